@@ -1,0 +1,47 @@
+"""Counters and gauges that any room may raise; `ops` exports them.
+
+A `Counters` belongs to one object (an agent, a gateway, a client's learner thread) and is written by one thread. Readers
+take a `snapshot`, which is a copy. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Named integers that only grow, and named gauges that may take any value."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._gauges: dict[str, float] = {}
+
+    def add(self, name: str, amount: int = 1) -> None:
+        """Adds `amount` (not negative) to the counter `name`."""
+        self._counts[name] = self._counts.get(name, 0) + amount
+
+    def get(self, name: str) -> int:
+        """The value of the counter `name`, 0 when it was never raised."""
+        return self._counts.get(name, 0)
+
+    def under(self, prefix: str) -> dict[str, int]:
+        """The counters below ``prefix.``, by the rest of their names."""
+        start = prefix + "."
+        return {name[len(start) :]: value for name, value in self._items() if name.startswith(start)}
+
+    def total(self, prefix: str) -> int:
+        """The sum of all counters below ``prefix.``."""
+        return sum(self.under(prefix).values())
+
+    def gauge(self, name: str, value: float) -> None:
+        """Sets the gauge `name`."""
+        self._gauges[name] = value
+
+    def snapshot(self) -> dict[str, float]:
+        """All counters and gauges by name, as a copy."""
+        return {**dict(self._items()), **self._gauges.copy()}
+
+    def _items(self) -> Iterator[tuple[str, int]]:
+        return iter(self._counts.copy().items())

@@ -1,0 +1,202 @@
+"""Every way this library can fail, drawn once.
+
+::
+
+    RL4SysError
+    ├── ConfigError                 a key, a file or an argument is wrong (names the key and the nearest valid name)
+    ├── BadInput (ValueError)       the host handed the actor something that cannot be stored
+    │   ├── ObservationError        wrong shape or dtype, or not finite
+    │   ├── MaskError               wrong shape, or it forbids every action
+    │   ├── RewardError             missing at the end, not finite, or after the segment left
+    │   └── ActionError             an action of another agent, or one already stored
+    ├── Closed                      the object was closed before the call
+    ├── LearnerUnavailable          no learner within the timeout (names the stage that was reached)
+    ├── HandshakeRefused            the learner said no (names the field and both values)
+    ├── ClientFailed                this client's learner thread stopped on an exception
+    ├── TransportError              an address cannot be bound, dialled or parsed
+    │   └── AddressInUse
+    ├── ProtocolError               bytes that are not a message of ours (carries a `Refusal` code)
+    ├── WeightsError                a diff or a snapshot that does not fit or does not verify
+    ├── WorkerDied                  a thread of ours ended with an exception
+    └── RunDirectoryError           the run directory cannot be written
+
+Errors carry their numbers as attributes and say in one line what to do. Foreign exceptions stop at our border: they are
+the ``__cause__`` of one of these.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = [
+    "ActionError",
+    "AddressInUse",
+    "BadInput",
+    "ClientFailed",
+    "Closed",
+    "ConfigError",
+    "HandshakeRefused",
+    "LearnerUnavailable",
+    "MaskError",
+    "ObservationError",
+    "ProtocolError",
+    "RL4SysError",
+    "Refusal",
+    "RewardError",
+    "RunDirectoryError",
+    "TransportError",
+    "WeightsError",
+    "WorkerDied",
+]
+
+
+class RL4SysError(Exception):
+    """The root of the tree: catch this to catch everything of ours."""
+
+
+class ConfigError(RL4SysError):
+    """A configuration key, file or argument is wrong.
+
+    Attributes:
+        key: the offending key as the user wrote it, dotted when nested; empty when the file itself is the problem.
+        source: the file or the object that it was read from.
+    """
+
+    def __init__(self, message: str, *, key: str = "", source: str = "") -> None:
+        self.key = key
+        self.source = source
+        super().__init__(f"{source}: {message}" if source else message)
+
+
+class BadInput(RL4SysError, ValueError):
+    """The host handed the actor something that cannot be used; nothing was stored."""
+
+
+class ObservationError(BadInput):
+    """An observation has the wrong shape or dtype, or is not finite."""
+
+
+class MaskError(BadInput):
+    """An action mask has the wrong shape, or forbids every action."""
+
+
+class RewardError(BadInput):
+    """A reward is missing, not finite, or came after its segment had left."""
+
+
+class ActionError(BadInput):
+    """An action belongs to another agent, or is already stored in a trajectory."""
+
+
+class Closed(RL4SysError):
+    """The object was closed before this call."""
+
+
+class LearnerUnavailable(RL4SysError):
+    """No learner answered in time.
+
+    Attributes:
+        address: the address that was dialled.
+        stage: what was being waited for when the time ran out.
+        timeout_s: the time that was allowed, in seconds.
+    """
+
+    def __init__(self, address: str, stage: str, timeout_s: float, hint: str = "") -> None:
+        self.address = address
+        self.stage = stage
+        self.timeout_s = timeout_s
+        tail = f"; {hint}" if hint else ""
+        super().__init__(f"no learner at {address} within {timeout_s:g} s (waiting for {stage}){tail}")
+
+
+class HandshakeRefused(RL4SysError):
+    """The learner refused this actor.
+
+    Attributes:
+        code: the refusal code.
+        field: the configuration field that differs, when one does.
+    """
+
+    def __init__(self, code: Refusal, reason: str, field: str = "") -> None:
+        self.code = code
+        self.field = field
+        super().__init__(f"the learner refused this actor ({code.value}): {reason}")
+
+
+class ClientFailed(RL4SysError):
+    """The learner thread of this client stopped on an exception; other clients go on.
+
+    Attributes:
+        client_id: the client that failed.
+        error: the exception as the learner reported it, in one line.
+    """
+
+    def __init__(self, client_id: str, error: str) -> None:
+        self.client_id = client_id
+        self.error = error
+        super().__init__(f"client {client_id!r} failed on the learner: {error}; restart it with Learner.restart({client_id!r})")
+
+
+class TransportError(RL4SysError):
+    """An address cannot be parsed, bound or dialled."""
+
+
+class AddressInUse(TransportError):
+    """Another process (or another socket of this one) already binds this address."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        super().__init__(f"{address} is already in use; stop the process that holds it or choose another port (0 picks a free one)")
+
+
+class Refusal(StrEnum):
+    """Why a message or an item was refused. Each is a counter on the side that refuses."""
+
+    FRAMES = "frames"  # no frames, or more than the limit
+    TOO_LARGE = "too_large"  # a frame, a message or a length over its limit
+    MAGIC = "magic"  # the prefix does not start with ours
+    VERSION = "version"  # another major version of the protocol
+    FEATURE = "feature"  # a must-understand flag that this side does not know
+    KIND = "kind"  # an unknown message kind
+    CHECKSUM = "checksum"  # the bytes are not those that were sent
+    MALFORMED = "malformed"  # the header is not the map that this kind requires
+    DTYPE = "dtype"  # a column dtype outside the allow-list
+    SHAPE = "shape"  # dimensions that are negative, too many, or do not match the bytes
+    SPEC = "spec"  # columns that do not fit the client's spaces
+    RANGE = "range"  # a number outside its range
+    DIRECTION = "direction"  # a message that only the other side may send
+    NO_SESSION = "no_session"  # data before a handshake: say HELLO again
+    FENCED = "fenced"  # an incarnation older than the one on record
+    CONFLICT = "conflict"  # two live incarnations of one actor
+    GAP = "gap"  # a sequence number beyond the mark
+    MISMATCH = "mismatch"  # a configuration field that differs from the learner's
+    CONFIG = "config"  # a configuration that the learner cannot use
+    QUOTA = "quota"  # more than the session's limits allow
+    POLICY = "policy"  # a policy version that this learner never published
+    FAILED = "failed"  # the client's learner thread has stopped
+    CLOSING = "closing"  # the learner is shutting down
+
+
+class ProtocolError(RL4SysError):
+    """Bytes that are not a valid message.
+
+    Attributes:
+        code: which rule they break.
+    """
+
+    def __init__(self, code: Refusal, detail: str) -> None:
+        self.code = code
+        self.detail = detail
+        super().__init__(f"{code.value}: {detail}")
+
+
+class WeightsError(RL4SysError):
+    """A diff or a snapshot does not fit the policy, or its digest does not verify."""
+
+
+class WorkerDied(RL4SysError):
+    """A thread of ours ended with an exception (its ``__cause__``)."""
+
+
+class RunDirectoryError(RL4SysError):
+    """The run directory cannot be created or written."""

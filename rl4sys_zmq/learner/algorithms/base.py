@@ -1,0 +1,69 @@
+"""What a learner thread asks of an algorithm, and nothing more.
+
+An algorithm is a function of the segments it has observed: it does no I/O, starts no thread, logs nothing, counts no
+versions and touches no global random state. The learner thread owns it, calls it from one thread only, and does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.values import PolicySpec, Segment
+
+__all__ = ["Algorithm"]
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """A learning rule for one policy.
+
+    The life of an algorithm in its learner thread::
+
+        algorithm.observe(segment)               # for each segment that is fresh enough
+        while (metrics := algorithm.update()) is not None:
+            ...                                  # each return is one update; every n-th is published
+
+    Attributes:
+        kind: ``"onpolicy"`` (a segment is used up by the next update) or ``"offpolicy"`` (it lives on in a replay; it
+            counts as trained once `observe` has returned).
+        rollout_length: at most how many steps an actor should put into one segment.
+        publish_every_updates: how many updates make a version, unless the configuration says otherwise.
+    """
+
+    kind: ClassVar[str]
+    rollout_length: int
+    publish_every_updates: int
+
+    def spec(self) -> PolicySpec:
+        """The policy that actors must build. Fixed for the life of the algorithm."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Takes one segment.
+
+        Args:
+            segment: checked against the spaces and finite.
+            correct: the segment is older than ``max_policy_lag`` and is to be corrected by importance weights rather
+                than taken at face value (``on_lag: correct``).
+        """
+
+    def update(self) -> Mapping[str, float] | None:
+        """Does one update if there is enough data, and returns its metrics by TensorBoard tag; None when there is not.
+
+        An on-policy update uses all segments observed since the last one.
+        """
+
+    def demand(self) -> int:
+        """How many more steps it can use before its next version: what actors may collect now. Never negative."""
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the tensors that ``spec().tensors`` names, as they are after the last update."""
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on as if nothing had happened: tensors, optimizer, random state, replay, schedules."""
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a `state` of an algorithm with the same parameters."""

@@ -1,0 +1,129 @@
+"""Messages to frames and back: pure functions, checked field by field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from types import UnionType
+from typing import Any, cast, get_args, get_type_hints
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.wire.messages import Frame, Message
+from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.values import pack_header, unpack_header
+
+__all__ = ["decode", "encode"]
+
+_IN_PREFIX = ("first_seq", "count")
+"""Fields of Submit that live in the prefix, where a router may read them without touching the header."""
+
+_U64 = 1 << 64
+Checker = Callable[[Any], bool]
+
+_CHECKERS: dict[object, Checker] = {
+    int: lambda v: type(v) is int and 0 <= v < _U64,
+    float: lambda v: type(v) in (int, float) and math.isfinite(v),
+    bool: lambda v: type(v) is bool,
+    str: lambda v: type(v) is str,
+    bytes: lambda v: type(v) is bytes and len(v) <= 64,
+    list[Any]: lambda v: type(v) is list,
+    dict[str, Any]: lambda v: type(v) is dict,
+}
+_SIGNED = {"max_policy_lag"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    check: Checker
+    required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How one kind of message is laid out, derived from its dataclass once."""
+
+    cls: type[Any]
+    header: tuple[_Field, ...]
+    sequenced: bool
+    body: bool
+
+
+def _shape(cls: type[Any]) -> _Shape:
+    hints = get_type_hints(cls)
+    names = [f.name for f in fields(cls)]
+    sequenced = "first_seq" in names and "count" in names
+    header = []
+    for f in fields(cls):
+        if f.name == "body" or (sequenced and f.name in _IN_PREFIX):
+            continue
+        check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
+        header.append(_Field(f.name, check, f.default is MISSING and f.default_factory is MISSING))
+    return _Shape(cls, tuple(header), sequenced, "body" in names)
+
+
+_SHAPES: dict[int, _Shape] = {cls.KIND: _shape(cls) for cls in get_args(cast(UnionType, Message))}
+
+
+def encode(message: Message) -> list[Frame]:
+    """The frames of a message: prefix and header, then the body.
+
+    Raises:
+        ProtocolError: when a field holds what cannot travel.
+    """
+    shape = _SHAPES[message.KIND]
+    header = pack_header({f.name: getattr(message, f.name) for f in shape.header})
+    body: tuple[Frame, ...] = message.body if shape.body else ()  # type: ignore[union-attr]
+    seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
+    size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
+    prefix = Prefix(message.KIND, len(body), len(header), size, seq, count)
+    return [prefix.join(header, body), *body]
+
+
+def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32) -> Message:
+    """Reads a message from bytes that nobody vouches for.
+
+    Args:
+        frames: all frames of the message.
+        max_bytes: a longer message is refused before anything is read.
+
+    Raises:
+        ProtocolError: with the code of the first rule that is broken; no other exception.
+    """
+    if not frames:
+        raise ProtocolError(Refusal.FRAMES, "a message without frames")
+    total = sum(len(f) for f in frames)
+    if total > max_bytes:
+        raise ProtocolError(Refusal.TOO_LARGE, f"a message of {total} bytes; the limit is {max_bytes}")
+    prefix = Prefix.unpack(frames)
+    shape = _SHAPES.get(prefix.kind)
+    if shape is None:
+        raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is unknown here")
+    if not shape.body and len(frames) > 1:
+        raise ProtocolError(Refusal.FRAMES, f"{shape.cls.__name__} carries no body, {len(frames) - 1} frames came with it")
+    values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:]), prefix.minor)
+    if shape.sequenced:
+        values.update(first_seq=prefix.seq, count=prefix.count)
+    if shape.body:
+        values["body"] = tuple(frames[1:])
+    return cast(Message, shape.cls(**values))
+
+
+def _fields(shape: _Shape, header: Any, minor: int) -> dict[str, Any]:
+    if type(header) is not dict:
+        raise ProtocolError(Refusal.MALFORMED, f"the header of {shape.cls.__name__} is not a map")
+    values: dict[str, Any] = {}
+    for f in shape.header:
+        if f.name not in header:
+            if f.required:
+                raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} without {f.name!r}")
+            continue
+        value = header[f.name]
+        if not f.check(value):
+            raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
+        values[f.name] = value
+    if len(values) != len(header) and minor <= MINOR:
+        unknown = sorted(set(header) - {f.name for f in shape.header})
+        raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__} with the unknown key {unknown[0]!r:.80}")
+    return values

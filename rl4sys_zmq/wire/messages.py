@@ -1,0 +1,422 @@
+"""Every message, as a value: a closed union, so that the type checker finds a forgotten one.
+
+Three conversations use them: actor to learner and back (DEALER and ROUTER), learner to all actors (PUB), and between the
+gateway and a learner thread (PUSH to PULL, both ways). A field named ``body`` travels as frames of its own; all other fields
+travel in the msgpack header. Sequence numbers count segments of one actor's stream, from 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+__all__ = [
+    "Ack",
+    "Assign",
+    "Beacon",
+    "Bye",
+    "Deliver",
+    "Demand",
+    "Disposed",
+    "Failed",
+    "Fetch",
+    "Frame",
+    "Heartbeat",
+    "Hello",
+    "Message",
+    "Metrics",
+    "Published",
+    "Ready",
+    "Refused",
+    "Status",
+    "StatusRequest",
+    "Stop",
+    "Submit",
+    "Verdict",
+    "Weights",
+    "Welcome",
+]
+
+Frame = bytes | memoryview
+Document = dict[str, Any]
+"""A tree of JSON values (and numpy arrays); checked where it is used."""
+
+
+class Verdict:
+    """What became of a segment that was accepted or looked at; each is a counter on both sides."""
+
+    TRAINED = "trained"
+    STALE = "stale"
+    QUARANTINED = "quarantined"
+    REFUSED = "refused"
+    DUPLICATE = "duplicate"
+    ALL = (TRAINED, STALE, QUARANTINED, REFUSED, DUPLICATE)
+
+
+# ---- actor to learner
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens or re-opens a session. Fields left empty mean: whatever the learner has.
+
+    Attributes:
+        client_id: the policy and its learner.
+        actor_id: this process.
+        incarnation: grows with each start of this actor; a lower one is fenced off.
+        first_seq: the lowest sequence number that the actor still holds.
+        held_generation: the generation of the policy it acts with; 0 for none.
+        held_version: the version of that policy.
+        algorithm_name: or empty.
+        algorithm_parameters: as the user wrote them.
+        algorithm_type: ``onpolicy``, ``offpolicy`` or empty.
+        observation_space: JSON form, or empty.
+        action_space: JSON form, or empty.
+        submits: False for an evaluating actor, which only takes weights.
+        library: name and version, for people.
+    """
+
+    KIND: ClassVar[int] = 1
+    client_id: str
+    actor_id: str
+    incarnation: int
+    first_seq: int
+    held_generation: int
+    held_version: int
+    algorithm_name: str = ""
+    algorithm_parameters: Document = field(default_factory=dict)
+    algorithm_type: str = ""
+    observation_space: Document = field(default_factory=dict)
+    action_space: Document = field(default_factory=dict)
+    submits: bool = True
+    library: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Segments `first_seq`, `first_seq` + 1, ... of this actor's stream.
+
+    Attributes:
+        first_seq: the sequence number of the first (in the prefix).
+        count: how many there are (in the prefix).
+        want_steps: as in `Heartbeat`.
+        segments: their headers (`rl4sys_zmq.wire.segments`).
+        body: their columns.
+    """
+
+    KIND: ClassVar[int] = 2
+    first_seq: int
+    count: int
+    want_steps: int
+    segments: list[Any]
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """I am alive, and would like to have submitted `want_steps` steps in all (in the units of `Ack.credit_steps`)."""
+
+    KIND: ClassVar[int] = 3
+    want_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Asks for the current weights; what is held lets the learner answer with diffs."""
+
+    KIND: ClassVar[int] = 4
+    held_generation: int
+    held_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Asks for the learner's status; needs no session."""
+
+    KIND: ClassVar[int] = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """This incarnation sends nothing more."""
+
+    KIND: ClassVar[int] = 6
+
+
+# ---- learner to actor
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """Answers `Hello`.
+
+    Attributes:
+        policy_id: 8 bytes: with a kind byte before it, the topic of this client on the PUB.
+        generation: of the learner's policy.
+        version: its current version.
+        digest: of that version's flat bytes.
+        spec: the policy (`rl4sys_zmq.wire.specs`).
+        pub: URI of the PUB; a ``*`` as the host means the host that was dialled.
+        received: the next sequence number expected.
+        durable: everything below may be forgotten by the actor.
+        accepted_steps: the steps accepted in this stream so far: where `Ack.credit_steps` counts from.
+        algorithm_name: of the client.
+        rollout_length: at most how many steps to put into a segment, unless the actor is configured otherwise.
+        max_policy_lag: segments that lag by more versions are not trained as they are; -1 for no limit.
+        on_lag: ``drop`` or ``correct``.
+        max_message_bytes: a longer message is refused.
+        max_segment_steps: a longer segment is refused.
+        heartbeat_s: the longest silence that either side should keep, in seconds.
+    """
+
+    KIND: ClassVar[int] = 17
+    policy_id: bytes
+    generation: int
+    version: int
+    digest: int
+    spec: Document
+    pub: str
+    received: int
+    durable: int
+    accepted_steps: int
+    algorithm_name: str
+    rollout_length: int
+    max_policy_lag: int
+    on_lag: str
+    max_message_bytes: int
+    max_segment_steps: int
+    heartbeat_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Cumulative marks and the credit, for one stream.
+
+    Attributes:
+        received: the next sequence number expected; all below have been accepted.
+        durable: all below are in the ledger.
+        trained: all below have been disposed of.
+        checkpointed: all below are covered by a checkpoint.
+        credit_steps: a segment may leave while the steps accepted and in flight are fewer than this.
+        credit_items: the first sequence number that may not leave yet.
+        min_version: the least version to start a segment with (within the current generation).
+        verdicts: how many segments of this stream met each verdict.
+    """
+
+    KIND: ClassVar[int] = 18
+    received: int
+    durable: int
+    trained: int
+    checkpointed: int
+    credit_steps: int
+    credit_items: int
+    min_version: int
+    verdicts: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A message (or a handshake) is refused.
+
+    Attributes:
+        code: a `Refusal`.
+        field: the configuration field that differs, or empty.
+        reason: one line for a person, with the numbers.
+        expected_seq: with code ``gap``: what to send next.
+    """
+
+    KIND: ClassVar[int] = 19
+    code: str
+    field: str
+    reason: str
+    expected_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Answers `Fetch`: updates to apply in order; pairs of frames (weights header, payload)."""
+
+    KIND: ClassVar[int] = 20
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Answers `StatusRequest`."""
+
+    KIND: ClassVar[int] = 21
+    report: Document
+
+
+@dataclass(frozen=True, slots=True)
+class Beacon:
+    """The state of one policy, sent on the PUB each second: the loss of the last message is invisible otherwise."""
+
+    KIND: ClassVar[int] = 22
+    generation: int
+    version: int
+    digest: int
+
+
+# ---- gateway to learner thread
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The first message to a learner thread: which client it serves, and how.
+
+    Attributes:
+        generation: of all versions that it will publish.
+        algorithm_name: a registered name.
+        parameters: of the algorithm.
+        observation_space: JSON form.
+        action_space: JSON form.
+        seed: of the algorithm.
+        max_policy_lag: or -1.
+        on_lag: ``drop`` or ``correct``.
+        pacing_lag: how many batches actors may collect ahead.
+        publish_every_updates: or 0 for the algorithm's own.
+        max_parameters: a larger policy is refused.
+    """
+
+    KIND: ClassVar[int] = 32
+    client_id: str
+    policy_id: bytes
+    generation: int
+    algorithm_name: str
+    parameters: Document
+    observation_space: Document
+    action_space: Document
+    seed: int
+    max_policy_lag: int
+    on_lag: str
+    pacing_lag: float
+    publish_every_updates: int
+    max_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Segments accepted from one actor: the frames of its `Submit`, as they came.
+
+    Attributes:
+        actor_id: whose.
+        incarnation: which life of it.
+        skip: how many of the message's first segments were delivered before.
+        body: the frames of the `Submit`.
+    """
+
+    KIND: ClassVar[int] = 33
+    actor_id: str
+    incarnation: int
+    skip: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish what is in hand, then end."""
+
+    KIND: ClassVar[int] = 34
+
+
+# ---- learner thread to gateway
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The algorithm is built. The first `Published` (version 0) follows."""
+
+    KIND: ClassVar[int] = 48
+    spec: Document
+    kind: str
+    rollout_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A new version.
+
+    Attributes:
+        version: 0 first, then one more each time.
+        digest: xxh3-64 of the flat bytes.
+        body: weights header and payload of the snapshot; then, from version 1 on, header and payload of the diff.
+    """
+
+    KIND: ClassVar[int] = 49
+    version: int
+    digest: int
+    body: tuple[Frame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Disposed:
+    """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`."""
+
+    KIND: ClassVar[int] = 50
+    actor_id: str
+    incarnation: int
+    ranges: list[Any]
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """How many steps this learner thread can take in all since its start, and the least version to collect them with."""
+
+    KIND: ClassVar[int] = 51
+    steps: int
+    min_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The learner thread stops on this exception."""
+
+    KIND: ClassVar[int] = 52
+    error: str
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Scalars for people.
+
+    Attributes:
+        step: environment steps trained on or stored so far: the x-axis.
+        update: updates so far.
+        scalars: by TensorBoard tag.
+        episodes: ``[step, return, length]`` of each episode that ended since the last message.
+    """
+
+    KIND: ClassVar[int] = 53
+    step: int
+    update: int
+    scalars: Document
+    episodes: list[Any]
+
+
+Message = (
+    Hello
+    | Submit
+    | Heartbeat
+    | Fetch
+    | StatusRequest
+    | Bye
+    | Welcome
+    | Ack
+    | Refused
+    | Weights
+    | Status
+    | Beacon
+    | Assign
+    | Deliver
+    | Stop
+    | Ready
+    | Published
+    | Disposed
+    | Demand
+    | Failed
+    | Metrics
+)

@@ -1,0 +1,74 @@
+"""Policy specs as header documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.values import PolicySpec, TensorSpec, space_from, space_to_json
+
+__all__ = ["spec_from_document", "spec_to_document"]
+
+_KEYS = {
+    "observation_space": dict,
+    "action_space": dict,
+    "head": str,
+    "hidden_sizes": list,
+    "activation": str,
+    "normalise_observations": bool,
+    "squash": str,
+    "kind": str,
+    "tensors": list,
+}
+
+
+def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
+    """The form in which a policy spec travels."""
+    return {
+        "observation_space": space_to_json(spec.observation_space),
+        "action_space": space_to_json(spec.action_space),
+        "head": spec.head,
+        "hidden_sizes": list(spec.hidden_sizes),
+        "activation": spec.activation,
+        "normalise_observations": spec.normalise_observations,
+        "squash": spec.squash,
+        "kind": spec.kind,
+        "tensors": [[t.name, list(t.shape)] for t in spec.tensors],
+    }
+
+
+def spec_from_document(form: dict[str, Any]) -> PolicySpec:
+    """Reads `spec_to_document`'s form.
+
+    Raises:
+        ProtocolError: when it is not exactly that form, or describes no valid policy.
+    """
+    if set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
+        raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
+    try:
+        tensors = tuple(TensorSpec(_string(name), _sizes(shape)) for name, shape in form["tensors"])
+        return PolicySpec(
+            space_from(form["observation_space"]),
+            space_from(form["action_space"]),
+            form["head"],
+            _sizes(form["hidden_sizes"]),
+            form["activation"],
+            form["normalise_observations"],
+            form["squash"],
+            form["kind"],
+            tensors,
+        )
+    except (ConfigError, TypeError, ValueError) as exc:
+        raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc
+
+
+def _string(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{value!r} is not a name")
+    return value
+
+
+def _sizes(value: object) -> tuple[int, ...]:
+    if type(value) is not list or any(type(n) is not int or n < 1 for n in value):
+        raise TypeError(f"{value!r} are not sizes")
+    return tuple(value)

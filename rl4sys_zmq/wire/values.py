@@ -1,0 +1,122 @@
+"""Header values as msgpack, written with msgpack-numpy's array form and read by a strict decoder of our own.
+
+msgpack-numpy's own decoder is never called: it unpickles object arrays and builds dtypes out of the sender's bytes. Here an
+array is a map with the keys ``nd, type, kind, shape, data``; anything that is not exactly that is refused.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import msgpack
+import msgpack_numpy
+import numpy as np
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.values import DTYPES
+
+__all__ = ["MAX_HEADER_BYTES", "pack_header", "unpack_header"]
+
+MAX_HEADER_BYTES = 1 << 20
+MAX_DEPTH = 16
+MAX_STRING = 16_384
+MAX_ITEMS = 65_536
+MAX_DIMENSIONS = 8
+_ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
+_SCALAR_KEYS = {b"nd", b"type", b"data"}
+
+
+def pack_header(value: object) -> bytes:
+    """Writes a tree of None, booleans, numbers, strings, bytes, lists, maps with string keys and numpy values.
+
+    Raises:
+        ProtocolError: for anything else; object and structured arrays are refused before msgpack-numpy could pickle them.
+    """
+    try:
+        packed: bytes = msgpack.packb(value, default=_encode, use_bin_type=True)
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise ProtocolError(Refusal.MALFORMED, f"not a value that can travel: {exc}") from exc
+    if len(packed) > MAX_HEADER_BYTES:
+        raise ProtocolError(Refusal.TOO_LARGE, f"a header of {len(packed)} bytes; the limit is {MAX_HEADER_BYTES}")
+    return packed
+
+
+def unpack_header(data: bytes | memoryview) -> Any:
+    """Reads what `pack_header` wrote, from bytes that nobody vouches for.
+
+    Raises:
+        ProtocolError: for any bytes that are not exactly one such value.
+    """
+    if len(data) > MAX_HEADER_BYTES:
+        raise ProtocolError(Refusal.TOO_LARGE, f"a header of {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
+    try:
+        value = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=MAX_STRING,
+            max_bin_len=len(data),
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
+            object_pairs_hook=_pairs,
+        )
+    except ProtocolError:
+        raise
+    except Exception as exc:  # msgpack raises ValueError, StackError, ExtraData, UnicodeDecodeError, TypeError
+        raise ProtocolError(Refusal.MALFORMED, f"not a msgpack value: {type(exc).__name__}") from exc
+    return _decode(value, 0)
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.str not in DTYPES:
+            raise ProtocolError(Refusal.DTYPE, f"an array of dtype {value.dtype} cannot travel")
+        return msgpack_numpy.encode(value)
+    raise TypeError(f"a value of type {type(value).__name__}")
+
+
+def _pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ProtocolError(Refusal.MALFORMED, "a map with one key twice")
+    return out
+
+
+def _decode(value: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ProtocolError(Refusal.MALFORMED, f"nested deeper than {MAX_DEPTH}")
+    kind = type(value)
+    if kind is list:
+        return [_decode(v, depth + 1) for v in value]
+    if kind is dict:
+        if b"nd" in value:
+            return _array(value)
+        for key in value:
+            if type(key) is not str:
+                raise ProtocolError(Refusal.MALFORMED, "a map key that is not a string")
+        return {k: _decode(v, depth + 1) for k, v in value.items()}
+    if value is None or kind in (bool, int, float, str, bytes):
+        return value
+    raise ProtocolError(Refusal.MALFORMED, f"a value of type {kind.__name__}")
+
+
+def _array(form: dict[Any, Any]) -> Any:
+    """An array or a scalar in msgpack-numpy's form; the dtype is looked up, never built from the sender's words."""
+    dtype, data = form.get(b"type"), form.get(b"data")
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise ProtocolError(Refusal.DTYPE, f"an array of dtype {dtype!r:.60}")
+    itemsize = np.dtype(dtype).itemsize
+    if form[b"nd"] is False and set(form) == _SCALAR_KEYS:
+        if type(data) is not bytes or len(data) != itemsize:
+            raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
+        return np.frombuffer(data, dtype=dtype)[0]
+    if form[b"nd"] is not True or set(form) != _ARRAY_KEYS or form[b"kind"] != b"":
+        raise ProtocolError(Refusal.MALFORMED, "not an array of ours")
+    shape = form[b"shape"]
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60}")
+    if type(data) is not bytes or prod(shape) * itemsize != len(data):
+        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
+    return np.frombuffer(data, dtype=dtype).reshape(shape)

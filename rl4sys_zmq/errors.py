@@ -191,7 +191,16 @@ class ProtocolError(RL4SysError):
 
 
 class WeightsError(RL4SysError):
-    """A diff or a snapshot does not fit the policy, or its digest does not verify."""
+    """A diff or a snapshot does not fit the policy, or its digest does not verify.
+
+    Attributes:
+        reason: ``payload`` (damaged or malformed bytes), ``size`` (of another policy's size), ``gap`` (not from the version
+            that is held), ``digest`` (the result is not the learner's state) or ``finite`` (infinities or NaN).
+    """
+
+    def __init__(self, message: str, *, reason: str = "payload") -> None:
+        self.reason = reason
+        super().__init__(message)
 
 
 class WorkerDied(RL4SysError):

@@ -1,0 +1,14 @@
+"""The learner: one gateway thread, one learner thread per client, one recorder.
+
+- `Learner`: start it, ask it, close it. `LearnerConfig`: what it is told.
+- `Algorithm`, `register_algorithm`: bring your own learning rule.
+
+`gateway` owns the network sockets; `thread` runs an algorithm behind a pipeline; `client` is what the gateway knows of a
+client; `admission` decides who may join; `publisher` keeps recent weights; `recorder` writes the run directory.
+"""
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.learner.algorithms import Algorithm, register_algorithm
+from rl4sys_zmq.learner.learner import Learner
+
+__all__ = ["Algorithm", "Learner", "LearnerConfig", "register_algorithm"]

@@ -1,0 +1,65 @@
+"""How it travels: frames over tcp, ipc or inproc. The URI scheme chooses the backend, everything else is equal.
+
+- `Address`: where, as a value, parsed and checked once.
+- `router`, `dealer`; `xpub`, `sub`; `push`, `pull`: a `Socket` by role, with every option set before it binds or dials.
+- `Socket`: `send` (`Sent.OK`, `FULL` or `GONE`) and `recv` (a list of frames or None). It never blocks, knows its thread, and
+  never looks inside a frame.
+- `Poller`: waits on sockets and descriptors; `Wakeup`: how another thread ends that wait.
+- `context`, `open_sockets`: the one ZeroMQ context of the process, and how many sockets are open in it.
+
+A socket that must survive its peer's restart belongs on tcp or ipc: a dialling inproc socket never finds a name that was
+bound again.
+"""
+
+from rl4sys_zmq.transports.address import Address
+from rl4sys_zmq.transports.context import context, open_sockets
+from rl4sys_zmq.transports.roles import (
+    MAX_FRAME_BYTES,
+    ROUTER_MAX_FRAME_BYTES,
+    Secure,
+    dealer,
+    pull,
+    push,
+    read_subscription,
+    router,
+    sub,
+    xpub,
+)
+from rl4sys_zmq.transports.sockets import (
+    LARGE_FRAME_BYTES,
+    MAX_FRAMES,
+    Frame,
+    Frames,
+    HasFileno,
+    Poller,
+    Sent,
+    Socket,
+    TooManyFrames,
+)
+from rl4sys_zmq.transports.wakeup import Wakeup
+
+__all__ = [
+    "LARGE_FRAME_BYTES",
+    "MAX_FRAMES",
+    "MAX_FRAME_BYTES",
+    "ROUTER_MAX_FRAME_BYTES",
+    "Address",
+    "Frame",
+    "Frames",
+    "HasFileno",
+    "Poller",
+    "Secure",
+    "Sent",
+    "Socket",
+    "TooManyFrames",
+    "Wakeup",
+    "context",
+    "dealer",
+    "open_sockets",
+    "pull",
+    "push",
+    "read_subscription",
+    "router",
+    "sub",
+    "xpub",
+]

@@ -29,7 +29,10 @@ class Segment:
         terminated: the episode ended in a terminal state with the last step.
         truncated: the episode was ended from outside after the last step. Neither is set when the segment was merely
             cut; never both.
-        episode_return: the undiscounted sum of the whole episode's rewards, on its last segment, else None.
+        capped: the episode goes on, but has filled the actor's ``max_traj_length`` (once more) with this segment: whoever
+            counts trajectories counts one. Never set when `ended`.
+        episode_return: the undiscounted sum of the whole episode's rewards, on its last segment; None on others, and when a
+            part of the episode was dropped before it could leave.
         episode_length: the whole episode's number of steps, on its last segment, else None.
     """
 
@@ -44,6 +47,7 @@ class Segment:
     segment_index: int
     terminated: bool
     truncated: bool
+    capped: bool = False
     episode_return: float | None = None
     episode_length: int | None = None
 

@@ -5,7 +5,8 @@ bytes; a column of `LARGE_BYTES` or more is a frame of its own. A `Submit` holds
 header; its first body frame is their blobs joined, the further ones are their large columns in order. Where a column lies
 follows from the headers alone. What arrives is read as views, nothing is copied.
 
-The header of a segment is a list: generation, episode id, index, flags (1 terminated, 2 truncated), episode return or nil,
+The header of a segment is a list: generation, episode id, index, flags (1 terminated, 2 truncated, 4
+capped), episode return or nil,
 episode length or nil, steps, bytes of its blob, and its columns as ``[letter, dtype, dimensions]`` in the order ``o a r l v``
 and perhaps ``m``. A version column of one row stands for all steps.
 """
@@ -28,7 +29,7 @@ __all__ = ["LARGE_BYTES", "PackedSegment", "SegmentSchema", "action_dtype", "joi
 
 LARGE_BYTES = 1 << 16
 _ALIGN = 16
-_TERMINATED, _TRUNCATED = 1, 2
+_TERMINATED, _TRUNCATED, _CAPPED = 1, 2, 4
 _U64 = 1 << 64
 _LETTERS = ("o", "a", "r", "l", "v", "m")
 
@@ -114,7 +115,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
             padding = -data.nbytes % _ALIGN
             small.append(data.tobytes() + bytes(padding))
     blob = b"".join(small)
-    flags = _TERMINATED * segment.terminated | _TRUNCATED * segment.truncated
+    flags = _TERMINATED * segment.terminated | _TRUNCATED * segment.truncated | _CAPPED * segment.capped
     header = [
         segment.generation,
         segment.episode_id,
@@ -200,11 +201,12 @@ def _columns(header: list[Any], blob: memoryview, large: Iterator[Frame]) -> dic
 def _segment(header: list[Any], columns: dict[str, NDArray[Any]]) -> Segment | ProtocolError:
     generation, episode, index, flags, total, length, steps = header[:7]
     whole = (generation, episode, index, flags, steps)
-    if any(type(n) is not int or not 0 <= n < _U64 for n in whole) or flags not in (0, _TERMINATED, _TRUNCATED):
+    if any(type(n) is not int or not 0 <= n < _U64 for n in whole) or flags not in (0, _TERMINATED, _TRUNCATED, _CAPPED):
         return ProtocolError(Refusal.RANGE, f"a segment with the numbers {whole!r:.120}")
-    if flags and (type(total) is not float or type(length) is not int or not steps <= length < _U64):
+    ended = flags in (_TERMINATED, _TRUNCATED)
+    if ended and (type(total) not in (float, type(None)) or type(length) is not int or not steps <= length < _U64):
         return ProtocolError(Refusal.RANGE, f"an ended episode of return {total!r:.40} and length {length!r:.40}")
-    if not flags and (total is not None or length is not None):
+    if not ended and (total is not None or length is not None):
         return ProtocolError(Refusal.RANGE, "a return or length on a segment that does not end its episode")
     if len(columns["a"]) != steps:
         return ProtocolError(Refusal.SHAPE, f"{len(columns['a'])} actions for {steps} steps")
@@ -223,6 +225,7 @@ def _segment(header: list[Any], columns: dict[str, NDArray[Any]]) -> Segment | P
         index,
         bool(flags & _TERMINATED),
         bool(flags & _TRUNCATED),
+        bool(flags & _CAPPED),
         total,
         length,
     )

@@ -1,0 +1,75 @@
+# Two commands on a fresh machine: `make demo` and `make test`. `make help` lists the rest.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The first Python that is new enough; the whole suite is tested on 3.11.
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+endif
+VENV := .venv
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+
+ENV ?= CartPole-v1
+ALGO ?= ppo
+SEED ?= 1
+
+DEFINED := setup.cfg pyproject.toml constraints.txt
+
+.PHONY: help venv venv-test venv-dev demo test check test-base bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.installed  ## a virtual environment with the package and the extras learner, gym, yaml
+
+# torch comes first and by itself: no other requirement can then choose its build.
+$(VENV)/.installed: $(DEFINED)
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml]'
+	@touch $@
+
+venv-test: $(VENV)/.installed-test  ## the same with the test extras
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml,test]'
+	@touch $@
+
+venv-dev: $(VENV)/.installed-dev  ## the same with ruff and mypy
+$(VENV)/.installed-dev: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml,test,dev]'
+	@touch $@
+
+demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner and two actor processes
+	$(VENV)/bin/rl4sys-learner demo --env $(ENV) --algorithm $(ALGO) --seed $(SEED)
+
+test: venv-test  ## the whole test suite
+	$(VENV)/bin/python -m pytest
+
+check: venv-dev  ## formatting, lint and types
+	scripts/check
+
+# What an actor installs, and its tests: no torch, no gymnasium. One environment for each Python, e.g. PYTHON=python3.12.
+BASE_TESTS = $(wildcard $(addprefix tests/,actor wire delivery transports weights values))
+
+test-base:  ## the actor's tests on the base install, with the Python that PYTHON= names
+	@venv=.venv-base-$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
+		&& $(MAKE) --no-print-directory $$venv/.installed PYTHON=$(PYTHON) \
+		&& $$venv/bin/python -m pytest $(BASE_TESTS)
+
+.venv-base-%/.installed: $(DEFINED)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install $(PIP_FLAGS) -e '.[test]'
+	@touch $@
+
+bench: $(VENV)/.installed-bench  ## every script in benchmarks/, each beside its baseline
+	@for script in $(wildcard benchmarks/[a-z]*.py); do \
+		echo "== $$script"; $(VENV)/bin/python "$$script" || exit 1; done
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml,sb3]'
+	@touch $@
+
+clean:  ## remove the environments, caches and build outputs; run directories stay
+	rm -rf .venv .venv-base-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""The policy seam: everything an agent asks of a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.policies.sampler import Sampler
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+
+__all__ = ["Action", "Policy", "PolicyFactory"]
+
+Action = np.int64 | NDArray[Any]
+"""One action: an int64 scalar for a discrete space, an array of the space's shape for a box."""
+
+
+class Policy(Protocol):
+    """How one version of a policy acts. Immutable: threads may share it, each with a `Sampler` of its own."""
+
+    @property
+    def snapshot(self) -> PolicySnapshot:
+        """The weights; the policy views their buffer."""
+
+    @property
+    def generation(self) -> int:
+        """The generation of the snapshot."""
+
+    @property
+    def version(self) -> int:
+        """The version of the snapshot."""
+
+    def act(
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """Chooses one action.
+
+        Args:
+            observation: ``[*obs]``, finite, of the space's shape; its dtype is cast to float32.
+            mask: ``[n]`` bool or 0/1, nonzero where an action is allowed; None allows all. Ignored by continuous policies.
+            rng: where the randomness comes from.
+            explore: False for the mode of the distribution instead of a sample.
+
+        Returns:
+            The raw action that is trained on (int64 scalar with the space's `start` added, or float32 ``[*shape]``), the
+            action for the environment (the same scalar, or an array of the space's dtype within its bounds), and the
+            log-probability of the raw action.
+
+        Raises:
+            MaskError: when `mask` forbids every action.
+        """
+
+    def act_batch(
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """Chooses ``N`` actions with one forward pass.
+
+        Args:
+            observations: ``[N, *obs]``.
+            masks: ``[N, n]`` or None, as in `act`.
+            rng: where the randomness comes from; the draws differ from those of ``N`` calls to `act`.
+            explore: as in `act`.
+
+        Returns:
+            Raw actions ``[N, *act]``, environment actions ``[N, *act]``, log-probabilities float32 ``[N]``.
+
+        Raises:
+            MaskError: when a row of `masks` forbids every action.
+        """
+
+
+PolicyFactory = Callable[[PolicySpec, PolicySnapshot], Policy]
+"""Builds a policy of a registered kind. It must not write to the snapshot."""

@@ -1,0 +1,143 @@
+"""The continuous head: a diagonal Gaussian whose raw sample is trained on and whose bounded form acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log, pi
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.policies.base import Action
+from rl4sys_zmq.actor.policies.network import Network, Tensors
+from rl4sys_zmq.actor.policies.sampler import Sampler
+from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
+
+__all__ = ["GaussianPolicy"]
+
+_Bounder = Callable[[NDArray[np.float32]], NDArray[Any]]
+
+_LIMITS = np.finfo(np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GaussianPolicy:
+    """Samples ``mean + exp(log_std) * noise`` in float32. See `Policy`; masks are ignored.
+
+    The log-probability is that of the rounded float32 sample, so that the learner finds the same number from the stored action
+    (Gaussian density: ``-0.5 * sum(((a - mean) / std)^2) - sum(log_std) - n / 2 * log(2 pi)``).
+    """
+
+    snapshot: PolicySnapshot
+    generation: int
+    version: int
+    _network: Network
+    _shape: tuple[int, ...] | None
+    _bound: _Bounder
+    _std: NDArray[np.float32]
+    _inverse_std: NDArray[np.float32]
+    _constant: float
+
+    @classmethod
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, tensors: Tensors) -> GaussianPolicy:
+        """The policy of `spec` over `tensors`, views of `snapshot`."""
+        space = spec.action_space
+        assert isinstance(space, BoxSpace)
+        log_std = tensors["log_std"].astype(np.float64)
+        # A standard deviation of 0 or infinity would make the log-probability NaN.
+        exponent = np.clip(log_std, np.log(_LIMITS.tiny), np.log(_LIMITS.max))
+        return cls(
+            snapshot=snapshot,
+            generation=snapshot.generation,
+            version=snapshot.version,
+            _network=Network.of(spec, tensors),
+            _shape=None if len(space.shape) == 1 else space.shape,
+            _bound=_bounder(space, spec.squash),
+            _std=np.exp(exponent).astype(np.float32),
+            _inverse_std=np.exp(-exponent).astype(np.float32),
+            _constant=-float(log_std.sum()) - 0.5 * space.size * log(2.0 * pi),
+        )
+
+    def act(
+        self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+    ) -> tuple[Action, Action, float]:
+        """See `Policy.act`."""
+        mean = self._network.single(observation)
+        log_prob = self._constant
+        raw = mean
+        if explore:
+            raw = self._std * rng.normals(len(mean))
+            np.add(raw, mean, raw)
+            z = raw - mean
+            np.multiply(z, self._inverse_std, z)
+            log_prob -= 0.5 * float(z.dot(z))
+        env = self._bound(raw)
+        if self._shape is not None:
+            return raw.reshape(self._shape), env.reshape(self._shape), log_prob
+        return raw, env, log_prob
+
+    def act_batch(
+        self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
+    ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32]]:
+        """See `Policy.act_batch`."""
+        mean = self._network.batch(observations)
+        count = len(mean)
+        log_probs = np.full(count, self._constant, dtype=np.float32)
+        raw = mean
+        if explore:
+            raw = self._std * rng.normals(mean.size).reshape(mean.shape)
+            np.add(raw, mean, raw)
+            z = raw - mean
+            np.multiply(z, self._inverse_std, z)
+            log_probs -= 0.5 * np.square(z, out=z).sum(axis=1)
+        env = self._bound(raw)
+        if self._shape is not None:
+            return raw.reshape(count, *self._shape), env.reshape(count, *self._shape), log_probs
+        return raw, env, log_probs
+
+
+@lru_cache(maxsize=64)
+def _bounder(space: BoxSpace, squash: str) -> _Bounder:
+    """What turns raw samples ``[..., n]`` into fresh environment actions of the space's dtype, within its bounds."""
+    dtype = np.dtype(space.dtype)
+    # Narrow types are worked out in float32, wide ones in float64, and rounded once at the end.
+    work = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        low: NDArray[Any] = _edge(space.low_array().ravel(), dtype).astype(work)
+        high: NDArray[Any] = _edge(space.high_array().ravel(), dtype).astype(work)
+        half, centre = high / 2 - low / 2, high / 2 + low / 2
+    whole = dtype.kind in "iub"
+    free = bool(np.all(low == -np.inf) and np.all(high == np.inf))
+
+    def bound(raw: NDArray[np.float32]) -> NDArray[Any]:
+        env: NDArray[Any] = raw.astype(work)
+        if squash == "tanh":
+            np.tanh(env, env)
+            np.multiply(env, half, env)
+            np.add(env, centre, env)
+        if whole:
+            np.rint(env, env)
+        if not free:
+            np.maximum(env, low, out=env)
+            np.minimum(env, high, out=env)
+        return env if work == dtype else env.astype(dtype)
+
+    return bound
+
+
+def _edge(bound: NDArray[np.float64], dtype: np.dtype[Any]) -> NDArray[np.float64]:
+    """A bound that the dtype can hold: an unbounded integer or half float is bounded by its type."""
+    if dtype in (np.float64, np.float32):
+        return bound
+    if dtype == np.float16:
+        limit = float(np.finfo(np.float16).max)
+        return np.clip(bound, -limit, limit).astype(np.float16).astype(np.float64)
+    if dtype.kind == "b":
+        return np.clip(bound, 0.0, 1.0)
+    info = np.iinfo(dtype)
+    # The largest 64-bit integers are not floats; the next float below is.
+    top = float(info.max) if dtype.itemsize < 8 else float(np.nextafter(float(info.max), 0.0))
+    return np.clip(bound, float(info.min), top)

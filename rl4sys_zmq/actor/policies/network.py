@@ -1,0 +1,158 @@
+"""The forward pass of an mlp policy, over views of a snapshot's buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.policies.activations import ACTIVATION_FUNCTIONS, Activation
+from rl4sys_zmq.errors import ObservationError
+from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
+
+__all__ = ["Network", "Tensors"]
+
+Tensors = dict[str, NDArray[np.float32]]
+
+_Step = Callable[[Any], NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Network:
+    """Observations in, the values of the output layer out. Built by `Network.of`.
+
+    A layer is the bound ``dot`` of its weight and its bias: ``ndarray.dot`` into a fresh array is the fastest product that
+    numpy has at this size (0.33 us for 64x8; ``@`` takes 0.64), and allocates nothing that threads would share.
+    """
+
+    _prepare: _Step | None
+    _hidden: tuple[tuple[_Step, NDArray[np.float32]], ...]
+    _output: _Step
+    _output_bias: NDArray[np.float32]
+    _prepare_batch: _Step
+    _first_batch: _Step | None
+    _weights: tuple[NDArray[np.float32], ...]
+    _activation: Activation
+
+    @classmethod
+    def of(cls, spec: PolicySpec, tensors: Tensors) -> Network:
+        """The network of an mlp `spec` over `tensors`, which it views."""
+        count = len(spec.hidden_sizes) + 1
+        weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
+        biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
+        steps: list[_Step] = [w.dot for w in weights]
+        lookup = isinstance(spec.observation_space, DiscreteSpace) and not spec.normalise_observations
+        if lookup:
+            steps[0] = _columns(weights[0])
+        return cls(
+            _prepare=_single_features(spec, tensors),
+            _hidden=tuple(zip(steps[:-1], biases[:-1], strict=True)),
+            _output=steps[-1],
+            _output_bias=biases[-1],
+            _prepare_batch=_batch_features(spec, tensors),
+            _first_batch=_columns(weights[0]) if lookup else None,
+            _weights=tuple(w.T for w in weights),
+            _activation=ACTIVATION_FUNCTIONS[spec.activation],
+        )
+
+    def single(self, observation: NDArray[Any]) -> NDArray[Any]:
+        """The outputs for one observation ``[*obs]``, a fresh array ``[outputs]``."""
+        h = observation if self._prepare is None else self._prepare(observation)
+        add = np.add
+        activation = self._activation
+        for dot, bias in self._hidden:
+            h = dot(h)
+            add(h, bias, h)
+            activation(h, h)
+        h = self._output(h)
+        add(h, self._output_bias, h)
+        return h
+
+    def batch(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """The outputs for observations ``[N, *obs]``, a fresh array ``[N, outputs]``."""
+        h = self._prepare_batch(observations)
+        last = len(self._weights) - 1
+        for index, weight in enumerate(self._weights):
+            h = self._first_batch(h) if index == 0 and self._first_batch is not None else h.dot(weight)
+            if index == last:
+                np.add(h, self._output_bias, h)
+            else:
+                np.add(h, self._hidden[index][1], h)
+                self._activation(h, h)
+        return h
+
+
+def _columns(weight: NDArray[np.float32]) -> _Step:
+    """The product of a one-hot vector with ``weight.T``: column `i` of `weight`, or rows ``[N, out]`` of its transpose."""
+    table = weight.T
+
+    def columns(index: Any) -> NDArray[Any]:
+        # take copies: the bias is added in place, and the snapshot must not change.
+        rows: NDArray[Any] = table.take(index, axis=0)
+        return rows
+
+    return columns
+
+
+def _single_features(spec: PolicySpec, tensors: Tensors) -> _Step | None:
+    """What turns an observation into the input of the first layer; None when it already is that."""
+    space = spec.observation_space
+    normalise = _normaliser(tensors) if spec.normalise_observations else None
+    if isinstance(space, DiscreteSpace):
+        batch = _batch_features(spec, tensors)
+        return lambda observation: batch(np.asarray(observation).reshape(1))[0]
+    if normalise is None:
+        return None if len(space.shape) == 1 and space.dtype == "<f4" else _flat
+    return lambda observation: normalise(_flat(observation))
+
+
+def _batch_features(spec: PolicySpec, tensors: Tensors) -> _Step:
+    """What turns observations ``[N, *obs]`` into float32 ``[N, width]``, or into indices ``[N]`` for the column lookup."""
+    space, width = spec.observation_space, feature_size(spec.observation_space)
+    normalise = _normaliser(tensors) if spec.normalise_observations else None
+    if isinstance(space, DiscreteSpace):
+        to_index = _indexer(space)
+        if normalise is None:
+            return to_index
+        # Only n different observations exist: normalise all of them once.
+        table = normalise(np.eye(width, dtype=np.float32))
+        return lambda observations: table[to_index(observations)]
+
+    def flat(observations: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(observations, dtype=np.float32).reshape(len(observations), width)
+
+    return flat if normalise is None else lambda observations: normalise(flat(observations))
+
+
+def _flat(observation: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(observation, dtype=np.float32).reshape(-1)
+
+
+def _normaliser(tensors: Tensors) -> _Step:
+    mean, scale = tensors["obs_mean"], tensors["obs_scale"]
+    high = np.full((), PolicySpec.OBS_CLIP, dtype=np.float32)
+    low = -high
+
+    def normalise(features: NDArray[Any]) -> NDArray[Any]:
+        h = features - mean
+        np.multiply(h, scale, h)
+        np.maximum(h, low, out=h)
+        return np.minimum(h, high, out=h)
+
+    return normalise
+
+
+def _indexer(space: DiscreteSpace) -> _Step:
+    n, start = space.n, space.start
+
+    def to_index(observations: NDArray[Any]) -> NDArray[Any]:
+        index = np.asarray(observations, dtype=np.int64) - start
+        # A negative index would silently read another column.
+        if index.size and (index.min() < 0 or index.max() >= n):
+            raise ObservationError(f"a discrete observation is outside {start}..{start + n - 1}: {observations}")
+        return index
+
+    return to_index

@@ -1,0 +1,60 @@
+"""Addresses as text: what a user writes becomes ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from rl4sys_zmq.config.options import Unfit
+
+__all__ = ["bind_uri", "dial_uri", "dialled", "is_local"]
+
+_FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
+
+
+def dial_uri(value: object) -> str:
+    """The URI of a place to dial."""
+    return _uri(value, least_port=1)
+
+
+def dialled(value: object) -> str:
+    """Text that `dial_uri` can read, kept as it was written."""
+    dial_uri(value)
+    return str(value)
+
+
+def bind_uri(value: object) -> str:
+    """The URI of a place to bind; port 0 and ``*`` leave the choice to the system."""
+    return _uri(value, least_port=0)
+
+
+def is_local(uri: str) -> bool:
+    """True when no other machine can reach what is bound at `uri`."""
+    scheme, _, rest = uri.partition("://")
+    host = rest.rpartition(":")[0].strip("[]")
+    if scheme != "tcp" or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _uri(value: object, least_port: int) -> str:
+    if not isinstance(value, str):
+        raise Unfit(f"an address ({_FORMS})")
+    scheme, separator, rest = value.strip().partition("://")
+    if not separator:
+        scheme, rest = "tcp", value.strip()
+    if scheme not in ("tcp", "ipc", "inproc") or not rest or not rest.isprintable():
+        raise Unfit(f"an address ({_FORMS})")
+    if scheme != "tcp":
+        return f"{scheme}://{rest}"
+    host, _, port = rest.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not host or any(c.isspace() or c in "/@" for c in host) or (":" in host and not bracketed):
+        raise Unfit(f"an address ({_FORMS}; an IPv6 host stands in brackets)")
+    if port == "*" and least_port == 0:
+        port = "0"
+    if not (port.isascii() and port.isdigit() and least_port <= int(port) <= 65535):
+        raise Unfit(f"an address with a port from {least_port} to 65535")
+    return f"tcp://{host}:{int(port)}"

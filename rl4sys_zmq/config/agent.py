@@ -1,0 +1,153 @@
+"""What one actor process needs to know."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
+from typing import Any, Self
+
+from rl4sys_zmq.config.addresses import dial_uri, dialled
+from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.options import (
+    SPACE,
+    as_json,
+    check_fields,
+    flag,
+    gather,
+    integer,
+    located,
+    mapping,
+    number,
+    one_of,
+    option,
+    optional,
+    text,
+)
+from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
+from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import Space
+
+__all__ = ["AgentConfig"]
+
+_LATER = ("guard_rails", "inference", "keys", "on_stale", "policy_cache", "policy_max_age_s", "spool", "weights")
+"""Options that the documents name and this version does not have."""
+
+_FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentConfig:
+    """The configuration of one actor process.
+
+    Beside the fields, ``input_size``, ``act_dim`` and ``continuous`` are accepted, here or among the algorithm's
+    parameters: they make flat spaces.
+
+    Raises:
+        ConfigError: for a value that an option refuses, or two that contradict each other.
+    """
+
+    client_id: str = option(text, required=True)
+    """The policy and its learner."""
+    actor_id: str | None = option(optional(text), None)
+    """This process; None: the agent makes a random UUID."""
+    algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
+    """The algorithm, in capitals; None: the learner's file names it."""
+    algorithm_parameters: Mapping[str, object] = option(mapping, {})
+    """Its parameters, by any of their names; empty: the learner's file says them. ``seed`` among them is the learner's."""
+    type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
+    """What the user takes the algorithm for; None: the algorithm's own."""
+    observation_space: Space | None = option(SPACE, None)
+    """None: the learner's file says it."""
+    action_space: Space | None = option(SPACE, None)
+    """None: the learner's file says it."""
+    act_limit: float | None = option(optional(number(0, above=True)), None)
+    """The bound of continuous actions; with ``act_dim`` and without ``continuous`` it changes nothing."""
+    train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
+    """The learner's address as the user wrote it: host:port or a URI. `address` is always a URI."""
+    connect_timeout_s: float = option(number(0), 10.0, names=("timeout",))
+    """How long to wait for the learner at start."""
+    send_frequency: int = option(integer(1), 1)
+    """Finished segments per message."""
+    linger_ms: int = option(integer(0), 200)
+    """The longest that a finished segment waits for others to share a message."""
+    max_traj_length: int = option(integer(1), 10_000)
+    """A trajectory of this many steps is cut into segments."""
+    rollout_length: int | None = option(optional(integer(1)), None)
+    """At most how many steps a segment has; None: the algorithm's choice."""
+    overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")
+    """What a full outbox does: drop and count (an embedded host), or make the host wait (a simulator)."""
+    wait_timeout_s: float = option(number(0), 60.0)
+    """How long ``wait`` waits."""
+    queue_items: int = option(integer(1), 1024)
+    """How many segments the outbox holds."""
+    queue_bytes: int = option(integer(1), 256 * 2**20)
+    """How many bytes the outbox holds."""
+    swap: str = option(one_of("step", "episode"), "step")
+    """When new weights come into use: before the next step, or the next episode."""
+    seed: int | None = option(optional(integer(0)), None)
+    """The seed of this actor's own random stream; None: from the operating system."""
+    explore: bool = option(flag, True)
+    """False: act by the mode of the distribution, for evaluation; nothing is submitted."""
+    on_bad_input: str = option(one_of("raise", "drop"), "raise")
+    """What bad input from the host does: raise, or be counted and answered with the last or the baseline action."""
+    reward_timeout_s: float = option(number(0), 60.0)
+    """How long an automatic cut waits for late rewards."""
+    input_size: InitVar[int | None] = None
+    act_dim: InitVar[int | None] = None
+    continuous: InitVar[bool | None] = None
+
+    def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
+        check_fields(self)
+        flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
+        resolve_spaces(self, flat)
+
+    @property
+    def address(self) -> str:
+        """The learner's address as a URI."""
+        return dial_uri(self.train_server_address)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
+        """Reads a JSON or YAML file in either of RL4Sys's forms.
+
+        Args:
+            path: the file.
+            **overrides: options by name or synonym that win over the file's; ``algorithm_parameters`` are merged into
+                the file's, key by key.
+
+        Raises:
+            ConfigError: see the module; in one line, with the file's name.
+        """
+        return cls.from_mapping(read_mapping(path), source=str(path), **overrides)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
+        """Reads a mapping as it would stand in a file; `source` is named in errors, `overrides` as in `load`.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        with located(source):
+            values = _canonical(given)
+        over = _canonical(overrides)
+        with located(source):
+            parameters = {**_parameters(values), **_parameters(over)}
+            return cls(**gather(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_mapping` reads back."""
+        return as_json(self)
+
+
+def _canonical(given: Mapping[str, object]) -> dict[str, object]:
+    """Sections expanded, synonyms replaced, each value checked; what may be missing is left to the whole."""
+    for key in given:
+        if key in _LATER:
+            raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)
+    return gather(AgentConfig, expand_sections(given), extra=_FLAT, partial=True)
+
+
+def _parameters(values: Mapping[str, object]) -> dict[str, object]:
+    return mapping(values.get("algorithm_parameters", {}))

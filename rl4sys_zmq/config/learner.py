@@ -1,0 +1,166 @@
+"""What the learner process needs to know."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from rl4sys_zmq.config.addresses import bind_uri, is_local
+from rl4sys_zmq.config.client import ClientConfig
+from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.config.options import (
+    as_json,
+    check_fields,
+    check_value,
+    flag,
+    gather,
+    integer,
+    located,
+    mapping,
+    number,
+    one_of,
+    option,
+    optional,
+    path,
+    text,
+)
+from rl4sys_zmq.config.rl4sys import algorithm_name, translate_global
+from rl4sys_zmq.config.spaces import FLAT_KEYS
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["LearnerConfig"]
+
+log = logging.getLogger(__name__)
+
+
+def _clients(value: object) -> dict[str, ClientConfig]:
+    entries = mapping(value)
+    return {check_value(key, key, text): check_value(key, entry, _client) for key, entry in entries.items()}
+
+
+def _client(value: object) -> ClientConfig:
+    return value if isinstance(value, ClientConfig) else ClientConfig.from_mapping(mapping(value))
+
+
+def _algorithms(value: object) -> dict[str, dict[str, object]]:
+    return {algorithm_name(key): check_value(key, entry, mapping) for key, entry in mapping(value).items()}
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """The configuration of one learner process.
+
+    Raises:
+        ConfigError: for a value that an option refuses, or an address that other machines reach without `insecure`.
+    """
+
+    bind: str = option(bind_uri, "tcp://127.0.0.1:50051")
+    """Where actors dial, as a URI; port 0 picks a free one."""
+    pub: str | None = option(optional(bind_uri), None)
+    """Where weights are published, as a URI; None: on the same host or transport, at a free port or name."""
+    advertise: str | None = option(optional(text), None)
+    """The host that actors are told for `pub`; None: the one that they dialled."""
+    run_dir: Path | None = option(optional(path), Path("runs/learner"))
+    """Where files go; None: none are written."""
+    clients: Mapping[str, ClientConfig] = option(_clients, {})
+    """What is fixed for a client, by its id. It wins over what its actors say."""
+    algorithms: Mapping[str, Mapping[str, object]] = option(_algorithms, {})
+    """Parameters by algorithm, which fill what neither a client's entry nor its actors set."""
+    default_algorithm: str | None = option(optional(algorithm_name), None)
+    """The algorithm of a client for which nobody names one."""
+    ledger: str = option(one_of("memory"), "memory")
+    """Where what was received is recorded."""
+    max_policy_lag: int | None = option(optional(integer(0)), None)
+    """At most how many versions old a segment may be; None: no limit."""
+    on_lag: str = option(one_of("drop", "correct"), "drop")
+    """What happens to an older one: dropped and counted, or corrected by importance weights."""
+    pacing_lag: int = option(integer(0), 1)
+    """How many versions simulators may be behind when they start a segment."""
+    publish_every_updates: int | None = option(optional(integer(1)), None)
+    """How many updates make a version; None: the algorithm's choice."""
+    lease_s: float = option(number(0, above=True), 30.0)
+    """After how long a silence an actor's place is given up."""
+    shutdown_timeout_s: float = option(number(0), 1.5)
+    """How long closing may drain what has arrived."""
+    max_clients: int = option(integer(1), 64)
+    """How many clients are accepted."""
+    max_actors: int = option(integer(1), 1024)
+    """How many actors are accepted, all clients together."""
+    max_parameters: int = option(integer(1), 50_000_000)
+    """How many numbers a policy may have."""
+    insecure: bool = option(flag, False)
+    """True: other machines may connect without keys."""
+    seed: int | None = option(optional(integer(0)), None)
+    """The seed of clients that set none; None: from the operating system."""
+    ignored: tuple[str, ...] = option(_texts, ())
+    """Keys of the file that have no meaning here, dotted. Not itself a key."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for key, uri in (("bind", self.bind), ("pub", self.pub)):
+            if uri is not None and not is_local(uri) and not self.insecure:
+                message = (
+                    f"{key}: other machines can reach {uri}, without keys; if that is meant, say --insecure (insecure: true)"
+                )
+                raise ConfigError(message, key=key)
+
+    def client(self, client_id: str) -> ClientConfig:
+        """The entry for a client, its lag, pacing and publishing filled in from the learner's options."""
+        entry = self.clients.get(client_id, ClientConfig())
+        inherited = {
+            name: getattr(self, name)
+            for name in ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
+            if getattr(entry, name) is None
+        }
+        return replace(entry, **inherited)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
+        """Reads a JSON or YAML file with our keys, or RL4Sys's global ``config.json``.
+
+        Args:
+            path: the file.
+            **overrides: options that win over the file's.
+
+        Raises:
+            ConfigError: in one line, with the key, the file and the nearest valid name.
+        """
+        return cls.from_mapping(read_mapping(path), source=str(path), **overrides)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, object], *, source: str = "", **overrides: object) -> Self:
+        """Reads a mapping as it would stand in a file; `source` is named in errors, `overrides` as in `load`.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        with located(source):
+            if "ignored" in given:
+                raise ConfigError("ignored: this is a result, not a key", key="ignored")
+            translated, ignored = translate_global(given)
+            values = gather(cls, translated)
+        values.update(gather(cls, overrides))
+        values["algorithms"], flat = _without_spaces(values.get("algorithms", {}))
+        for key in (*ignored, *flat):
+            log.warning("%s: %s has no meaning for the learner and is ignored", source or "configuration", key)
+        with located(source):
+            return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_mapping` reads back."""
+        return {key: value for key, value in as_json(self).items() if key != "ignored"}
+
+
+def _without_spaces(algorithms: Any) -> tuple[dict[str, dict[str, object]], tuple[str, ...]]:
+    """Takes the keys of spaces out of the defaults by algorithm: RL4Sys has them there, but a client's spaces are its own."""
+    kept = {name: {k: v for k, v in entry.items() if k not in FLAT_KEYS} for name, entry in algorithms.items()}
+    ignored = tuple(f"algorithms.{name}.{k}" for name, entry in algorithms.items() for k in entry if k in FLAT_KEYS)
+    return kept, ignored

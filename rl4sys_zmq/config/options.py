@@ -1,0 +1,249 @@
+"""Options: what each accepts, and the strict reading of a mapping into them.
+
+A *check* takes a value as a user wrote it and returns the value that is kept, or raises `Unfit` with what was expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, Field, fields
+from dataclasses import field as dataclass_field
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import Space, space_from, space_to_json
+
+__all__ = [
+    "SPACE",
+    "Unfit",
+    "as_json",
+    "check_fields",
+    "check_value",
+    "flag",
+    "gather",
+    "integer",
+    "located",
+    "mapping",
+    "number",
+    "one_of",
+    "option",
+    "optional",
+    "path",
+    "text",
+    "unknown_key",
+]
+
+T = TypeVar("T")
+Check = Callable[[object], T]
+
+MAX_TEXT = 256
+
+
+class Unfit(ValueError):  # noqa: N818 - it never leaves this room
+    """A value that a check refuses; its text says what was expected."""
+
+
+def option(check: Check[T], default: T | None = None, *, names: tuple[str, ...] = (), required: bool = False) -> T:
+    """Declares one field of a configuration: its check, its default, and the synonyms under which files may name it."""
+    metadata = {"check": check, "names": names}
+    if required:
+        return cast(T, dataclass_field(metadata=metadata))
+    if isinstance(default, Mapping):
+        return cast(T, dataclass_field(default_factory=lambda: type(default)(default), metadata=metadata))
+    return cast(T, dataclass_field(default=default, metadata=metadata))
+
+
+def text(value: object) -> str:
+    """Text that is not empty, at most `MAX_TEXT` characters, on one line."""
+    if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
+        raise Unfit(f"text of 1 to {MAX_TEXT} printable characters")
+    return value
+
+
+def flag(value: object) -> bool:
+    """True or false."""
+    if not isinstance(value, bool | np.bool_):
+        raise Unfit("true or false")
+    return bool(value)
+
+
+def integer(low: int, high: int = 2**63 - 1) -> Check[int]:
+    """A whole number in a range; a truth value is none."""
+
+    def check(value: object) -> int:
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
+            raise Unfit(f"an integer from {low} on" if high == 2**63 - 1 else f"an integer from {low} to {high}")
+        return int(value)
+
+    return check
+
+
+def number(low: float, *, above: bool = False) -> Check[float]:
+    """A finite number from `low` on, or, with `above`, greater than it."""
+
+    def check(value: object) -> float:
+        right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        if not right or not math.isfinite(cast(float, value)) or cast(float, value) < low or (above and value == low):
+            raise Unfit(f"a number {'above' if above else 'from'} {low:g}{'' if above else ' on'}")
+        return float(cast(float, value))
+
+    return check
+
+
+def one_of(*choices: str) -> Check[str]:
+    """One of a few words."""
+
+    def check(value: object) -> str:
+        if value in choices:
+            return cast(str, value)
+        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+        raise Unfit(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
+
+    return check
+
+
+def optional(check: Check[T]) -> Check[T | None]:
+    """The same, or null."""
+
+    def either(value: object) -> T | None:
+        if value is None:
+            return None
+        try:
+            return check(value)
+        except Unfit as exc:
+            raise Unfit(f"{exc}, or null") from None
+
+    return either
+
+
+def mapping(value: object) -> dict[str, object]:
+    """A mapping with text keys; a copy."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise Unfit("a mapping")
+    return dict(value)
+
+
+def path(value: object) -> Path:
+    """A path in the file system."""
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
+        raise Unfit("a path")
+    return Path(cast(str, value))
+
+
+def space(value: object) -> Space:
+    """One of our spaces, a Gymnasium space, or its JSON form."""
+    return space_from(value)
+
+
+SPACE: Check[Space | None] = optional(space)
+"""A space that may be left out."""
+
+
+def check_value(key: str, value: object, check: Check[T]) -> T:
+    """Checks one value; an error names its key as the user wrote it."""
+    try:
+        return check(value)
+    except Unfit as exc:
+        raise ConfigError(f"{key}: expected {exc}, not {reprlib.repr(value)}", key=key) from None
+    except ConfigError as exc:
+        message = str(exc)
+        nested = bool(exc.key) and message.startswith(f"{exc.key}: ")
+        dotted = f"{key}.{exc.key}" if exc.key else key
+        raise ConfigError(f"{key}.{message}" if nested else f"{key}: {message}", key=dotted) from exc
+
+
+def check_fields(config: Any) -> None:
+    """Checks every field of a configuration and keeps what its check returns."""
+    for field in fields(config):
+        if "check" in field.metadata:
+            object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))
+
+
+def gather(
+    cls: type[Any], given: Mapping[str, object], *, extra: Collection[str] = (), partial: bool = False
+) -> dict[str, object]:
+    """Turns keys as a user wrote them, synonyms too, into the arguments of the configuration `cls`.
+
+    Args:
+        cls: a dataclass whose fields were declared with `option`.
+        given: values by name or synonym.
+        extra: further arguments of `cls` that are passed on as they are.
+        partial: whether required keys may be missing, because `given` is not all there is.
+
+    Raises:
+        ConfigError: for an unknown key, a value that its check refuses, a required key that is missing, or two names of
+            one option that disagree.
+    """
+    options = {f.name: f for f in fields(cls) if "check" in f.metadata}
+    by_name = {name: f for f in options.values() for name in (f.name, *f.metadata["names"])}
+    values: dict[str, object] = {}
+    said: dict[str, str] = {}
+    for key, raw in given.items():
+        if key in extra:
+            values[key] = raw
+            continue
+        if key not in by_name:
+            raise unknown_key(key, [*by_name, *extra])
+        field = by_name[key]
+        value = check_value(key, raw, field.metadata["check"])
+        if field.name in values and values[field.name] != value:
+            other = said[field.name]
+            raise ConfigError(f"{key}: {raw!r} contradicts {other!r}, which means the same: {values[field.name]!r}", key=key)
+        values[field.name], said[field.name] = value, key
+    for field in options.values():
+        if field.name not in values and _is_required(field) and not partial:
+            raise ConfigError(f"{field.name} is missing; give it in the file or as an argument", key=field.name)
+    return values
+
+
+def unknown_key(key: str, valid: Collection[str], section: str = "") -> ConfigError:
+    """The error for a key that nobody knows; it names the nearest that is known."""
+    near = difflib.get_close_matches(key, valid, n=1)
+    nearest = near or difflib.get_close_matches(key, valid, n=1, cutoff=0.0)
+    hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
+    dotted = f"{section}.{key}" if section else key
+    return ConfigError(f"{dotted}: no such key; {hint}", key=dotted)
+
+
+@contextmanager
+def located(source: str) -> Iterator[None]:
+    """Puts the file's name before an error that does not name one."""
+    try:
+        yield
+    except ConfigError as exc:
+        if exc.source or not source:
+            raise
+        raise ConfigError(str(exc), key=exc.key, source=source) from exc
+
+
+def as_json(config: Any) -> dict[str, Any]:
+    """A configuration as JSON values, which its ``from_mapping`` reads back; null options are left out."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        if hasattr(value, "to_json"):
+            return value.to_json()
+        return str(value) if isinstance(value, Path) else value
+
+    out: dict[str, Any] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if "check" in field.metadata and (value is not None or field.default is not None):
+            is_space = field.metadata["check"] is SPACE
+            out[field.name] = space_to_json(value) if is_space else plain(value)
+    return out
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING

@@ -1,0 +1,78 @@
+"""Spaces from RL4Sys's flat keys: ``input_size``, ``act_dim``, ``act_limit`` and ``continuous``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rl4sys_zmq.config.options import check_value, flag, integer, number, optional
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+
+__all__ = ["FLAT_KEYS", "resolve_spaces"]
+
+_CHECKS = {
+    "input_size": optional(integer(1)),
+    "act_dim": optional(integer(1)),
+    "act_limit": optional(number(0, above=True)),
+    "continuous": optional(flag),
+}
+FLAT_KEYS = tuple(_CHECKS)
+
+
+def resolve_spaces(config: Any, flat: Mapping[str, object]) -> None:
+    """Sets ``observation_space``, ``action_space`` and ``act_limit`` of `config` from flat keys.
+
+    The keys are those of `flat` and those among ``config.algorithm_parameters``, from which they are taken out: the spaces
+    say it from then on.
+
+    Raises:
+        ConfigError: when two of them disagree, or when a continuous action has no ``act_limit``.
+    """
+    parameters = dict(config.algorithm_parameters)
+    found: dict[str, Any] = {}
+    for key, check in _CHECKS.items():
+        top = check_value(key, flat.get(key), check)
+        nested_key = f"algorithm_parameters.{key}"
+        nested = check_value(nested_key, parameters.pop(key, None), check)
+        if top is not None and nested is not None and top != nested:
+            raise ConfigError(f"{key}: {top!r} contradicts {nested_key!r}: {nested!r}", key=key)
+        found[key] = nested if top is None else top
+    observation_space = _observation_space(config.observation_space, found["input_size"])
+    action_space = _action_space(config.action_space, found)
+    for name, value in (
+        ("algorithm_parameters", parameters),
+        ("observation_space", observation_space),
+        ("action_space", action_space),
+        ("act_limit", found["act_limit"]),
+    ):
+        object.__setattr__(config, name, value)
+
+
+def _observation_space(given: Space | None, size: int | None) -> Space | None:
+    if size is None:
+        return given
+    if given is None:
+        return BoxSpace((size,))
+    actual = given.size if isinstance(given, BoxSpace) else given.n
+    if actual != size:
+        raise ConfigError(f"input_size: {size} contradicts 'observation_space' of {actual} elements", key="input_size")
+    return given
+
+
+def _action_space(given: Space | None, found: Mapping[str, Any]) -> Space | None:
+    size, limit, continuous = found["act_dim"], found["act_limit"], found["continuous"]
+    if given is not None:
+        actual = given.size if isinstance(given, BoxSpace) else given.n
+        if size is not None and size != actual:
+            raise ConfigError(f"act_dim: {size} contradicts 'action_space' of {actual}", key="act_dim")
+        if continuous is not None and continuous != isinstance(given, BoxSpace):
+            raise ConfigError(f"continuous: {str(continuous).lower()} contradicts 'action_space' {given}", key="continuous")
+        return given
+    if size is None:
+        return None
+    if not continuous:
+        return DiscreteSpace(size)
+    if limit is None:
+        raise ConfigError("act_limit is missing: continuous actions need their bound (or an action_space)", key="act_limit")
+    return BoxSpace((size,), low=-limit, high=limit)

@@ -1,0 +1,310 @@
+"""The actor's side of the protocol, without any I/O: messages and clock ticks in, actions out.
+
+States::
+
+    JOINING ──Welcome──▶ JOINED ──silence, NO_SESSION──▶ JOINING
+       │ refused for a reason that waiting may mend: stays JOINING and asks again
+       └─ refused for good ──▶ REFUSED (tries again slowly; never gives up the queue)
+
+A segment gets its sequence number when it leaves the droppable queue for the in-flight window, so a drop makes no gap. The
+window is released by the durable mark and resent from the received mark (go-back-N).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import Refusal
+from rl4sys_zmq.wire import PackedSegment, join_submit
+from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Verdict, Welcome
+
+__all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Send", "SessionState"]
+
+HELLO_RETRY_S = 0.5
+REFUSED_RETRY_S = 5.0
+SILENT_BEATS = 3.0
+RESEND_S = (0.5, 10.0)
+MAX_BATCH_ITEMS = 64
+MAX_BATCH_BYTES = 1 << 20
+_PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT}
+_SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
+
+
+class SessionState(Enum):
+    """Where the conversation stands."""
+
+    JOINING = "joining"
+    JOINED = "joined"
+    REFUSED = "refused"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Put this message on the DEALER."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The learner answered; `gap` segments that it had acknowledged in another life are unknown to it now."""
+
+    welcome: Welcome
+    gap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The learner refused the session (or, joined, stopped this client)."""
+
+    refused: Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Redial:
+    """Nothing was heard for `silence_s` seconds: close the sockets and make new ones."""
+
+    silence_s: float
+
+
+Action = Send | Joined | Rejected | Redial
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    seq: int
+    packed: PackedSegment
+
+
+class ActorSession:
+    """One actor's conversation with one learner.
+
+    Attributes:
+        state: where it stands.
+        credit_steps: as in `Ack`; 0 before the handshake.
+        sent_steps: the steps accepted or in flight, in the same units.
+        min_version: the least version to start a segment with.
+        verdicts: what became of this actor's segments, over all sessions.
+    """
+
+    def __init__(self, hello: Hello, counters: Counters, rng: random.Random) -> None:
+        self.state = SessionState.JOINING
+        self.credit_steps = 0
+        self.sent_steps = 0
+        self.min_version = 0
+        self.verdicts = dict.fromkeys(Verdict.ALL, 0)
+        self.heartbeat_s = 1.0
+        self.received = self.durable = self.trained = 0
+        self._hello = hello
+        self._counters = counters
+        self._rng = rng
+        self._window: deque[_InFlight] = deque()
+        self._next_seq = 0
+        self._credit_items = 0
+        self._session_verdicts: dict[str, int] = {}
+        self._last_heard = self._last_sent = self._next_hello = 0.0
+        self._resend_at = self._resend_s = 0.0
+        self._want_steps = 0
+
+    # ---- what the owner does
+
+    def open(self, now: float, held: tuple[int, int]) -> list[Action]:
+        """Begins (again) on fresh sockets; `held` is the (generation, version) that the actor acts with."""
+        self._last_heard = now
+        return self._join(now, held)
+
+    def can_take(self) -> bool:
+        """True when the next segment may leave the queue."""
+        return self.state is SessionState.JOINED and self.sent_steps < self.credit_steps and self._next_seq < self._credit_items
+
+    def take(self, now: float, packed: Sequence[PackedSegment]) -> list[Action]:
+        """Sends segments, which the session keeps until they are durable. Call it only while `can_take`."""
+        first = self._next_seq
+        for p in packed:
+            self._window.append(_InFlight(self._next_seq, p))
+            self._next_seq += 1
+            self.sent_steps += p.steps
+        if self._resend_at == 0.0:
+            self._arm(now)
+        return [self._send(now, join_submit(first, self._want_steps, packed))]
+
+    def want(self, now: float, steps: int) -> list[Action]:
+        """Says that the actor would like to have sent `steps` steps in all; silent when that is granted already."""
+        if self.state is not SessionState.JOINED or steps <= self._want_steps:
+            return []
+        self._want_steps = steps
+        return [self._send(now, Heartbeat(steps))] if steps > self.credit_steps else []
+
+    def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
+        """Does what the clock asks for: hellos, heartbeats, resends, and giving up on a silent learner."""
+        if self.state is SessionState.CLOSED:
+            return []
+        if self.state is not SessionState.JOINED:
+            if now - self._last_heard > SILENT_BEATS * self.heartbeat_s and self.state is SessionState.JOINING:
+                silence, self._last_heard = now - self._last_heard, now
+                return [Redial(silence)]
+            return self._join(now, held) if now >= self._next_hello else []
+        if now - self._last_heard > SILENT_BEATS * self.heartbeat_s:
+            self._counters.add("sessions_lost.silence")
+            self.state = SessionState.JOINING
+            return [Redial(now - self._last_heard)]
+        if self._resend_at and now >= self._resend_at:
+            return self._resend(now)
+        if now - self._last_sent >= self.heartbeat_s:
+            return [self._send(now, Heartbeat(self._want_steps))]
+        return []
+
+    def next_deadline(self) -> float:
+        """When `tick` wants to be called at the latest."""
+        if self.state is not SessionState.JOINED:
+            return self._next_hello
+        deadline = min(self._last_sent + self.heartbeat_s, self._last_heard + SILENT_BEATS * self.heartbeat_s)
+        return min(deadline, self._resend_at) if self._resend_at else deadline
+
+    def on_message(self, now: float, message: Message) -> list[Action]:
+        """Takes a message from the learner."""
+        self._last_heard = now
+        match message:
+            case Welcome():
+                return self._on_welcome(now, message)
+            case Ack():
+                self._on_ack(now, message)
+                return []
+            case Refused():
+                return self._on_refused(now, message)
+            case _:
+                return []
+
+    def close(self, now: float) -> list[Action]:
+        """Says goodbye."""
+        joined = self.state is SessionState.JOINED
+        self.state = SessionState.CLOSED
+        return [self._send(now, Bye())] if joined else []
+
+    @property
+    def in_flight(self) -> int:
+        """Segments that are not durable yet."""
+        return len(self._window)
+
+    @property
+    def submitted(self) -> int:
+        """Segments that have been given a sequence number."""
+        return self._next_seq
+
+    # ---- the rest
+
+    def _join(self, now: float, held: tuple[int, int]) -> list[Action]:
+        if self.state is not SessionState.REFUSED:
+            self.state = SessionState.JOINING
+        wait = REFUSED_RETRY_S if self.state is SessionState.REFUSED else HELLO_RETRY_S
+        self._next_hello = now + wait * self._rng.uniform(0.8, 1.2)
+        first = self._window[0].seq if self._window else self._next_seq
+        return [self._send(now, replace(self._hello, first_seq=first, held_generation=held[0], held_version=held[1]))]
+
+    def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
+        if self.state is SessionState.JOINED:
+            return []
+        if welcome.received > self._next_seq or welcome.durable > welcome.received:
+            self._counters.add("ignored.welcome")
+            return []
+        self.state = SessionState.JOINED
+        first = self._window[0].seq if self._window else self._next_seq
+        gap = max(0, first - welcome.received)
+        if gap:
+            self._counters.add("gap_segments", gap)
+        self.heartbeat_s = min(max(welcome.heartbeat_s, 0.05), 60.0)
+        self.received = max(first, welcome.received)
+        self.durable = self.trained = welcome.durable
+        self._release()
+        self._session_verdicts = {}
+        self._credit_items = self._next_seq
+        in_flight = sum(f.packed.steps for f in self._window if f.seq >= self.received)
+        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + in_flight
+        self._want_steps = self.min_version = 0
+        self._resend_s = RESEND_S[0]
+        return [Joined(welcome, gap), *self._resend(now)]
+
+    def _on_ack(self, now: float, ack: Ack) -> None:
+        if self.state is not SessionState.JOINED or not self.durable <= ack.durable <= ack.received <= self._next_seq:
+            self._counters.add("ignored.ack")
+            return
+        if ack.received > self.received:
+            self.received = ack.received
+            self._resend_s = RESEND_S[0]
+            self._arm(now)
+        self.durable = ack.durable
+        self.trained = max(self.trained, min(ack.trained, ack.durable))
+        self.credit_steps = ack.credit_steps
+        self._credit_items = ack.credit_items
+        self.min_version = ack.min_version
+        for verdict in Verdict.ALL:
+            count = ack.verdicts.get(verdict, 0)
+            if type(count) is int:
+                self.verdicts[verdict] += max(0, count - self._session_verdicts.get(verdict, 0))
+                self._session_verdicts[verdict] = count
+        self._release()
+
+    def _on_refused(self, now: float, refused: Refused) -> list[Action]:
+        self._counters.add(f"refused_by_learner.{refused.code}")
+        try:
+            code = Refusal(refused.code)
+        except ValueError:
+            code = Refusal.MALFORMED
+        if self.state is SessionState.JOINED:
+            if code is Refusal.GAP and refused.expected_seq <= self._next_seq:
+                self.received = max(self.received, refused.expected_seq)
+                return self._resend(now)
+            if code in _SESSION_LOST:
+                self._counters.add("sessions_lost.learner")
+                self.state = SessionState.JOINING
+                self._next_hello = now
+                return []
+            if code is not Refusal.FAILED:
+                return []  # a message refusal: the mark did not move, the resend timer takes care
+        if code in _PASSING:
+            return []
+        self.state = SessionState.REFUSED
+        self._next_hello = now + REFUSED_RETRY_S
+        return [Rejected(refused)]
+
+    def _resend(self, now: float) -> list[Action]:
+        """Everything that the learner has not received, in batches."""
+        batch: list[PackedSegment] = []
+        size, first = 0, 0
+        actions: list[Action] = []
+        for item in self._window:
+            if item.seq < self.received:
+                continue
+            if batch and (len(batch) >= MAX_BATCH_ITEMS or size + item.packed.nbytes > MAX_BATCH_BYTES):
+                actions.append(self._send(now, join_submit(first, self._want_steps, batch)))
+                batch, size = [], 0
+            if not batch:
+                first = item.seq
+            batch.append(item.packed)
+            size += item.packed.nbytes
+        if batch:
+            actions.append(self._send(now, join_submit(first, self._want_steps, batch)))
+        self._counters.add("resent_messages", len(actions))
+        self._arm(now)
+        self._resend_s = min(2 * self._resend_s, RESEND_S[1])
+        return actions
+
+    def _arm(self, now: float) -> None:
+        """Sets the resend timer, or clears it when everything has been received."""
+        waiting = self.received < self._next_seq
+        self._resend_s = max(self._resend_s, RESEND_S[0])
+        self._resend_at = now + self._resend_s * self._rng.uniform(0.9, 1.3) if waiting else 0.0
+
+    def _release(self) -> None:
+        while self._window and self._window[0].seq < self.durable:
+            self._window.popleft()
+
+    def _send(self, now: float, message: Message) -> Send:
+        self._last_sent = now
+        return Send(message)

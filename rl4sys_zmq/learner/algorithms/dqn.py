@@ -1,0 +1,244 @@
+"""DQN: double Q-learning from a replay of n-step transitions, for discrete actions.
+
+How much it trains is a function of what it has observed, never of time: each `train_frequency` environment steps owe one unit of
+`gradient_steps`, so a run with fast actors and one with slow actors train equally often per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
+from rl4sys_zmq.learner.algorithms.parameters import parameter, read_parameters
+from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
+from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Segment, Space, feature_size
+
+__all__ = ["DQN", "DQNParameters"]
+
+_STEPS_PER_VERSION = 256
+_COUNTERS = ("steps", "episodes", "units", "gradient_steps")
+_EXTRA = frozenset(
+    [
+        *("input_size", "act_dim", "act_limit", "continuous", "observation_space", "action_space"),
+        *("seed", "max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DQNParameters:
+    """What a DQN can be told. Steps are environment steps unless they are called gradient steps."""
+
+    learning_rate: float = parameter(5e-4, "Adam's step size", low=0.0, names=("q_lr", "lr"))
+    learning_rate_final: float | None = parameter(
+        None, "the learning rate falls linearly to this over total_steps; null: constant", kind="float", low=0.0
+    )
+    total_steps: int = parameter(
+        500_000, "the horizon of the schedules, in steps; training goes on after it", low=1, names=("total_timesteps",)
+    )
+    gamma: float = parameter(0.99, "discount per step", low=0.0, high=1.0)
+    n_step: int = parameter(1, "rewards summed before the bootstrap", low=1, names=("n_steps",))
+    batch_size: int = parameter(128, "transitions per gradient step", low=1)
+    buffer_size: int = parameter(
+        100_000, "transitions held in the replay", low=1, names=("buf_size", "buffer_capacity", "replay_size")
+    )
+    learning_starts: int = parameter(1000, "steps before the first unit of training starts to be owed", low=0)
+    train_frequency: int = parameter(4, "steps per unit of training", low=1, names=("train_freq", "train_update_freq"))
+    gradient_steps: int = parameter(1, "gradient steps in a unit of training", low=1, names=("train_q_iters",))
+    traj_per_epoch: int | None = parameter(
+        None, "train a unit per so many ended episodes instead of per train_frequency steps", kind="int", low=1
+    )
+    target_network_frequency: int = parameter(
+        1000, "steps between target updates, rounded to whole units of training", low=1, names=("target_update_interval",)
+    )
+    target_net_update_frequency: int | None = parameter(
+        None, "gradient steps between target updates; overrides target_network_frequency", kind="int", low=1
+    )
+    tau: float = parameter(1.0, "share of the online network in each target update; 1 copies it", low=0.0, high=1.0)
+    polyak: float | None = parameter(None, "1 - tau, for those who say it so", kind="float", low=0.0, high=1.0)
+    double_q: bool = parameter(
+        True, "the online network chooses the bootstrap action, the target network values it", names=("double_dqn",)
+    )
+    huber_delta: float = parameter(1.0, "the error beyond which the loss is linear", low=1e-9)
+    max_grad_norm: float = parameter(10.0, "the gradient's norm is clipped to this", low=0.0, names=("grad_norm_clip",))
+    adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0)
+    hidden_sizes: tuple[int, ...] = parameter((64, 64), "widths of the hidden layers", names=("net_arch",))
+    activation: str = parameter("relu", "activation of the hidden layers", choices=ACTIVATIONS)
+    epsilon: float = parameter(
+        1.0, "probability of a uniform action at the start", low=0.0, high=1.0, names=("start_e", "exploration_initial_eps")
+    )
+    epsilon_min: float = parameter(
+        0.05, "probability of a uniform action in the end", low=0.0, high=1.0, names=("end_e", "exploration_final_eps")
+    )
+    exploration_fraction: float = parameter(0.1, "share of total_steps over which epsilon falls linearly", low=0.0, high=1.0)
+    epsilon_decay: float | None = parameter(
+        None, "epsilon falls by this much per step instead (a difference, not a factor)", kind="float", low=0.0, high=0.5
+    )
+    rollout_length: int = parameter(32, "at most so many steps per segment", low=1, names=("num_steps",))
+
+    def __post_init__(self) -> None:
+        if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):
+            raise ConfigError(
+                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; they add up to 1",
+                key="algorithm_parameters.polyak",
+            )
+        if self.epsilon_min > self.epsilon:
+            raise ConfigError(
+                f"algorithm_parameters.epsilon_min: {self.epsilon_min} is more than epsilon {self.epsilon}",
+                key="algorithm_parameters.epsilon_min",
+            )
+
+    @property
+    def target_share(self) -> float:
+        """`tau`, whichever way it was said."""
+        return self.tau if self.polyak is None else 1.0 - self.polyak
+
+    @property
+    def target_every(self) -> int:
+        """Gradient steps between target updates."""
+        if self.target_net_update_frequency is not None:
+            return self.target_net_update_frequency
+        return max(1, round(self.target_network_frequency / self.train_frequency)) * self.gradient_steps
+
+    def epsilon_at(self, steps: int) -> float:
+        """The probability of a uniform action after `steps` observed steps."""
+        decay = self.epsilon_decay
+        if decay is None:
+            over = self.exploration_fraction * self.total_steps
+            decay = (self.epsilon - self.epsilon_min) / over if over > 0 else 1.0
+        return max(self.epsilon_min, self.epsilon - decay * steps)
+
+    def learning_rate_at(self, steps: int) -> float:
+        """The learning rate after `steps` observed steps."""
+        if self.learning_rate_final is None:
+            return self.learning_rate
+        left = max(0.0, 1.0 - steps / self.total_steps)
+        return self.learning_rate_final + (self.learning_rate - self.learning_rate_final) * left
+
+
+class DQN:
+    """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns."""
+
+    kind: ClassVar[str] = "offpolicy"
+
+    def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
+        if not isinstance(action_space, DiscreteSpace):
+            raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
+        self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN", extra=_EXTRA)
+        self._spec = PolicySpec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
+        self.rollout_length = p.rollout_length
+        self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
+        self._generator = torch.Generator().manual_seed(seed)
+        self._replay = Replay(observation_space, action_space, p.buffer_size, p.n_step, p.gamma)
+        self._online, self._target = (
+            MLPStack(feature_size(observation_space), p.hidden_sizes, [action_space.n], p.activation) for _ in range(2)
+        )
+        self._online.initialise(self._generator, [1.0])
+        self._target.flat.copy_(self._online.flat)
+        self._optimizer = FlatAdam(self._online.flat, eps=p.adam_epsilon)
+        self._steps = 0
+        self._episodes = 0
+        self._units = 0
+        self._gradient_steps = 0
+
+    def spec(self) -> PolicySpec:
+        """A ``q_values`` head on a plain MLP."""
+        return self._spec
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Writes the segment into the replay; how old its policy is does not matter, so `correct` changes nothing."""
+        self._replay.add(segment)
+        self._steps += segment.steps
+        self._episodes += segment.ended
+
+    def update(self) -> Mapping[str, float] | None:
+        """Trains one unit (`gradient_steps` gradient steps) if one is owed."""
+        if self._units >= self._units_owed():
+            return None
+        p = self.parameters
+        rate = p.learning_rate_at(self._steps)
+        losses, values = zip(*(self._gradient_step(rate) for _ in range(p.gradient_steps)), strict=True)
+        self._units += 1
+        return {
+            "losses/td_loss": float(torch.stack(losses).mean()),
+            "losses/q_values": float(torch.stack(values).mean()),
+            "charts/epsilon": p.epsilon_at(self._steps),
+            "charts/learning_rate": rate,
+            "replay/size": float(len(self._replay)),
+        }
+
+    def demand(self) -> int:
+        """The steps until the unit of training that completes the next version is owed."""
+        p = self.parameters
+        next_version = (self._units // self.publish_every_updates + 1) * self.publish_every_updates
+        if p.traj_per_epoch is not None:
+            # How long episodes will be is unknown: a segment for each that is missing never stalls, and rarely overshoots.
+            missing = max(0, next_version * p.traj_per_epoch - self._episodes) * p.rollout_length
+            return max(missing, p.learning_starts - self._steps, 0)
+        return max(0, p.learning_starts + next_version * p.train_frequency - self._steps)
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Fresh copies of the online network's layers, and epsilon; the target network stays at home."""
+        flat = np.append(self._online.flat.numpy(), np.float32(self.parameters.epsilon_at(self._steps))).astype(np.float32)
+        return {k: v.copy() for k, v in self._spec.views(flat).items()}
+
+    def state(self) -> dict[str, Any]:
+        """Both networks, the optimizer, the random state, the replay and the counters."""
+        return {
+            "online": self._online.flat.clone(),
+            "target": self._target.flat.clone(),
+            "optimizer": self._optimizer.state(),
+            "generator": self._generator.get_state(),
+            "replay": self._replay.state(),
+            "counters": {name: getattr(self, f"_{name}") for name in _COUNTERS},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a `state`."""
+        self._online.flat.copy_(torch.as_tensor(state["online"]))
+        self._target.flat.copy_(torch.as_tensor(state["target"]))
+        self._optimizer.load(state["optimizer"])
+        self._generator.set_state(torch.as_tensor(state["generator"]))
+        self._replay.load(state["replay"])
+        for name in _COUNTERS:
+            setattr(self, f"_{name}", int(state["counters"][name]))
+
+    def _units_owed(self) -> int:
+        p = self.parameters
+        if p.traj_per_epoch is None:
+            return max(0, self._steps - p.learning_starts) // p.train_frequency
+        return self._episodes // p.traj_per_epoch if self._steps >= max(1, p.learning_starts) else 0
+
+    def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step on one batch: the loss, and the mean value of the actions taken."""
+        p = self.parameters
+        batch = self._replay.sample(p.batch_size, self._generator)
+        targets = self._targets(batch)
+        actions = torch.from_numpy(batch.actions).unsqueeze(1)
+        observations = encode_observations(self._spec.observation_space, batch.observations)
+        values = self._online(observations)[0].gather(1, actions).squeeze(1)
+        loss = functional.huber_loss(values, targets, delta=p.huber_delta)
+        self._optimizer.step(self._online.gradient(loss), [(self._online.parts[0], rate)], max_norm=p.max_grad_norm)
+        self._gradient_steps += 1
+        if self._gradient_steps % p.target_every == 0:
+            self._target.flat.lerp_(self._online.flat, p.target_share)
+        return loss.detach(), values.detach().mean()
+
+    @torch.no_grad()
+    def _targets(self, batch: Batch) -> torch.Tensor:
+        """What the values of a batch should have been, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
+        successors = encode_observations(self._spec.observation_space, batch.successors)
+        values = self._target(successors)[0]
+        chooser = self._online(successors)[0] if self.parameters.double_q else values
+        if batch.masks is not None:
+            chooser = chooser.masked_fill(~torch.from_numpy(batch.masks), -torch.inf)
+        best = values.gather(1, chooser.argmax(1, keepdim=True)).squeeze(1)
+        return torch.from_numpy(batch.returns) + torch.from_numpy(batch.discounts) * best

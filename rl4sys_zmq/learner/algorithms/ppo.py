@@ -1,0 +1,311 @@
+"""Proximal policy optimisation (Schulman et al. 2017) for segments that asynchronous actors send."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian, Distribution
+from rl4sys_zmq.learner.algorithms.minibatches import Columns, clipped_objective, equal_sizes, half_square_error, ratio_bounds
+from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, standardise
+from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
+from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, read_ppo_parameters
+from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
+from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
+from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
+
+__all__ = ["PPO", "PPOParameters"]
+
+POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
+FIRST_LENGTH_GUESS = 200.0
+"""What a trajectory is taken to be long before one has ended, in steps."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What one pass over the batch saw: each minibatch's losses, and all log-ratios once the pass is over."""
+
+    policy: list[Tensor]
+    value: list[Tensor]
+    entropy: list[Tensor]
+    log_ratios: list[Tensor]
+
+    def kl(self) -> float:
+        """The mean approximate KL divergence, ``E[(r - 1) - log r]`` (Schulman 2020, estimator k3)."""
+        x = torch.cat(self.log_ratios)
+        return float((torch.expm1(x) - x).mean()) if len(x) else 0.0
+
+
+class PPO:
+    """The clipped objective on whole batches of segments, with values recomputed here and ratios to the actors' policies.
+
+    What to know beyond the paper and CleanRL's `ppo.py`:
+
+    - The log-probabilities in the ratio are the actors', so a batch that is some versions old is weighted as it should be.
+    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Segments that
+      continue one another are joined, so a trace runs on across a cut.
+    - Advantages are normalised over the batch, not over each minibatch; minibatches of one pass are equally large.
+    - Observation statistics are refreshed at the end of an update and leave with the snapshot: until the next one the
+      learner uses those that its actors use, and at a lag of 0 the first ratio is 1.
+    - With ``traj_per_epoch`` every segment counts as a trajectory (an actor cuts only at ``max_traj_length`` then), unless
+      ``rollout_length`` is set: then the ended ones count.
+    - `state` holds no segments: those not yet trained on are delivered again.
+    """
+
+    kind: ClassVar[str] = "onpolicy"
+    publish_every_updates: int = 1
+
+    def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
+        self.parameters = p = read_ppo_parameters(parameters)
+        self.rollout_length = p.segment_length()
+        self._continuous = isinstance(action_space, BoxSpace)
+        self._normalise = p.normalise_observations and isinstance(observation_space, BoxSpace)
+        self._spec = PolicySpec(
+            observation_space,
+            action_space,
+            head="gaussian" if self._continuous else "categorical",
+            hidden_sizes=p.hidden_sizes,
+            activation=p.activation,
+            normalise_observations=self._normalise,
+            squash=p.squash_for(action_space) if self._continuous else "clip",
+        )
+        self._generator = torch.Generator().manual_seed(seed)
+        features, outputs = feature_size(observation_space), self._spec.outputs
+        extras = outputs if self._continuous else 0
+        self._network = MLPStack(features, p.hidden_sizes, (outputs, 1), p.activation, extras=extras)
+        self._network.initialise(self._generator, (POLICY_GAIN, VALUE_GAIN))
+        if self._network.extras is not None:
+            self._network.extras.data.fill_(p.log_std_init)
+        self._optimizer = FlatAdam(self._network.flat, eps=p.adam_eps)
+        self._entropy_weight = p.entropy(action_space)
+        self._moments = RunningMoments(features)
+        self._mean, self._scale = torch.zeros(features), torch.ones(features)
+        self._reward_scale = RewardScale(p.gamma) if p.normalise_rewards else None
+        self._steps = 0
+        self._trajectory_length = FIRST_LENGTH_GUESS
+        self._taken: list[tuple[Segment, bool]] = []
+        self._buffered = 0
+        self._trajectories = 0
+
+    def spec(self) -> PolicySpec:
+        """A categorical or gaussian perceptron; observation statistics belong to it when they are normalised."""
+        return self._spec
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Keeps the segment for the next update; with `correct`, its targets will be V-trace's."""
+        if not segment.steps:
+            return
+        self._taken.append((segment, correct))
+        self._buffered += segment.steps
+        self._trajectories += self._completes(segment)
+
+    def demand(self) -> int:
+        """The steps that are missing from the batch; with ``traj_per_epoch`` an estimate from the mean trajectory."""
+        steps, trajectories = self.parameters.steps(), self.parameters.traj_per_epoch
+        if steps is not None:
+            return max(0, steps - self._buffered)
+        missing = max(0, (trajectories or 0) - self._trajectories)
+        return math.ceil(missing * self._trajectory_length)
+
+    def update(self) -> dict[str, float] | None:
+        """One PPO update on everything observed since the last, once that is a batch."""
+        if self.demand() > 0:
+            return None
+        rollout = gather(self._taken, self._spec.observation_space, self._spec.action_space)
+        self._taken, self._buffered, self._trajectories = [], 0, 0
+        metrics = self._train(rollout)
+        self._steps += len(rollout.rewards)
+        for segment in rollout.segments:
+            if self._completes(segment):
+                self._trajectory_length += 0.05 * ((segment.episode_length or segment.steps) - self._trajectory_length)
+        if self._normalise:
+            self._moments.update(rollout.features.numpy()[rollout.rows])
+            self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
+            self._scale = torch.from_numpy(self._moments.scale().astype(np.float32))
+        return metrics
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """The policy's layers, its log_std if continuous, and the observation statistics that the learner itself uses."""
+        flat = np.empty(self._spec.size, dtype=np.float32)
+        policy = self._network.flat[self._network.parts[0]].numpy()
+        flat[self._spec.size - len(policy) :] = policy
+        tensors = self._spec.views(flat)
+        if self._normalise:
+            tensors["obs_mean"][:] = self._mean.numpy()
+            tensors["obs_scale"][:] = self._scale.numpy()
+        return tensors
+
+    def state(self) -> dict[str, Any]:
+        """Everything but the segments that wait for the next update."""
+        return {
+            "parameters": self._network.flat.clone(),
+            "optimizer": self._optimizer.state(),
+            "generator": self._generator.get_state(),
+            "steps": self._steps,
+            "trajectory_length": self._trajectory_length,
+            "observations": self._moments.state(),
+            "obs_mean": self._mean.clone(),
+            "obs_scale": self._scale.clone(),
+            "rewards": {} if self._reward_scale is None else self._reward_scale.state(),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Goes back to a `state`; segments that were observed since are forgotten.
+
+        Raises:
+            ConfigError: when the state is of a network of another size.
+        """
+        flat = torch.as_tensor(state["parameters"])
+        if flat.shape != self._network.flat.shape:
+            raise ConfigError(f"a state of {flat.numel()} parameters for networks of {self._network.flat.numel()}")
+        self._network.flat.copy_(flat)
+        self._optimizer.load(state["optimizer"])
+        self._generator.set_state(torch.as_tensor(state["generator"]).clone())
+        self._steps = int(state["steps"])
+        self._trajectory_length = float(state["trajectory_length"])
+        self._moments.load(state["observations"])
+        self._mean = torch.as_tensor(state["obs_mean"]).clone()
+        self._scale = torch.as_tensor(state["obs_scale"]).clone()
+        if self._reward_scale is not None:
+            self._reward_scale.load(state["rewards"])
+        self._taken, self._buffered, self._trajectories = [], 0, 0
+
+    def _completes(self, segment: Segment) -> bool:
+        return segment.ended or self.parameters.rollout_length is None
+
+    def _train(self, rollout: Rollout) -> dict[str, float]:
+        """The passes over one batch, and what they measured."""
+        p = self.parameters
+        left = max(p.anneal_floor, 1.0 - self._steps / p.total_steps) if p.total_steps is not None else 1.0
+        shrink = left if p.anneal_lr else 1.0
+        policy_rate = p.learning_rate * shrink
+        value_rate = policy_rate if p.value_learning_rate is None else p.value_learning_rate * shrink
+        clip = p.clip_coef * (left if p.anneal_clip else 1.0)
+        columns, metrics = self._prepare(rollout, clip)
+        policy_part, value_part = self._network.parts
+        one, other = (policy_part, policy_rate), (value_part, value_rate)
+        both = [(slice(None), policy_rate)] if policy_rate == value_rate else [one, other]
+        rates = {(True, True): both, (True, False): [one], (False, True): [other]}
+        steps = len(rollout.rewards)
+        sizes = equal_sizes(steps, p.num_minibatches or round(steps / p.minibatch_size))
+        value_epochs = p.update_epochs if p.value_epochs is None else p.value_epochs
+        stopped = False
+        epoch = _Epoch([], [], [], [])
+        for number in range(max(p.update_epochs, value_epochs)):
+            trains = (number < p.update_epochs and not stopped, number < value_epochs)
+            if not any(trains):
+                break
+            seen = self._pass(columns, sizes, trains, rates[trains], p.value_clip if p.value_clip is not None else clip)
+            seen.value = seen.value or epoch.value
+            if not trains[0]:
+                epoch.value = seen.value
+                continue
+            epoch = seen
+            stopped = p.target_kl is not None and seen.kl() > p.target_kl
+            if stopped and p.value_epochs is None:
+                break
+        return {**_summary(epoch, clip), **metrics, "charts/learning_rate": policy_rate}
+
+    def _prepare(self, rollout: Rollout, clip: float) -> tuple[Columns, dict[str, float]]:
+        """Advantages and targets from one forward pass over all observations, before the first gradient step."""
+        p = self.parameters
+        features = standardise(rollout.features, self._mean, self._scale) if self._normalise else rollout.features
+        rows = torch.from_numpy(rollout.rows)
+        acted = features.index_select(0, rows)
+        with torch.no_grad():
+            outputs, estimates = self._network(features)
+            current = self._distribution(outputs.index_select(0, rows), rollout.forbidden).log_probs(rollout.actions)
+            ratios = (current - rollout.log_probs).exp()
+        all_values = np.append(estimates.squeeze(1).numpy().astype(np.float64), 0.0)
+        values, next_values = all_values[rollout.rows], all_values[rollout.rows + 1] * rollout.alive
+        rewards = rollout.rewards * p.reward_scale
+        if self._reward_scale is not None:
+            of = rollout.segments
+            rewards = self._reward_scale(rewards, [s.steps for s in of], [s.episode_id for s in of], [s.ended for s in of])
+        rhos = np.where(rollout.correct, ratios.numpy().astype(np.float64), 1.0)
+        advantages, targets = vtrace(rewards, values, next_values, rollout.continues, rhos, gamma=p.gamma, lam=p.gae_lambda)
+        metrics = {
+            "losses/explained_variance": explained_variance(values, targets),
+            "losses/ratio_first": float((ratios - 1.0).abs().mean()),
+        }
+        if p.norm_adv and len(advantages) > 1:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        weights = torch.from_numpy(advantages.astype(np.float32))
+        low, high = ratio_bounds(weights, clip)
+        columns = Columns(
+            features=acted,
+            actions=rollout.actions,
+            log_probs=rollout.log_probs,
+            advantages=weights,
+            low=low,
+            high=high,
+            values=torch.from_numpy(values.astype(np.float32)),
+            targets=torch.from_numpy(targets.astype(np.float32)),
+            forbidden=rollout.forbidden,
+        )
+        return columns, metrics
+
+    def _pass(
+        self,
+        columns: Columns,
+        sizes: list[int],
+        trains: tuple[bool, bool],
+        rates: Sequence[tuple[slice, float]],
+        value_clip: float,
+    ) -> _Epoch:
+        """One pass over the batch, shuffled: a gradient step per minibatch on the policy, the value network, or both."""
+        p = self.parameters
+        epoch = _Epoch([], [], [], [])
+        for batch in columns.minibatches(sizes, self._generator):
+            outputs, estimates = self._network(batch.features)
+            terms: list[Tensor] = []
+            if trains[0]:
+                distribution = self._distribution(outputs, batch.forbidden)
+                log_ratio = distribution.log_probs(batch.actions) - batch.log_probs
+                policy_loss = clipped_objective(log_ratio.exp(), batch.advantages, batch.low, batch.high)
+                terms.append(policy_loss)
+                if self._entropy_weight:
+                    entropy = distribution.mean_entropy()
+                    terms.append(entropy * -self._entropy_weight)
+                else:
+                    with torch.no_grad():
+                        entropy = distribution.mean_entropy()
+                epoch.policy.append(policy_loss.detach())
+                epoch.entropy.append(entropy.detach())
+                epoch.log_ratios.append(log_ratio.detach())
+            if trains[1]:
+                old = batch.values if p.clip_values() else None
+                value_loss = half_square_error(estimates.squeeze(1), batch.targets, old, value_clip)
+                terms.append(value_loss * p.vf_coef)
+                epoch.value.append(value_loss.detach())
+            loss = terms[0]
+            for term in terms[1:]:
+                loss = loss + term
+            self._optimizer.step(self._network.gradient(loss), rates, max_norm=p.max_grad_norm)
+        return epoch
+
+    def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:
+        if self._network.extras is not None:
+            return DiagonalGaussian(outputs, self._network.extras)
+        return Categorical(outputs, forbidden)
+
+
+def _summary(epoch: _Epoch, clip: float) -> dict[str, float]:
+    """CleanRL's scalars, averaged over the last pass."""
+    log_ratios = torch.cat(epoch.log_ratios) if epoch.log_ratios else torch.zeros(1)
+    return {
+        "losses/policy_loss": float(torch.stack(epoch.policy).mean()),
+        "losses/value_loss": float(torch.stack(epoch.value).mean()),
+        "losses/entropy": float(torch.stack(epoch.entropy).mean()),
+        "losses/approx_kl": epoch.kl(),
+        "losses/old_approx_kl": float(-log_ratios.mean()),
+        "losses/clipfrac": float(((log_ratios.exp() - 1.0).abs() > clip).float().mean()),
+    }

@@ -1,0 +1,171 @@
+"""The learner as a user holds it: start it, ask it, close it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.errors import ClientFailed, Closed, LearnerUnavailable
+from rl4sys_zmq.learner.gateway import Gateway, Sink
+from rl4sys_zmq.learner.recorder import NullSink, Recorder
+from rl4sys_zmq.resource import Resource
+
+__all__ = ["Learner"]
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 10.0
+
+
+class Learner(Resource):
+    """A learner process in an object: one gateway thread, one learner thread per client, one recorder thread.
+
+    ::
+
+        with Learner(LearnerConfig(bind="inproc://lab", run_dir=None)) as learner:
+            ...  # actors anywhere
+            learner.wait(client_id="luna", version=3, timeout_s=30)
+
+    Entering the block (or `start`) binds the sockets; leaving it drains and joins.
+    """
+
+    def __init__(self, config: LearnerConfig | None = None) -> None:
+        self.config = config if config is not None else LearnerConfig()
+        self._gateway: Gateway | None = None
+        self._recorder: Recorder | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def start(self) -> Self:
+        """Binds the sockets and starts the threads.
+
+        Raises:
+            AddressInUse: when something else is bound there.
+            RunDirectoryError: when the run directory cannot be written.
+            Closed: when it was closed before.
+        """
+        with self._lock:
+            if self._closed:
+                raise Closed("this learner is closed; make a new one")
+            if self._gateway is not None:
+                return self
+            sink: Sink = NullSink()
+            if self.config.run_dir is not None:
+                self._recorder = sink = Recorder(Path(self.config.run_dir), self.config.to_mapping())
+            self._gateway = Gateway(self.config, sink)
+            if self._recorder is not None:
+                self._recorder.start()
+            self._gateway.start()
+            try:
+                self._gateway.wait_open()
+            except BaseException:
+                self._end()
+                raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    @property
+    def address(self) -> str:
+        """Where actors connect: a URI, with the port that was bound."""
+        return self._running.address
+
+    @property
+    def pub_address(self) -> str:
+        """Where the weights are published."""
+        return self._running.pub_address
+
+    def status(self) -> dict[str, Any]:
+        """The state of all clients, their actors, queues, credit and verdicts, as a JSON document."""
+        report: dict[str, Any] = self._running.call(self._running.status).result(CALL_TIMEOUT_S)
+        return report
+
+    def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
+        """Waits until `client_id` has published `version` or a later one; returns its current version.
+
+        Raises:
+            ClientFailed: when its learner thread stopped.
+            LearnerUnavailable: when that takes longer than `timeout_s` seconds.
+            Closed: when the learner is closed meanwhile.
+        """
+        gateway = self._running
+        deadline = time.monotonic() + timeout_s
+        with gateway.published:
+            while True:
+                publications = gateway.publications(client_id)
+                if publications is not None and publications.version >= version:
+                    return publications.version
+                failure = gateway.failure(client_id)
+                if failure:
+                    raise ClientFailed(client_id, failure)
+                if self._closed or not gateway.alive:
+                    raise Closed("the learner was closed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    held = "nothing" if publications is None else f"version {publications.version}"
+                    raise LearnerUnavailable(gateway.address, f"version {version} of client {client_id!r}; it has {held}", timeout_s)
+                gateway.published.wait(min(left, 0.5))
+
+    def digest(self, client_id: str, version: int) -> int:
+        """The xxh3-64 digest of a version of the current generation.
+
+        Raises:
+            KeyError: when it was not published, or too many versions ago.
+        """
+        gateway = self._running
+        with gateway.published:
+            publications = gateway.publications(client_id)
+            found = publications.digest_of(version) if publications is not None else None
+        if found is None:
+            raise KeyError(f"no digest of version {version} of client {client_id!r}")
+        return found
+
+    def restart(self, client_id: str) -> None:
+        """Gives a client, failed or not, a new learner thread; it starts afresh in a new generation.
+
+        What was accepted and not yet trained is counted as rolled back.
+
+        Raises:
+            ConfigError: when there is no such client.
+        """
+        gateway = self._running
+        gateway.call(lambda: gateway.restart(client_id)).result(CALL_TIMEOUT_S)
+
+    def raise_if_dead(self) -> None:
+        """Surfaces the death of a thread of ours.
+
+        Raises:
+            WorkerDied: when the gateway or the recorder ended with an exception.
+        """
+        self._running.raise_if_dead()
+        if self._recorder is not None:
+            self._recorder.raise_if_dead()
+
+    def close(self) -> None:
+        """Stops taking data, lets the learner threads finish what is in hand, and joins, within ``shutdown_timeout_s``."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _end(self) -> None:
+        gateway, recorder = self._gateway, self._recorder
+        self._gateway = self._recorder = None
+        deadline = time.monotonic() + self.config.shutdown_timeout_s
+        if gateway is not None:
+            gateway.stop()
+            if not gateway.join_all(deadline):
+                log.warning("a learner thread is still busy after %g s; it ends with the process", self.config.shutdown_timeout_s)
+        if recorder is not None:
+            recorder.stop()
+            recorder.join(max(0.5, deadline - time.monotonic()))
+
+    @property
+    def _running(self) -> Gateway:
+        if self._gateway is None:
+            raise Closed("the learner is not running: use it in a with block, or call start()")
+        return self._gateway

@@ -1,0 +1,251 @@
+"""A learner thread: one client's algorithm, fed through a PULL, answering through a PUSH, in wire messages only."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from typing import cast
+
+import numpy as np
+
+from rl4sys_zmq.errors import ConfigError, ProtocolError
+from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, Segment, space_from
+from rl4sys_zmq.weights import digest, encode_update
+from rl4sys_zmq.wire import SegmentSchema, decode, encode, read_submit, spec_to_document
+from rl4sys_zmq.wire.messages import (
+    Assign,
+    Deliver,
+    Demand,
+    Disposed,
+    Failed,
+    Message,
+    Metrics,
+    Published,
+    Ready,
+    Stop,
+    Submit,
+    Verdict,
+)
+
+__all__ = ["LearnerThread", "content_error"]
+
+METRICS_PERIOD_S = 0.1
+DRAIN_MESSAGES = 256
+MAX_SEGMENT_STEPS = 1 << 20
+
+
+class LearnerThread(Worker):
+    """Connects to the gateway's two pipeline ends, is told by `Assign` what to be, and learns until `Stop`.
+
+    Nothing but frames goes in or out, so the same body can run in another process on other addresses.
+    """
+
+    def __init__(self, name: str, key: bytes, down: str, up: str) -> None:
+        """Args:
+        name: of the thread.
+        key: put before every message upstream, so that the gateway knows who speaks.
+        down: address of the gateway's PUSH.
+        up: address of the gateway's PULL.
+        """
+        super().__init__(name)
+        self._key = key
+        self._down, self._up = down, up
+
+    def run(self) -> None:
+        """The thread's body."""
+        with Socket.pull(connect=self._down) as pull, Socket.push(connect=self._up) as push, Poller() as poller:
+            poller.register(pull)
+            try:
+                _Learning(pull, push, poller, self._key).run()
+            except Exception as exc:
+                error = f"{type(exc).__name__}: {exc}"
+                push.send_wait([self._key, *encode(Failed(error, traceback.format_exc()))], 1.0)
+                raise
+
+    def stop(self) -> None:
+        """Does nothing: the gateway ends this thread with a `Stop` message, in order with the data."""
+
+
+class _Learning:
+    """The state of a running learner thread."""
+
+    def __init__(self, pull: Socket, push: Socket, poller: Poller, key: bytes) -> None:
+        self._pull, self._push, self._poller, self._key = pull, push, poller, key
+        self._assign = self._wait_for_assignment()
+        self._algorithm = self._build()
+        self._spec = self._algorithm.spec()
+        self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
+        self._publish_every = self._assign.publish_every_updates or self._algorithm.publish_every_updates
+        self._snapshot: PolicySnapshot | None = None
+        self._version = -1
+        self._updates = 0
+        self._taken_steps = 0
+        self._observed_steps = 0
+        self._lag_sum = self._lag_steps = 0
+        self._slack_steps = 0
+        self._demand = Demand(0, 0)
+        self._pending: list[tuple[str, int, int]] = []
+        self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
+        self._scalars: dict[str, float] = {}
+        self._episodes: list[list[float]] = []
+        self._metrics_at = 0.0
+
+    def run(self) -> None:
+        """Until `Stop`."""
+        self._say(Ready(spec_to_document(self._spec), self._algorithm.kind, self._algorithm.rollout_length))
+        self._publish()
+        self._tell()
+        while True:
+            self._poller.poll(METRICS_PERIOD_S if self._episodes or self._scalars else None)
+            for _ in range(DRAIN_MESSAGES):
+                frames = self._pull.recv()
+                if frames is None:
+                    break
+                message = decode(frames)
+                if isinstance(message, Stop):
+                    self._tell()
+                    self._say_metrics(0.0)
+                    return
+                self._take(cast(Deliver, message))
+            self._train()
+            self._tell()
+            self._say_metrics(METRICS_PERIOD_S)
+
+    # ---- building
+
+    def _wait_for_assignment(self) -> Assign:
+        while True:
+            self._poller.poll(None)
+            frames = self._pull.recv()
+            if frames is not None:
+                return cast(Assign, decode(frames))
+
+    def _build(self) -> Algorithm:
+        a = self._assign
+        spaces = space_from(a.observation_space), space_from(a.action_space)
+        algorithm = make_algorithm(a.algorithm_name, *spaces, a.parameters, a.seed)
+        size = algorithm.spec().size
+        if size > a.max_parameters:
+            raise ConfigError(f"a policy of {size} parameters; max_parameters is {a.max_parameters}", key="max_parameters")
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            torch.set_num_threads(1)  # small networks: a second thread doubles the CPU and gains nothing
+        return algorithm
+
+    # ---- data in
+
+    def _take(self, message: Deliver) -> None:
+        submit = cast(Submit, decode(message.body))
+        for index, segment in enumerate(read_submit(submit)):
+            if index < message.skip or isinstance(segment, ProtocolError) or self._schema.check(segment) is not None:
+                continue  # seen before, or refused by the gateway by this same rule
+            seq = submit.first_seq + index
+            self._taken_steps += segment.steps
+            stream = message.actor_id, message.incarnation
+            reason = content_error(segment, self._schema, self._assign.generation, self._version)
+            if reason:
+                self._dispose(*stream, seq, Verdict.QUARANTINED, reason)
+                continue
+            lag = self._lag(segment)
+            late = 0 <= self._assign.max_policy_lag < lag
+            if late and self._assign.on_lag == "drop":
+                self._dispose(*stream, seq, Verdict.STALE)
+                continue
+            self._observe(segment, lag, late)
+            if self._algorithm.kind == "onpolicy":
+                self._pending.append((*stream, seq))
+            else:
+                self._dispose(*stream, seq, Verdict.TRAINED)
+
+    def _observe(self, segment: Segment, lag: int, late: bool) -> None:
+        self._algorithm.observe(segment, correct=late)
+        self._observed_steps += segment.steps
+        self._lag_sum += lag * segment.steps
+        self._lag_steps += segment.steps
+        if segment.episode_return is not None and segment.episode_length is not None:
+            self._episodes.append([self._observed_steps, segment.episode_return, segment.episode_length])
+
+    def _lag(self, segment: Segment) -> int:
+        """Versions behind, by the oldest step; data of another generation was made before version 0 of this one."""
+        return self._version - (int(segment.versions.min()) if segment.generation == self._assign.generation else 0)
+
+    def _dispose(self, actor_id: str, incarnation: int, seq: int, verdict: str, reason: str = "") -> None:
+        ranges = self._disposed.setdefault((actor_id, incarnation, verdict, reason), [])
+        if ranges and ranges[-1][1] == seq:
+            ranges[-1][1] = seq + 1
+        else:
+            ranges.append([seq, seq + 1])
+
+    # ---- learning
+
+    def _train(self) -> None:
+        while (metrics := self._algorithm.update()) is not None:
+            self._updates += 1
+            self._scalars.update(metrics)
+            for actor_id, incarnation, seq in self._pending:
+                self._dispose(actor_id, incarnation, seq, Verdict.TRAINED)
+            self._pending.clear()
+            if self._updates % self._publish_every == 0:
+                self._publish()
+
+    def _publish(self) -> None:
+        flat = self._spec.flatten(self._algorithm.snapshot())
+        self._version += 1
+        new = PolicySnapshot(self._assign.generation, self._version, digest(flat), flat)
+        body = encode_update(self._assign.policy_id, new.generation, None, new)
+        if self._snapshot is not None:
+            body = (*body, *encode_update(self._assign.policy_id, new.generation, self._snapshot, new))
+        self._snapshot = new
+        self._say(Published(new.version, new.digest, tuple(body)))
+        self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
+        if self._lag_steps:
+            self._scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
+            self._lag_sum = self._lag_steps = 0
+
+    # ---- words upstream
+
+    def _tell(self) -> None:
+        """Dispositions and demand, when there is something new to say."""
+        for (actor_id, incarnation, verdict, reason), ranges in self._disposed.items():
+            self._say(Disposed(actor_id, incarnation, ranges, verdict, reason))
+        self._disposed.clear()
+        demand = Demand(self._taken_steps + self._algorithm.demand() + self._slack_steps, self._version)
+        if demand.steps > self._demand.steps or demand.min_version > self._demand.min_version:
+            self._demand = demand
+            self._say(demand)
+
+    def _say_metrics(self, period_s: float) -> None:
+        now = time.monotonic()
+        if (self._scalars or self._episodes) and now - self._metrics_at >= period_s:
+            self._metrics_at = now
+            scalars = {k: float(v) for k, v in self._scalars.items()}
+            self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))
+            self._scalars, self._episodes = {}, []
+
+    def _say(self, message: Message) -> None:
+        self._push.send_wait([self._key, *encode(message)], None)
+
+
+def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:
+    """Why a segment's content must not be trained on, or an empty string: not finite, out of range, from the future."""
+    for name in ("observations", "actions", "rewards", "log_probs"):
+        column = getattr(segment, name)
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            return f"{name} are not finite"
+    if segment.episode_return is not None and not np.isfinite(segment.episode_return):
+        return "the episode's return is not finite"
+    for name, column, space in (
+        ("actions", segment.actions, schema.action_space),
+        ("observations", segment.observations, schema.observation_space),
+    ):
+        if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
+            return f"{name} lie outside {space.start} to {space.start + space.n - 1}"
+    if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
+        return f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"
+    if segment.masks is not None and not segment.masks[: segment.steps].any(axis=1).all():
+        return "a mask forbids every action"
+    return ""

@@ -1,0 +1,152 @@
+"""Where a socket is bound or dialled, as a value: ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass, replace
+from typing import Self
+
+from rl4sys_zmq.errors import TransportError
+
+__all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
+
+SCHEMES = ("tcp", "ipc", "inproc")
+
+MAX_IPC_PATH_BYTES = 107
+"""What fits a Unix socket address (108 bytes with its terminating zero)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One end of the wire. Make one with `parse`.
+
+    A *fresh* address leaves the choice to the system when it is bound: port 0, ``ipc://*`` and ``inproc://*``.
+
+    Attributes:
+        scheme: ``tcp``, ``ipc`` or ``inproc``.
+        host: for tcp, a host name, an IP address without brackets, or ``*`` for all IPv4 interfaces; else empty.
+        port: for tcp, 0 to 65535; else 0.
+        name: the path of an ipc address or the name of an inproc one; else empty.
+    """
+
+    scheme: str
+    host: str = ""
+    port: int = 0
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str | Address) -> Address:
+        """Reads ``host:port``, ``tcp://host:port``, ``ipc://path`` or ``inproc://name``; IPv6 hosts stand in brackets.
+
+        Raises:
+            TransportError: when it is none of these; the message says how to write it.
+        """
+        if isinstance(text, Address):
+            return text
+        scheme, separator, rest = text.strip().partition("://")
+        if not separator:
+            scheme, rest = "tcp", text.strip()
+        if scheme not in SCHEMES:
+            raise TransportError(f"{text!r} has an unknown scheme {scheme!r}; use tcp://host:port, ipc://path or inproc://name")
+        if "\0" in rest:
+            raise TransportError(f"{text!r} contains a zero byte")
+        if scheme == "tcp":
+            return cls("tcp", *_host_and_port(text, rest))
+        if not rest:
+            raise TransportError(f"{text!r} names no {'path' if scheme == 'ipc' else 'endpoint'}; write {scheme}://something")
+        if scheme == "ipc":
+            _check_ipc_path(text, rest)
+        return cls(scheme, name=rest)
+
+    @property
+    def uri(self) -> str:
+        """The address as text that `parse` reads back."""
+        if self.scheme != "tcp":
+            return f"{self.scheme}://{self.name}"
+        return f"tcp://[{self.host}]:{self.port}" if self.is_v6 else f"tcp://{self.host}:{self.port}"
+
+    @property
+    def is_v6(self) -> bool:
+        """True for a tcp address whose host is an IPv6 literal."""
+        return ":" in self.host
+
+    @property
+    def is_fresh(self) -> bool:
+        """True when binding chooses the port, path or name."""
+        return self.port == 0 if self.scheme == "tcp" else self.name == "*"
+
+    @property
+    def is_loopback(self) -> bool:
+        """True when no other machine can reach it: ipc, inproc, ``localhost``, 127.0.0.0/8 and ::1.
+
+        Other host names are not looked up, so a name that happens to mean this machine counts as reachable.
+        """
+        if self.scheme != "tcp":
+            return True
+        if self.host == "localhost":
+            return True
+        try:
+            ip = ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+        return (mapped or ip).is_loopback
+
+    def with_port(self, port: int) -> Self:
+        """The same host at another port.
+
+        Raises:
+            TransportError: for a port outside 0 to 65535, or an address that has no port.
+        """
+        if self.scheme != "tcp":
+            raise TransportError(f"{self.uri} has no port to change; only tcp addresses have one")
+        if not 0 <= port <= 65535:
+            raise TransportError(f"port {port} is outside 0 to 65535")
+        return replace(self, port=port)
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+def _host_and_port(text: str, rest: str) -> tuple[str, int]:
+    host, separator, port = rest.rpartition(":")
+    if not separator or not port or port.endswith("]"):
+        raise TransportError(f"{text!r} has no port; write {rest or 'host'}:5555")
+    if host.startswith("["):
+        return _v6_host(text, host), _port(text, port)
+    if not host:
+        raise TransportError(f"{text!r} has no host; write 127.0.0.1:{port}, or *:{port} to listen on all interfaces")
+    if ":" in host:
+        raise TransportError(f"{text!r} is ambiguous; put an IPv6 host in brackets: tcp://[{host}]:{port}")
+    if any(c.isspace() or c in "/;@[]\\" for c in host):
+        raise TransportError(f"{text!r} is not host:port; a host is a name, an IPv4 address, or [an IPv6 address]")
+    return host, _port(text, port)
+
+
+def _v6_host(text: str, bracketed: str) -> str:
+    try:
+        if bracketed.endswith("]"):
+            ipaddress.IPv6Address(bracketed[1:-1])
+            return bracketed[1:-1]
+    except ValueError:
+        pass
+    raise TransportError(f"{text!r} has no IPv6 address in its brackets; write for instance tcp://[::1]:5555")
+
+
+def _port(text: str, port: str) -> int:
+    if port == "*":
+        return 0
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise TransportError(f"{text!r} has no valid port; a port is a number from 0 to 65535 (0 picks a free one)")
+    return int(port)
+
+
+def _check_ipc_path(text: str, path: str) -> None:
+    if path.startswith("@"):
+        raise TransportError(f"{text!r} is in the abstract namespace, where no file mode protects it; use a path")
+    size = len(os.fsencode(path))
+    if size > MAX_IPC_PATH_BYTES:
+        raise TransportError(
+            f"{text!r} is too long: {size} bytes of at most {MAX_IPC_PATH_BYTES}; use a shorter path, in /tmp for instance"
+        )

@@ -1,0 +1,207 @@
+"""Binding and dialling: fresh addresses made concrete, an ipc path claimed by a lock, errno turned into advice."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import replace
+
+import zmq
+
+from rl4sys_zmq.errors import AddressInUse, TransportError
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.transports.address import Address
+
+__all__ = ["Binding", "bind", "dial"]
+
+REBIND_WAIT_S = 2.0
+"""How long to wait for an address that this process has just released: libzmq closes in the background."""
+
+_RETRY_S = 0.002
+_released: dict[str, float] = {}
+_released_lock = threading.Lock()
+
+_MENDS = {
+    errno.EACCES: "permission denied; choose a port above 1023, or a path in a folder that you own",
+    errno.ENODEV: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
+    errno.EADDRNOTAVAIL: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
+    errno.ENOENT: "the folder does not exist and could not be made; choose another path",
+    errno.ENOTDIR: "a part of the path is a file; choose another path",
+    errno.EROFS: "the file system is read-only; choose another path",
+    errno.EMFILE: "too many open files; raise the limit with ulimit -n",
+    errno.EINVAL: "the host is not one this machine can use; write an IP address",
+}
+
+
+class Binding(Resource):
+    """A bound address and what has to be given back with it."""
+
+    def __init__(self, address: Address, raw: zmq.Socket[bytes], claim: _IpcClaim | None) -> None:
+        self.address = address
+        self._raw = raw
+        self._claim = claim
+
+    def close(self) -> None:
+        """Stops listening (before the socket itself is closed)."""
+        with contextlib.suppress(zmq.ZMQError):  # it is being closed anyway; this only frees an inproc name at once
+            self._raw.unbind(self.address.uri)
+        with _released_lock:
+            _released[self.address.uri] = time.monotonic()
+        if self._claim is not None:
+            self._claim.close()
+
+    def disown(self) -> None:
+        """Forgets it in a forked child: the parent goes on listening, and its lock stays."""
+        if self._claim is not None:
+            self._claim.disown()
+
+
+def bind(raw: zmq.Socket[bytes], address: Address) -> Binding:
+    """Binds a socket whose options are all set.
+
+    Raises:
+        AddressInUse: when somebody else binds it.
+        TransportError: when it cannot be bound; the message says what to do.
+    """
+    if address.scheme == "inproc" and address.is_fresh:
+        address = replace(address, name=f"rl4sys-{uuid.uuid4().hex}")
+    if address.host == "localhost":
+        address = replace(address, host="127.0.0.1")  # libzmq binds interfaces and addresses, not names
+    claim = _IpcClaim(address) if address.scheme == "ipc" else None
+    if claim is not None:
+        address = claim.address
+    try:
+        _bind_waiting(raw, address)
+        if claim is not None:
+            os.chmod(address.name, 0o600)
+    except BaseException:
+        if claim is not None:
+            claim.close()
+        raise
+    if address.scheme == "tcp":
+        address = Address.parse(raw.getsockopt_string(zmq.LAST_ENDPOINT))
+    return Binding(address, raw, claim)
+
+
+def dial(raw: zmq.Socket[bytes], address: Address) -> None:
+    """Connects a socket whose options are all set. Nobody need be listening yet.
+
+    Raises:
+        TransportError: when nobody can ever listen there.
+    """
+    if address.is_fresh or address.host == "*":
+        raise TransportError(f"{address.uri} cannot be dialled; name the host and the port (or path) that the other side binds")
+    try:
+        raw.connect(address.uri)
+    except zmq.ZMQError as exc:
+        raise TransportError(f"cannot dial {address.uri}: {_MENDS.get(exc.errno or 0, exc.strerror)}") from exc
+
+
+def _bind_waiting(raw: zmq.Socket[bytes], address: Address) -> None:
+    while True:
+        try:
+            raw.bind(address.uri)
+            return
+        except zmq.ZMQError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                raise TransportError(f"cannot bind {address.uri}: {_MENDS.get(exc.errno or 0, exc.strerror)}") from exc
+            if not _just_released(address.uri):
+                raise AddressInUse(address.uri) from exc
+        time.sleep(_RETRY_S)
+
+
+def _just_released(uri: str) -> bool:
+    now = time.monotonic()
+    with _released_lock:
+        for old in [key for key, when in _released.items() if now - when > REBIND_WAIT_S]:
+            del _released[old]
+        return uri in _released
+
+
+class _IpcClaim(Resource):
+    """The right to one ipc path, held by a lock beside it.
+
+    libzmq removes whatever stands at the path and binds there, so a second learner would silently steal the first one's
+    actors. The lock file is removed with the claim, under the lock.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._folder: str | None = None
+        self._fd = -1
+        try:
+            if address.is_fresh:
+                self._folder = tempfile.mkdtemp(prefix="rl4sys-")
+                address = Address.parse(f"ipc://{os.path.join(self._folder, 'socket')}")
+            self.address = address
+            self._lock = address.name + ".lock"
+            os.makedirs(os.path.dirname(address.name) or ".", mode=0o700, exist_ok=True)
+            self._fd = self._take()
+            self._check_vacant()
+        except OSError as exc:
+            self._let_go()
+            raise TransportError(f"cannot bind {address.uri}: {_MENDS.get(exc.errno or 0, exc.strerror)}") from exc
+        except TransportError:
+            self._let_go()
+            raise
+
+    def close(self) -> None:
+        """Removes the socket file, the lock, and a folder made for a fresh address."""
+        if self._fd >= 0:
+            _unlink(self.address.name)
+        self._let_go()
+
+    def disown(self) -> None:
+        """Closes this process's copy of the lock's descriptor; the parent's keeps the lock."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._folder = -1, None
+
+    def _take(self) -> int:
+        while True:
+            fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_ino == os.stat(self._lock).st_ino:
+                    return fd
+            except BlockingIOError as exc:
+                os.close(fd)
+                raise AddressInUse(self.address.uri) from exc
+            except FileNotFoundError:
+                pass  # its last holder removed it between our open and our lock: take a new one
+            os.close(fd)
+
+    def _let_go(self) -> None:
+        if self._fd >= 0:
+            _unlink(self._lock)
+            os.close(self._fd)
+            self._fd = -1
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _check_vacant(self) -> None:
+        """Refuses a path that holds something else than a dead socket."""
+        try:
+            mode = os.lstat(self.address.name).st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise TransportError(f"cannot bind {self.address.uri}: a file that is no socket is there; choose another path")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            if probe.connect_ex(self.address.name) == 0:
+                raise AddressInUse(self.address.uri)
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

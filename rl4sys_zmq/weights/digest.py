@@ -1,0 +1,17 @@
+"""The identity of a state."""
+
+from __future__ import annotations
+
+import xxhash
+
+from rl4sys_zmq.values import FlatWeights
+
+__all__ = ["digest"]
+
+
+def digest(flat: FlatWeights) -> int:
+    """xxh3-64 of the bytes of `flat` (contiguous, little-endian float32 ``[n]``), a u64.
+
+    It tells accidents, not attackers: 5 us for 70,000 elements.
+    """
+    return xxhash.xxh3_64_intdigest(flat.data)

@@ -1,0 +1,139 @@
+"""The 72 bytes in front of every weights payload.
+
+======  ====  ============  ===================================================================
+offset  size  field         meaning
+======  ====  ============  ===================================================================
+0       4     magic         ``R4SW``
+4       1     format        1; another format is refused: ``version``
+5       1     flags         must be understood by the receiver; none is defined: ``feature``
+6       1     codec         how the payload is written (`Codec`), else ``kind``
+7       1     wire dtype    what the elements are (`WireDtype`), else ``dtype``
+8       8     policy id     given by the learner in the handshake
+16      8     generation    of both versions
+24      8     base version  what the diff applies to; of a snapshot: its own version
+32      8     new version   what the payload leads to; of a diff: larger than the base
+40      2     chunk         index of this chunk, from 0
+42      2     chunks        chunks of this update, at least 1
+44      4     elements      elements of the complete state
+48      4     payload size  bytes of the payload; at most 4 per element
+52      4     check         low 32 bits of xxh3-64 of this header with a check of 0
+56      8     payload hash  xxh3-64 of the payload
+64      8     state hash    xxh3-64 of the complete new state, float32 in manifest order
+======  ====  ============  ===================================================================
+
+All numbers are unsigned and little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import xxhash
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.weights.coder import Codec
+
+__all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader", "WireDtype"]
+
+MAGIC = b"R4SW"
+FORMAT = 1
+HEADER_BYTES = 72
+_FIELDS = struct.Struct("<4s4B8s3Q2H3I2Q")
+_CHECK = struct.Struct("<I")
+_CHECK_AT = 52
+
+
+class WireDtype(IntEnum):
+    """What the elements of a state are on the wire."""
+
+    FP32 = 0
+
+
+# Membership of a number in an enumeration is an error before Python 3.12.
+_CODECS = frozenset(int(codec) for codec in Codec)
+_DTYPES = frozenset(int(dtype) for dtype in WireDtype)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsHeader:
+    """What a weights payload is, what it applies to, and what must come out. The fields are those of the module's table."""
+
+    policy_id: bytes
+    generation: int
+    base_version: int
+    new_version: int
+    codec: Codec
+    elements: int
+    payload_bytes: int
+    payload_hash: int
+    state_hash: int
+    wire_dtype: WireDtype = WireDtype.FP32
+    chunk: int = 0
+    chunks: int = 1
+
+    def pack(self) -> bytes:
+        """The 72 bytes.
+
+        Raises:
+            ProtocolError: when a field does not fit its place (``range``), or the payload is too large (``too_large``).
+        """
+        self._check()
+        try:
+            packed = bytearray(self._packed())
+        except struct.error as exc:
+            raise ProtocolError(Refusal.RANGE, f"a field of {self} does not fit its place: {exc}") from exc
+        _CHECK.pack_into(packed, _CHECK_AT, _check_of(packed))
+        return bytes(packed)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> WeightsHeader:
+        """Reads and checks the 72 bytes.
+
+        Raises:
+            ProtocolError: with the code of the first rule that they break, in the order of the module's table, but for the
+                check, which comes right after the format; ``malformed`` for another length.
+        """
+        if len(data) != HEADER_BYTES:
+            raise ProtocolError(Refusal.MALFORMED, f"a weights header of {len(data)} bytes, not {HEADER_BYTES}")
+        (magic, form, flags, codec, dtype, policy_id, generation, base, new, chunk, chunks, elements, payload_bytes, check,
+         payload_hash, state_hash) = _FIELDS.unpack(data)  # fmt: skip
+        if magic != MAGIC:
+            raise ProtocolError(Refusal.MAGIC, f"weights do not start with {magic!r}")
+        if form != FORMAT:
+            raise ProtocolError(Refusal.VERSION, f"weights format {form}; this side reads {FORMAT}")
+        bare = bytearray(data)
+        _CHECK.pack_into(bare, _CHECK_AT, 0)
+        if check != _check_of(bare):
+            raise ProtocolError(Refusal.CHECKSUM, "the weights header is not the one that was sent")
+        if flags:
+            raise ProtocolError(Refusal.FEATURE, f"unknown weights flags {flags:#04x}")
+        if codec not in _CODECS:
+            raise ProtocolError(Refusal.KIND, f"unknown weights codec {codec}")
+        if dtype not in _DTYPES:
+            raise ProtocolError(Refusal.DTYPE, f"unknown weights dtype {dtype}")
+        header = cls(policy_id, generation, base, new, Codec(codec), elements, payload_bytes, payload_hash, state_hash,
+                     WireDtype(dtype), chunk, chunks)  # fmt: skip
+        header._check()
+        return header
+
+    def _check(self) -> None:
+        if len(self.policy_id) != 8:
+            raise ProtocolError(Refusal.RANGE, f"a policy id of {len(self.policy_id)} bytes, not 8")
+        if self.base_version >= self.new_version if self.codec.is_diff else self.base_version != self.new_version:
+            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} from version {self.base_version} to {self.new_version}")
+        if not self.chunk < self.chunks:
+            raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks}")
+        if self.payload_bytes > 4 * self.elements:
+            raise ProtocolError(Refusal.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
+
+    def _packed(self) -> bytes:
+        return _FIELDS.pack(MAGIC, FORMAT, 0, self.codec, self.wire_dtype, self.policy_id, self.generation, self.base_version,
+                            self.new_version, self.chunk, self.chunks, self.elements, self.payload_bytes, 0,
+                            self.payload_hash, self.state_hash)  # fmt: skip
+
+
+def _check_of(bare: bytearray) -> int:
+    """The check of a header whose check field is 0."""
+    return xxhash.xxh3_64_intdigest(bytes(bare)) & 0xFFFFFFFF

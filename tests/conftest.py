@@ -1,0 +1,110 @@
+"""What every test gets: a leak check, a seed that is shown, and Hypothesis without deadlines."""
+
+from __future__ import annotations
+
+import importlib.util
+import multiprocessing
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import zmq
+
+PLUGIN = "rl4sys_zmq.testing.plugin"
+pytest_plugins = [PLUGIN] if importlib.util.find_spec(PLUGIN) else []
+
+hypothesis.settings.register_profile("rl4sys", deadline=None, derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("rl4sys")
+
+LEAK_WAIT_S = 2.0
+"""How long what a test has closed may take to be gone."""
+
+_sockets: weakref.WeakSet[zmq.Socket[Any]] = weakref.WeakSet()
+_make_socket = zmq.Socket.__init__
+
+
+def _make_and_note_socket(self: zmq.Socket[Any], *args: Any, **kwargs: Any) -> None:
+    _make_socket(self, *args, **kwargs)
+    _sockets.add(self)
+
+
+def pytest_configure() -> None:
+    """Notes every zmq socket of every context from here on, whoever makes it."""
+    zmq.Socket.__init__ = _make_and_note_socket
+
+
+def pytest_unconfigure() -> None:
+    """Gives zmq its constructor back."""
+    zmq.Socket.__init__ = _make_socket
+
+
+def _threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("rl4sys")}
+
+
+def _children() -> dict[int, str]:
+    """Every child process by its id, zombies too, but for multiprocessing's own helper."""
+    multiprocessing.active_children()  # collects those of its own that have ended
+    found = {}
+    helper = getattr(resource_tracker._resource_tracker, "_pid", None)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:  # it ended between the listing and the reading
+            continue
+        name, _, rest = text.partition("(")[2].rpartition(")")
+        state, parent = rest.split()[:2]
+        pid = int(stat.parent.name)
+        if int(parent) == os.getpid() and pid != helper:
+            found[pid] = f"{name} (pid {pid}, state {state})"
+    return found
+
+
+def _open_sockets() -> set[zmq.Socket[Any]]:
+    return {s for s in list(_sockets) if not s.closed}
+
+
+class _Alive:
+    """The threads, child processes and sockets that are there at one moment."""
+
+    def __init__(self) -> None:
+        self.threads, self.children, self.sockets = _threads(), _children(), _open_sockets()
+
+    def beyond(self, before: _Alive) -> list[str]:
+        """What is here and was not there before, in words."""
+        return [
+            *(f"thread {t.name}" for t in self.threads - before.threads),
+            *(f"process {name}" for pid, name in self.children.items() if pid not in before.children),
+            *(f"zmq socket {s!r}" for s in self.sockets - before.sockets),
+        ]
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves a thread of ours, a child process or an open zmq socket behind."""
+    before = _Alive()
+    yield
+    deadline = time.monotonic() + LEAK_WAIT_S
+    for thread in _threads() - before.threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    pause = threading.Event()
+    while (leaked := _Alive().beyond(before)) and time.monotonic() < deadline:
+        pause.wait(0.01)
+    if leaked:
+        pytest.fail("left behind: " + ", ".join(leaked), pytrace=False)
+
+
+@pytest.fixture
+def seed() -> int:
+    """A fresh seed, printed so that a failure shows it; RL4SYS_TEST_SEED repeats one."""
+    value = int(os.environ.get("RL4SYS_TEST_SEED") or random.SystemRandom().randrange(2**32))
+    print(f"RL4SYS_TEST_SEED={value}")
+    return value

@@ -1,0 +1,300 @@
+"""DQN: its targets against a slow twin, its bookkeeping exactly, its state bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
+from rl4sys_zmq.learner.algorithms.dqn import DQN, DQNParameters
+from rl4sys_zmq.learner.algorithms.networks import policy_outputs
+from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.replay import Batch
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+
+BOX = BoxSpace((3,))
+SMALL: dict[str, Any] = {"hidden_sizes": [8], "batch_size": 16, "learning_starts": 20, "train_frequency": 4, "buffer_size": 200}
+
+
+def make(actions: int = 3, *, space: Space = BOX, start: int = 0, seed: int = 0, **parameters: Any) -> DQN:
+    return DQN(space, DiscreteSpace(actions, start), {**SMALL, **parameters}, seed)
+
+
+def make_segment(steps: int, seed: int = 0, *, end: str = "cut", masked: bool = False) -> Segment:
+    rng = np.random.default_rng(seed)
+    rows = steps + (end != "terminated")
+    masks = rng.random((rows, 3)) < 0.6
+    masks[:, 0] |= ~masks.any(axis=1)
+    return Segment(
+        observations=rng.normal(size=(rows, *BOX.shape)).astype(np.float32),
+        actions=rng.integers(0, 3, steps),
+        rewards=rng.normal(size=steps).astype(np.float32),
+        log_probs=np.zeros(steps, np.float32),
+        versions=np.zeros(steps, np.uint64),
+        masks=masks if masked else None,
+        generation=1,
+        episode_id=seed,
+        segment_index=0,
+        terminated=end == "terminated",
+        truncated=end == "truncated",
+    )
+
+
+def train(algorithm: DQN) -> list[Mapping[str, float]]:
+    out = []
+    while (metrics := algorithm.update()) is not None:
+        out.append(metrics)
+    return out
+
+
+def assert_same(left: object, right: object) -> None:
+    if isinstance(left, Mapping):
+        assert isinstance(right, Mapping)
+        assert left.keys() == right.keys()
+        for key in left:
+            assert type(key) is str
+            assert_same(left[key], right[key])
+    else:
+        assert isinstance(left, (torch.Tensor, np.ndarray, int, float))
+        np.testing.assert_array_equal(np.asarray(left), np.asarray(right))
+
+
+def _global_numpy_state() -> NDArray[np.uint32]:
+    return np.asarray(np.random.get_state(legacy=False)["state"]["key"]).copy()
+
+
+def test_it_is_an_algorithm_under_its_name() -> None:
+    algorithm = make_algorithm("dqn", BOX, DiscreteSpace(2), {}, 0)
+    assert isinstance(algorithm, Algorithm)
+    assert (algorithm.kind, algorithm.spec().head) == ("offpolicy", "q_values")
+
+
+def test_box_actions_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Discrete action space"):
+        DQN(BOX, BoxSpace((2,)), {}, 0)
+
+
+@given(size=st.integers(1, 6), double=st.booleans(), masked=st.booleans(), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=40, deadline=None)
+def test_targets_match_the_slow_twin(size: int, double: bool, masked: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    algorithm = make(double_q=double, seed=seed % 1000)
+    # Training makes the online network differ from its target.
+    algorithm.observe(make_segment(40, seed=1))
+    train(algorithm)
+    masks = rng.random((size, 3)) < 0.5
+    masks[:, 1] |= ~masks.any(axis=1)
+    batch = Batch(
+        observations=np.zeros((size, 3), np.float32),
+        actions=np.zeros(size, np.int64),
+        returns=rng.normal(size=size).astype(np.float32),
+        discounts=rng.choice([0.0, 0.9, 0.81], size).astype(np.float32),
+        successors=rng.normal(size=(size, 3)).astype(np.float32),
+        masks=masks if masked else None,
+    )
+    state, spec = algorithm.state(), algorithm.spec()
+
+    def q(which: str, row: int) -> list[float]:
+        tensors = spec.views(np.append(state[which].numpy(), np.float32(0)))
+        return [float(v) for v in policy_outputs(spec, tensors, batch.successors[row : row + 1])[0]]
+
+    slow = []
+    for row in range(size):
+        online, target = q("online", row), q("target", row)
+        allowed = [a for a in range(3) if not masked or masks[row, a]]
+        best = max(allowed, key=lambda a: (online if double else target)[a])
+        slow.append(batch.returns[row] + batch.discounts[row] * target[best])
+    np.testing.assert_allclose(algorithm._targets(batch).numpy(), slow, rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns_the_values_of_a_corridor_with_a_start_offset_and_one_hot_observations() -> None:
+    # From state 4, action 6 pays nothing and leads to state 5, where action 7 pays 1 and ends: Q*(4, 6) = gamma, Q*(5, 7) = 1.
+    space = DiscreteSpace(2, start=4)
+    algorithm = make(2, space=space, start=6, gamma=0.5, learning_rate=0.01, gradient_steps=10, target_net_update_frequency=20)
+    walk = Segment(
+        observations=np.array([4, 5]),
+        actions=np.array([6, 7]),
+        rewards=np.array([0, 1], np.float32),
+        log_probs=np.zeros(2, np.float32),
+        versions=np.zeros(2, np.uint64),
+        masks=None,
+        generation=1,
+        episode_id=99,
+        segment_index=0,
+        terminated=True,
+        truncated=False,
+    )
+    for _ in range(60):
+        algorithm.observe(walk)
+        train(algorithm)
+    values = policy_outputs(algorithm.spec(), algorithm.snapshot(), np.array([4, 5]))
+    assert [float(values[0, 0]), float(values[1, 1])] == pytest.approx([0.5, 1.0], abs=0.02)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 23), min_size=1, max_size=25),
+    frequency=st.integers(1, 9),
+    gradient_steps=st.integers(1, 3),
+    starts=st.integers(0, 60),
+    eager=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_updates_follow_steps_exactly_whatever_the_timing(
+    lengths: list[int], frequency: int, gradient_steps: int, starts: int, eager: bool
+) -> None:
+    algorithm = make(train_frequency=frequency, gradient_steps=gradient_steps, learning_starts=starts, batch_size=2)
+    done = 0
+    for index, length in enumerate(lengths):
+        algorithm.observe(make_segment(length, index))
+        if eager:
+            done += len(train(algorithm))
+    done += len(train(algorithm))
+    assert done == max(0, sum(lengths) - starts) // frequency
+    assert algorithm.state()["counters"]["gradient_steps"] == done * gradient_steps
+
+
+def test_units_may_be_owed_by_ended_episodes_instead() -> None:
+    algorithm = make(traj_per_epoch=2, learning_starts=0)
+    done = []
+    for index, end in enumerate(["cut", "terminated", "cut", "truncated", "terminated"]):
+        assert algorithm.demand() > 0
+        algorithm.observe(make_segment(5, index, end=end))
+        done.append(len(train(algorithm)))
+    assert done == [0, 0, 0, 1, 0]
+
+
+def test_demand_is_what_the_next_version_still_needs() -> None:
+    algorithm = make(learning_starts=20, train_frequency=4)
+    algorithm.publish_every_updates = 3
+    assert algorithm.demand() == 32
+    algorithm.observe(make_segment(27))
+    assert (algorithm.demand(), len(train(algorithm)), algorithm.demand()) == (5, 1, 5)
+    algorithm.observe(make_segment(50))
+    assert algorithm.demand() == 0
+    assert len(train(algorithm)) == (77 - 20) // 4 - 1
+    assert algorithm.demand() == 20 + 15 * 4 - 77
+
+
+def test_a_version_comes_about_every_256_steps() -> None:
+    assert make(train_frequency=4).publish_every_updates == 64
+    assert make(train_frequency=1000).publish_every_updates == 1
+
+
+def test_state_resumes_bit_for_bit() -> None:
+    fancy: dict[str, Any] = {"n_step": 3, "tau": 0.01, "target_net_update_frequency": 1, "learning_rate_final": 0.0}
+    plain: dict[str, Any] = {}
+    for extra in (plain, fancy):
+        one, two = make(**extra), make(seed=9, **extra)
+        for index in range(6):
+            one.observe(make_segment(17, index, end="truncated" if index % 2 else "cut", masked=index > 3))
+            train(one)
+        one.observe(make_segment(30, 77, end="terminated"))
+        state = one.state()
+        two.load(state)
+        assert_same(state, two.state())
+        for algorithm in (one, two):
+            train(algorithm)
+            algorithm.observe(make_segment(50, 78))
+        assert [dict(m) for m in train(one)] == [dict(m) for m in train(two)] != []
+        assert_same(one.state(), two.state())
+        assert_same(one.snapshot(), two.snapshot())
+
+
+def test_runs_with_one_seed_are_alike_and_global_random_states_are_untouched() -> None:
+    torch_before, numpy_before = torch.get_rng_state(), _global_numpy_state()
+    runs = []
+    for seed in (1, 1, 2):
+        algorithm = make(seed=seed)
+        algorithm.observe(make_segment(60))
+        train(algorithm)
+        runs.append(algorithm.snapshot()["layers.0.weight"])
+    assert np.array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+    assert torch.equal(torch_before, torch.get_rng_state())
+    assert np.array_equal(numpy_before, _global_numpy_state())
+
+
+def test_a_snapshot_is_the_online_network_in_fresh_arrays() -> None:
+    algorithm = make(exploration_fraction=0.1, total_steps=1000, epsilon_min=0.2, target_network_frequency=100_000)
+    first = algorithm.snapshot()
+    assert [(n, a.shape) for n, a in first.items()] == [(t.name, t.shape) for t in algorithm.spec().tensors]
+    assert all(a.dtype == np.float32 and a.flags.owndata for a in first.values())
+    kept = {name: array.copy() for name, array in first.items()}
+    algorithm.observe(make_segment(50))
+    train(algorithm)
+    assert_same(first, kept)
+    second = algorithm.snapshot()
+    assert second["epsilon"] == pytest.approx(0.6)
+    assert not np.array_equal(first["layers.0.weight"], second["layers.0.weight"])
+    assert np.array_equal(first["layers.0.weight"].ravel(), algorithm.state()["target"].numpy()[:24])
+
+
+def test_the_target_network_follows_by_interval_and_by_share() -> None:
+    for name, every, copies in (("target_net_update_frequency", 3, {3, 6}), ("target_network_frequency", 9, {2, 4, 6})):
+        algorithm = make(learning_starts=0, **{name: every})  # type: ignore[arg-type]
+        for unit in range(1, 7):
+            algorithm.observe(make_segment(4, unit))
+            assert len(train(algorithm)) == 1
+            state = algorithm.state()
+            assert torch.equal(state["online"], state["target"]) == (unit in copies)
+    soft = make(learning_starts=0, target_net_update_frequency=1, tau=0.25)
+    before = soft.state()["target"]
+    soft.observe(make_segment(4))
+    train(soft)
+    torch.testing.assert_close(soft.state()["target"], 0.75 * before + 0.25 * soft.state()["online"])
+
+
+def test_metrics_and_schedules() -> None:
+    algorithm = make(learning_rate=1e-3, learning_rate_final=1e-4, total_steps=100, epsilon_decay=0.01, epsilon_min=0.3)
+    algorithm.observe(make_segment(60))
+    metrics = train(algorithm)[-1]
+    assert set(metrics) == {"losses/td_loss", "losses/q_values", "charts/epsilon", "charts/learning_rate", "replay/size"}
+    assert metrics["charts/epsilon"] == pytest.approx(0.4)
+    assert metrics["charts/learning_rate"] == pytest.approx(1e-3 - 0.6 * 9e-4)
+    assert metrics["replay/size"] == 60.0
+    parameters = algorithm.parameters
+    assert [parameters.epsilon_at(s) for s in (0, 1000)] == [1.0, 0.3]
+    assert [parameters.learning_rate_at(s) for s in (0, 100, 1000)] == pytest.approx([1e-3, 1e-4, 1e-4])
+
+
+@pytest.mark.parametrize(
+    ("names", "field", "value"),
+    [
+        (("q_lr", "learning_rate", "lr"), "learning_rate", 0.01),
+        (("train_update_freq", "train_frequency", "train_freq"), "train_frequency", 7),
+        (("train_q_iters", "gradient_steps"), "gradient_steps", 5),
+        (("target_network_frequency", "target_update_interval"), "target_network_frequency", 300),
+        (("target_net_update_frequency",), "target_net_update_frequency", 300),
+        (("epsilon", "start_e", "exploration_initial_eps"), "epsilon", 0.9),
+        (("epsilon_min", "end_e", "exploration_final_eps"), "epsilon_min", 0.02),
+        (("total_timesteps", "total_steps"), "total_steps", 1234),
+        (("buffer_size", "buf_size"), "buffer_size", 99),
+        (("hidden_sizes", "net_arch"), "hidden_sizes", (4, 4)),
+    ],
+)
+def test_synonyms(names: tuple[str, ...], field: str, value: object) -> None:
+    for name in names:
+        read = read_parameters(DQNParameters, {name: value}, algorithm="DQN")
+        assert getattr(read, field) == value
+
+
+def test_parameters_that_are_read_elsewhere_pass_and_the_others_do_not() -> None:
+    make(input_size=3, act_dim=3, seed=1, continuous=False, act_limit=1.0, max_policy_lag=4, on_lag="drop", pacing_lag=1)
+    with pytest.raises(ConfigError, match="did you mean 'gamma'"):
+        make(gama=0.9)
+
+
+def test_tau_may_be_said_as_polyak_but_not_otherwise() -> None:
+    assert make(polyak=0.995).parameters.target_share == pytest.approx(0.005)
+    with pytest.raises(ConfigError, match="contradicts tau"):
+        make(polyak=0.995, tau=0.5)
+    with pytest.raises(ConfigError, match="epsilon_min"):
+        make(epsilon=0.1, epsilon_min=0.2)

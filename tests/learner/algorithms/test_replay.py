@@ -1,0 +1,161 @@
+"""The replay against a slow twin that walks each window step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.replay import Replay, n_step_columns
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+ENDS = ("terminated", "truncated", "cut")
+
+
+def make_segment(
+    rewards: list[float], end: str, *, first: int = 0, start: int = 0, masks: NDArray[np.bool_] | None = None, dtype: str = "<f4"
+) -> Segment:
+    """A segment whose observations count up from `first`, so that a row says where it came from."""
+    steps = len(rewards)
+    rows = steps + (end != "terminated")
+    return Segment(
+        observations=np.arange(first, first + rows).reshape(rows, 1).astype(dtype),
+        actions=np.arange(steps, dtype=np.int64) % 2 + start,
+        rewards=np.asarray(rewards, np.float32),
+        log_probs=np.zeros(steps, np.float32),
+        versions=np.zeros(steps, np.uint64),
+        masks=masks,
+        generation=1,
+        episode_id=7,
+        segment_index=0,
+        terminated=end == "terminated",
+        truncated=end == "truncated",
+    )
+
+
+def slow_target(segment: Segment, t: int, n: int, gamma: float, value: NDArray[np.float64]) -> float:
+    """The n-step target of row `t` as the textbook says it, with ``value[i]`` for the i-th observation."""
+    total, factor, at = 0.0, 1.0, t
+    while at < segment.steps and at < t + n:
+        total += factor * float(segment.rewards[at])
+        factor *= gamma
+        at += 1
+    if at == segment.steps and segment.terminated:
+        return total
+    return total + factor * float(value[at])
+
+
+def _global_numpy_state() -> NDArray[np.uint32]:
+    return np.asarray(np.random.get_state(legacy=False)["state"]["key"]).copy()
+
+
+def make_replay(capacity: int = 100, n_step: int = 3, **spaces: object) -> Replay:
+    observation = spaces.get("observation", BoxSpace((1,)))
+    action = spaces.get("action", DiscreteSpace(2))
+    return Replay(observation, action, capacity, n_step, 0.9)  # type: ignore[arg-type]
+
+
+@given(
+    rewards=st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=12),
+    n=st.integers(1, 15),
+    gamma=st.floats(0.0, 1.0),
+    end=st.sampled_from(ENDS),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_targets_match_the_slow_twin(rewards: list[float], n: int, gamma: float, end: str, seed: int) -> None:
+    segment = make_segment(rewards, end)
+    value = np.random.default_rng(seed).normal(size=len(segment.observations))
+    columns = n_step_columns(segment, n, gamma)
+    fast = columns.returns + columns.discounts * value[columns.reach]
+    slow = [slow_target(segment, t, n, gamma, value) for t in range(segment.steps)]
+    assert columns.returns.dtype == columns.discounts.dtype == np.float32
+    np.testing.assert_allclose(fast, slow, rtol=1e-5, atol=1e-4)
+
+
+def test_a_window_shrinks_at_a_cut_and_at_a_truncation_and_vanishes_at_a_termination() -> None:
+    for end, last in (("cut", (0.9**2, 0.9)), ("truncated", (0.9**2, 0.9)), ("terminated", (0.0, 0.0))):
+        columns = n_step_columns(make_segment([1.0] * 5, end), 3, 0.9)
+        np.testing.assert_allclose(columns.discounts[3:], last, rtol=1e-6)
+        np.testing.assert_allclose(columns.returns[3:], (1.9, 1.0), rtol=1e-6)
+        assert columns.discounts[0] == pytest.approx(0.9**3)
+        assert columns.discounts[2] == pytest.approx(0.0 if end == "terminated" else 0.9**3)
+
+
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12), capacity=st.integers(1, 20), end=st.sampled_from(ENDS))
+def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, end: str) -> None:
+    replay = make_replay(capacity, n_step=1)
+    written: list[float] = []
+    for index, length in enumerate(lengths):
+        first = 100 * index
+        replay.add(make_segment([1.0] * length, end, first=first))
+        written += range(first, first + length)
+    assert len(replay) == min(capacity, len(written))
+    batch = replay.sample(400, torch.Generator().manual_seed(0))
+    assert set(batch.observations.ravel()) <= set(written[-capacity:])
+    assert sorted(replay.state()["observations"].ravel()) == written[-capacity:]
+    boot = batch.discounts > 0
+    np.testing.assert_array_equal(batch.successors[boot], batch.observations[boot] + 1)
+
+
+def test_actions_are_counted_from_zero() -> None:
+    replay = make_replay(action=DiscreteSpace(2, start=5))
+    replay.add(make_segment([1.0] * 4, "cut", start=5))
+    assert set(replay.sample(50, torch.Generator().manual_seed(0)).actions) == {0, 1}
+
+
+def test_masks_belong_to_the_bootstrap_observation_and_come_late_or_never() -> None:
+    replay = make_replay(n_step=2, action=DiscreteSpace(3))
+    generator = torch.Generator().manual_seed(0)
+    replay.add(make_segment([1.0], "terminated", first=50))
+    assert replay.sample(4, generator).masks is None
+    masks = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], np.bool_)
+    replay.add(make_segment([1.0] * 3, "cut", masks=masks))
+    replay.add(make_segment([1.0], "cut", first=70))
+    batch = replay.sample(200, generator)
+    assert batch.masks is not None
+    seen = {int(o): tuple(m.tolist()) for o, m in zip(batch.observations.ravel(), batch.masks, strict=True)}
+    free = (True, True, True)
+    assert seen == {50: free, 70: free, 0: (False, False, True), 1: free, 2: free}
+
+
+def test_bytes_stay_bytes_and_doubles_become_floats() -> None:
+    for dtype, kept in (("|u1", np.uint8), ("<f8", np.float32), ("<i4", np.float32)):
+        replay = make_replay(observation=BoxSpace((1,), dtype))
+        replay.add(make_segment([1.0] * 3, "cut", dtype=dtype))
+        assert replay.sample(3, torch.Generator().manual_seed(0)).observations.dtype == kept
+
+
+def test_sampling_is_uniform_and_its_own() -> None:
+    replay = make_replay()
+    replay.add(make_segment([1.0] * 10, "cut"))
+    before = torch.get_rng_state(), _global_numpy_state()
+    counts = np.bincount(replay.sample(20_000, torch.Generator().manual_seed(3)).observations.ravel().astype(int), minlength=10)
+    assert np.abs(counts - 2000).max() < 250
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], _global_numpy_state())
+
+
+def test_state_goes_into_a_fresh_replay_and_shares_nothing() -> None:
+    replay = make_replay(capacity=6)
+    for first in (0, 10):
+        replay.add(make_segment([1.0, 2.0, 3.0, 4.0], "cut", first=first, masks=np.ones((5, 2), np.bool_)))
+    state = replay.state()
+    twin = make_replay(capacity=6)
+    twin.load(state)
+    for one in (replay, twin):
+        one.add(make_segment([5.0], "terminated", first=20))
+    ours, theirs = (one.sample(50, torch.Generator().manual_seed(1)) for one in (replay, twin))
+    for name in ("observations", "actions", "returns", "discounts", "successors", "masks"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
+    assert 20 not in state["observations"]
+
+
+def test_a_state_of_another_capacity_is_refused() -> None:
+    replay = make_replay(capacity=6)
+    replay.add(make_segment([1.0] * 6, "cut"))
+    with pytest.raises(ConfigError, match="observations of shape"):
+        make_replay(capacity=4).load(replay.state())

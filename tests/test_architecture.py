@@ -1,0 +1,267 @@
+"""The floors of the house, read from the imports: who may know whom, and what nobody may use."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import rl4sys_zmq
+
+PACKAGE = "rl4sys_zmq"
+ROOT = Path(rl4sys_zmq.__file__).parent
+
+FLOORS = (
+    ("errors", "resource", "counters"),
+    ("values",),
+    ("config", "wire", "weights"),
+    ("transports", "delivery"),
+    ("actor", "learner"),
+    ("serving", "ops", "testing"),
+    ("bench",),
+    ("cli",),
+    ("__init__",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+GROUND = FLOORS[0]
+"""The three files of the ground floor are one room: `Worker` raises errors."""
+
+TORCH_ROOMS = {"learner", "bench", "cli"}
+TORCH_ROOMS_LATE = {"testing"}
+"""Here only inside a function."""
+NO_GYMNASIUM = {*GROUND, "values", "config", "wire", "weights", "transports", "delivery", "actor"}
+EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
+"""Modules whose loaders run code or crash on bytes from elsewhere."""
+MSGPACK_NUMPY_DECODERS = {"decode", "unpack", "unpackb", "Unpacker", "patch", "loads", "load"}
+"""msgpack-numpy's decoders unpickle object arrays; ours is in wire/."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: the full dotted name of what is imported, where, and whether inside a function."""
+
+    name: str
+    line: int
+    late: bool
+
+    @property
+    def top(self) -> str:
+        return self.name.partition(".")[0]
+
+
+def room_of(path: Path, root: Path) -> str:
+    """The room of a module: its file or folder directly under the package."""
+    return path.relative_to(root).parts[0].removesuffix(".py")
+
+
+def imports_of(tree: ast.AST, package: str) -> Iterator[Import]:
+    """All imports of a module, at the top or late, by statement or by `import_module` with a constant name."""
+
+    def visit(node: ast.AST, late: bool) -> Iterator[Import]:
+        match node:
+            case ast.Import():
+                yield from (Import(alias.name, node.lineno, late) for alias in node.names)
+            case ast.ImportFrom():
+                base = node.module or ""
+                if node.level:
+                    base = ".".join([*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])])
+                yield from (Import(f"{base}.{alias.name}", node.lineno, late) for alias in node.names)
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(target)), *_]):
+                if name in ("import_module", "__import__"):
+                    yield Import(target, node.lineno, late)
+        inside = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    return visit(tree, False)
+
+
+def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
+    """What is wrong with one import in `room`."""
+    if found.top == root.name:
+        target = [*found.name.split("."), "__init__"][1]
+        if target not in FLOOR_OF and not (root / target).is_dir() and not (root / f"{target}.py").is_file():
+            target = "__init__"  # a name that the package itself exports
+        if target not in FLOOR_OF:
+            yield f"imports {target}, a room without a floor"
+        elif target != room and not {room, target} <= set(GROUND):
+            mine, theirs = FLOOR_OF[room], FLOOR_OF[target]
+            if theirs > mine:
+                yield f"F{mine} {room} imports F{theirs} {target}"
+            elif theirs == mine:
+                yield f"{room} imports {target}: two rooms on floor F{mine} never meet"
+    elif found.top == "torch" and room not in TORCH_ROOMS and not (room in TORCH_ROOMS_LATE and found.late):
+        yield f"{room} imports torch"
+    elif found.top == "gymnasium" and room in NO_GYMNASIUM:
+        yield f"{room} imports gymnasium"
+    elif found.top in EXECUTING:
+        yield f"imports {found.top}"
+    elif found.top == "msgpack_numpy" and found.name.rpartition(".")[2] in MSGPACK_NUMPY_DECODERS:
+        yield f"imports {found.name}"
+
+
+def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names that are used and may not be."""
+    codecs = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "msgpack_numpy"
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr="recv_pyobj" | "send_pyobj"):
+                yield node.lineno, f"uses {node.attr}, which pickles"
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name in codecs and attr in MSGPACK_NUMPY_DECODERS:
+                yield node.lineno, f"uses msgpack_numpy.{attr}"
+            case ast.keyword(arg="allow_pickle", value=ast.Constant(value=True)):
+                yield node.value.lineno, "allows pickle"
+            case ast.keyword(arg="weights_only", value=ast.Constant(value=False)):
+                yield node.value.lineno, "loads more than weights"
+            case ast.Attribute(attr="basicConfig") if room != "cli":
+                yield node.lineno, "configures logging outside cli/"
+            case ast.Call(func=ast.Name(id="print")) if room != "cli":
+                yield node.lineno, "prints outside cli/"
+
+
+def export_faults(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Names in a literal ``__all__`` that the module does not define; a module with ``__getattr__`` defines more than it says."""
+    defined: set[str] = set()
+    exported: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            exported = [e.value for e in ast.walk(node.value) if isinstance(e, ast.Constant)]
+    if "__getattr__" not in defined:
+        yield from ((1, f"exports {name}, which does not exist") for name in exported if name not in defined)
+
+
+def module_faults(path: Path, root: Path) -> Iterator[str]:
+    """Everything that is wrong with one module, each with its file and line."""
+    tree = ast.parse(path.read_text())
+    where, room = path.relative_to(root.parent), room_of(path, root)
+    if room not in FLOOR_OF:
+        yield f"{where}: {room} is a room without a floor"
+        return
+    if not ast.get_docstring(tree):
+        yield f"{where}:1: has no docstring"
+    package = ".".join(path.parent.relative_to(root.parent).parts)
+    for found in imports_of(tree, package):
+        yield from (f"{where}:{found.line}: {fault}" for fault in import_faults(room, found, root))
+    for line, fault in (*use_faults(room, tree), *export_faults(tree)):
+        yield f"{where}:{line}: {fault}"
+
+
+def faults(root: Path) -> list[str]:
+    """Everything that is wrong with a package."""
+    return [fault for path in sorted(root.rglob("*.py")) for fault in module_faults(path, root)]
+
+
+def test_the_house_keeps_its_rules() -> None:
+    assert not faults(ROOT)
+
+
+@pytest.mark.parametrize("folder", ["examples", "benchmarks", "scripts"])
+def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
+    for path in sorted((ROOT.parent / folder).rglob("*.py")):
+        found = {i.top for i in imports_of(ast.parse(path.read_text()), "")}
+        assert not found & EXECUTING, path
+
+
+PLANTED = [
+    ("wire/a.py", "from rl4sys_zmq.config import AgentConfig", "two rooms on floor F2 never meet"),
+    ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F4 never meet"),
+    ("values/a.py", "from rl4sys_zmq import wire", "F1 values imports F2 wire"),
+    ("values/a.py", "from ..wire import b", "F1 values imports F2 wire"),
+    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F7 cli"),
+    ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
+    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F4 actor imports F7 cli"),
+    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F4 actor imports F8 __init__"),
+    ("cellar/a.py", "", "a room without a floor"),
+    ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
+    ("testing/a.py", "from torch import nn", "testing imports torch"),
+    ("actor/a.py", "def f():\n    import gymnasium.spaces", "actor imports gymnasium"),
+    ("learner/a.py", "from pickle import loads", "imports pickle"),
+    ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),
+    ("wire/a.py", "import msgpack_numpy as m\nm.patch()", "uses msgpack_numpy.patch"),
+    ("transports/a.py", "def f(s):\n    return s.recv_pyobj()", "uses recv_pyobj"),
+    ("learner/a.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allows pickle"),
+    ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
+    ("learner/a.py", "print(1)", "prints outside cli/"),
+    ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
+]
+
+
+def plant(tmp_path: Path, name: str, source: str) -> Path:
+    root = tmp_path / PACKAGE
+    for room in ("actor", "learner", "values", "wire", "cli"):
+        (root / room).mkdir(parents=True)
+    (root / "config.py").write_text('"""Configuration."""\n')
+    path = root / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'"""A module."""\n{source}\n')
+    return root
+
+
+@pytest.mark.parametrize(("name", "source", "expected"), PLANTED)
+def test_a_planted_fault_is_found(tmp_path: Path, name: str, source: str, expected: str) -> None:
+    (fault,) = faults(plant(tmp_path, name, source))
+    assert name.partition("/")[0] in fault
+    assert expected in fault
+
+
+def test_a_missing_docstring_is_found(tmp_path: Path) -> None:
+    root = plant(tmp_path, "values/a.py", "")
+    (root / "values" / "a.py").write_text("x = 1\n")
+    assert faults(root) == ["rl4sys_zmq/values/a.py:1: has no docstring"]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("wire/a.py", "from rl4sys_zmq.values import Segment\nfrom . import b"),
+        ("resource.py", "from rl4sys_zmq.errors import Closed"),
+        ("cli/a.py", "import torch, logging\nlogging.basicConfig()\nprint(1)"),
+        ("testing/a.py", "def f():\n    import torch"),
+        ("wire/a.py", "import msgpack_numpy\nmsgpack_numpy.encode(1)"),
+        ("__init__.py", "__all__ = ['Lazy']\ndef __getattr__(name):\n    import rl4sys_zmq.actor"),
+    ],
+)
+def test_what_the_rules_allow_is_allowed(tmp_path: Path, name: str, source: str) -> None:
+    assert faults(plant(tmp_path, name, source)) == []
+
+
+def test_every_public_name_of_the_package_exists() -> None:
+    for name in rl4sys_zmq.__all__:
+        assert getattr(rl4sys_zmq, name) is not None
+    assert {"RL4SysAction", "RL4SysAgent", "RL4SysTrajectory"} <= set(rl4sys_zmq.__all__)
+
+
+def test_every_lazily_exported_name_exists() -> None:
+    pytest.importorskip("torch")
+    for path in sorted(ROOT.rglob("__init__.py")):
+        if "def __getattr__" in path.read_text():
+            module = importlib.import_module(".".join(path.parent.relative_to(ROOT.parent).parts))
+            for name in module.__all__:
+                assert getattr(module, name) is not None
+
+
+def test_an_actor_loads_no_torch_and_no_gymnasium() -> None:
+    code = (
+        "import sys, rl4sys_zmq\nfrom rl4sys_zmq import RL4SysAgent\n"
+        "sys.exit(' '.join({'torch', 'gymnasium', 'matplotlib', 'tensorboard'} & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

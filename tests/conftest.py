@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import multiprocessing
 import os
 import random
@@ -18,8 +17,7 @@ import hypothesis
 import pytest
 import zmq
 
-PLUGIN = "rl4sys_zmq.testing.plugin"
-pytest_plugins = [PLUGIN] if importlib.util.find_spec(PLUGIN) else []
+pytest_plugins = ["rl4sys_zmq.testing.plugin"]
 
 hypothesis.settings.register_profile("rl4sys", deadline=None, derandomize=False, print_blob=True)
 hypothesis.settings.load_profile("rl4sys")
@@ -38,12 +36,12 @@ def _make_and_note_socket(self: zmq.Socket[Any], *args: Any, **kwargs: Any) -> N
 
 def pytest_configure() -> None:
     """Notes every zmq socket of every context from here on, whoever makes it."""
-    zmq.Socket.__init__ = _make_and_note_socket
+    zmq.Socket.__init__ = _make_and_note_socket  # type: ignore[method-assign]
 
 
 def pytest_unconfigure() -> None:
     """Gives zmq its constructor back."""
-    zmq.Socket.__init__ = _make_socket
+    zmq.Socket.__init__ = _make_socket  # type: ignore[method-assign]
 
 
 def _threads() -> set[threading.Thread]:

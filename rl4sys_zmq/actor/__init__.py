@@ -1,0 +1,15 @@
+"""The actor: a light client that lives in somebody else's program. Never imports torch.
+
+- `RL4SysAgent`: what the host calls. `RL4SysTrajectory`, `RL4SysAction`: what it holds.
+- `policies`: policies in numpy, built from a `PolicySpec`.
+
+`io` owns the sockets in a thread of its own; `outbox` is the bounded queue to it; `builder` writes a segment's columns;
+`inputs` checks what the host gives.
+"""
+
+from rl4sys_zmq.actor.agent import RL4SysAgent
+from rl4sys_zmq.actor.policies import build_policy, register_policy
+from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory
+from rl4sys_zmq.config import AgentConfig
+
+__all__ = ["AgentConfig", "RL4SysAction", "RL4SysAgent", "RL4SysTrajectory", "build_policy", "register_policy"]

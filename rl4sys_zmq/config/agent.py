@@ -95,8 +95,11 @@ class AgentConfig:
     reward_timeout_s: float = option(number(0), 60.0)
     """How long an automatic cut waits for late rewards."""
     input_size: InitVar[int | None] = None
+    """Makes a Box of that many float32."""
     act_dim: InitVar[int | None] = None
+    """Makes a Discrete of that many actions, or a Box of that size if `continuous`."""
     continuous: InitVar[bool | None] = None
+    """True: actions are a Box, bounded by `act_limit`."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)

@@ -45,8 +45,11 @@ class ClientConfig:
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version."""
     input_size: InitVar[int | None] = None
+    """Makes a Box of that many float32."""
     act_dim: InitVar[int | None] = None
+    """Makes a Discrete of that many actions, or a Box of that size if `continuous`."""
     continuous: InitVar[bool | None] = None
+    """True: actions are a Box, bounded by `act_limit`."""
 
     def __post_init__(self, input_size: int | None, act_dim: int | None, continuous: bool | None) -> None:
         check_fields(self)

@@ -47,17 +47,17 @@ Check = Callable[[object], T]
 MAX_TEXT = 256
 
 
-class Unfit(ValueError):  # noqa: N818 - it never leaves this room
+class Unfit(ValueError):
     """A value that a check refuses; its text says what was expected."""
 
 
-def option(check: Check[T], default: T | None = None, *, names: tuple[str, ...] = (), required: bool = False) -> T:
+def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), required: bool = False) -> T:
     """Declares one field of a configuration: its check, its default, and the synonyms under which files may name it."""
     metadata = {"check": check, "names": names}
     if required:
         return cast(T, dataclass_field(metadata=metadata))
-    if isinstance(default, Mapping):
-        return cast(T, dataclass_field(default_factory=lambda: type(default)(default), metadata=metadata))
+    if isinstance(default, dict):
+        return cast(T, dataclass_field(default_factory=default.copy, metadata=metadata))
     return cast(T, dataclass_field(default=default, metadata=metadata))
 
 
@@ -103,7 +103,7 @@ def one_of(*choices: str) -> Check[str]:
 
     def check(value: object) -> str:
         if value in choices:
-            return cast(str, value)
+            return str(value)
         near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
         raise Unfit(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
@@ -156,8 +156,9 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
     except ConfigError as exc:
         message = str(exc)
         nested = bool(exc.key) and message.startswith(f"{exc.key}: ")
-        dotted = f"{key}.{exc.key}" if exc.key else key
-        raise ConfigError(f"{key}.{message}" if nested else f"{key}: {message}", key=dotted) from exc
+        if nested:
+            raise ConfigError(f"{key}.{message}", key=f"{key}.{exc.key}") from exc
+        raise ConfigError(f"{key}: {message}", key=key) from exc
 
 
 def check_fields(config: Any) -> None:

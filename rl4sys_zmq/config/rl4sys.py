@@ -32,7 +32,7 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
             with another value.
     """
     out = {key: value for key, value in given.items() if key not in sections}
-    if given.get("algorithm_parameters") is not None:
+    if "algorithm_parameters" in given:
         out["algorithm_parameters"] = check_value("algorithm_parameters", given["algorithm_parameters"], mapping)
     for section in sections:
         for key, value in check_value(section, given.get(section, {}), mapping).items():
@@ -40,7 +40,7 @@ def expand_sections(given: Mapping[str, object], sections: tuple[str, ...] = tup
                 raise unknown_key(key, _SECTIONS[section], section)
             place = _SECTIONS[section][key]
             target = out if not place else out.setdefault(place, {})
-            assert isinstance(target, dict)  # noqa: S101 - made above
+            assert isinstance(target, dict)
             if key in target and target[key] != value:
                 where = f"{place}.{key}" if place else key
                 raise ConfigError(f"{section}.{key}: {value!r} contradicts {where!r}: {target[key]!r}", key=f"{section}.{key}")

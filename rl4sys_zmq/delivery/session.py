@@ -123,6 +123,10 @@ class ActorSession:
         """True when the next segment may leave the queue."""
         return self.state is SessionState.JOINED and self.sent_steps < self.credit_steps and self._next_seq < self._credit_items
 
+    def has_room(self, items: int) -> bool:
+        """True when the segment after `items` further ones may leave too, as far as their number goes."""
+        return self._next_seq + items < self._credit_items
+
     def take(self, now: float, packed: Sequence[PackedSegment]) -> list[Action]:
         """Sends segments, which the session keeps until they are durable. Call it only while `can_take`."""
         first = self._next_seq

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl4sys_zmq.config import ClientEntry, LearnerConfig
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError, Refusal
 from rl4sys_zmq.learner.algorithms import resolve_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
@@ -17,7 +17,6 @@ from rl4sys_zmq.wire.messages import Assign, Hello, Refused
 __all__ = ["ClientSettings", "check_hello", "settle"]
 
 MAX_NAME = 200
-_LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +69,25 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
     Raises:
         ConfigError: when something is missing, unknown or impossible, or the actor contradicts the learner's entry.
     """
-    entry = config.clients.get(hello.client_id, ClientEntry())
+    entry = config.client(hello.client_id)
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
         raise ConfigError(
             "neither the learner's configuration nor this actor names an algorithm; set algorithm_name", key="algorithm_name"
         )
     resolve_algorithm(name)
-    defaults = {k.upper(): v for k, v in config.algorithms.items()}.get(name.upper(), {})
+    defaults = config.algorithms.get(name.upper(), {})
     parameters = {**hello.algorithm_parameters, **entry.algorithm_parameters}
     missing = {k: v for k, v in defaults.items() if k not in parameters}
     parameters |= missing
 
+    configured = config.clients.get(hello.client_id)
+
     def pick(key: str) -> Any:
-        own = getattr(entry, key, None)
-        if own is not None:
-            return own
-        return parameters.get(key, getattr(config, key))
+        """The client's entry, then its parameters, then the learner's own option."""
+        if (configured is None or getattr(configured, key) is None) and key in parameters:
+            return parameters[key]
+        return getattr(entry, key)
 
     seed = parameters.get("seed")
     if seed is None:

@@ -18,13 +18,13 @@ from typing import Any, Protocol, cast
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Entry, Ledger, MemoryLedger, Stream
-from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, mismatch, settle
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
-from rl4sys_zmq.learner.thread import MAX_SEGMENT_STEPS, LearnerThread
+from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, Poller, Sent, Socket, Wakeup
+from rl4sys_zmq.transports import Address, Poller, Sent, Socket, Wakeup, read_subscription
 from rl4sys_zmq.wire import decode, encode, read_submit, spec_from_document
 from rl4sys_zmq.wire.messages import (
     Bye,
@@ -53,11 +53,12 @@ __all__ = ["Gateway", "Sink"]
 
 log = logging.getLogger(__name__)
 
+PUB_HWM = 32
 BEACON_S = 1.0
 HEARTBEAT_S = 1.0
 SILENT_BEATS = 3.0
 QUEUE_ITEMS = 4096
-MAX_MESSAGE_BYTES = 1 << 28
+MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
 _unique = itertools.count()
 
@@ -92,6 +93,7 @@ class Gateway(Worker):
         self._wakeup = Wakeup()
         self._stopping = threading.Event()
         self._open = threading.Event()
+        self._bind_error: RL4SysError | None = None
         self._started_at = time.time()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
         self._policy_ids = itertools.count(1)
@@ -105,8 +107,8 @@ class Gateway(Worker):
             RL4SysError: what went wrong in binding.
         """
         self._open.wait()
-        if self.error is not None and not self.address:
-            raise self.error
+        if self._bind_error is not None:
+            raise self._bind_error
 
     def call(self, function: Callable[[], Any]) -> Future[Any]:
         """Runs `function` in the gateway thread."""
@@ -158,30 +160,38 @@ class Gateway(Worker):
 
     def run(self) -> None:
         """The thread's body."""
-        config = self._config
-        with Poller() as poller:
-            sockets: list[Socket] = []
-            try:
-                self._router = Socket.router(bind=config.bind, max_message_bytes=MAX_MESSAGE_BYTES)
-                sockets.append(self._router)
-                self._xpub = Socket.xpub(bind=config.pub or _beside(self._router.bound))
-                sockets.append(self._xpub)
-                self._upstream = Socket.pull(bind=self._up)
-                sockets.append(self._upstream)
-                for readable in (*sockets, self._wakeup):
-                    poller.register(readable)
-                self.pub_address = self._xpub.bound
-                self.address = self._router.bound
+        sockets: list[Socket] = []
+        try:
+            if self._bind(sockets):
+                poller = Poller()
+                for source in (*sockets, self._wakeup):
+                    poller.register(source)
                 self._open.set()
                 self._loop(poller)
-            finally:
                 self._say_goodbye()
-                for client in self._clients.values():
-                    if client.push is not None:
-                        client.push.close()
-                for socket in sockets:
-                    socket.close()
-                self._open.set()
+        finally:
+            for client in self._clients.values():
+                if client.push is not None:
+                    client.push.close()
+            for socket in sockets:
+                socket.close()
+            self._open.set()
+
+    def _bind(self, sockets: list[Socket]) -> bool:
+        """Makes the sockets; False when an address is taken, which is for the owner to hear."""
+        try:
+            self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES)
+            sockets.append(self._router)
+            self._xpub = Socket.xpub(self._config.pub or _beside(self._router.bound), hwm=PUB_HWM)
+            sockets.append(self._xpub)
+            self._upstream = Socket.pull(bind=self._up)
+            sockets.append(self._upstream)
+        except RL4SysError as exc:
+            self._bind_error = exc
+            return False
+        self.pub_address = self._xpub.bound.uri
+        self.address = self._router.bound.uri
+        return True
 
     def _loop(self, poller: Poller) -> None:
         next_beacon = time.monotonic()
@@ -212,7 +222,7 @@ class Gateway(Worker):
     def _read_router(self) -> None:
         for _ in range(ROUTER_BURST):
             try:
-                frames = self._router.recv()
+                frames = self._router.recv(MAX_MESSAGE_FRAMES)
             except ProtocolError as exc:
                 self._counters.add(f"refused.{exc.code.value}")
                 continue
@@ -549,10 +559,11 @@ class Gateway(Worker):
     def _read_subscriptions(self) -> None:
         """A new subscriber gets a beacon at once: what was published before it was there is invisible to it."""
         while (frames := self._xpub.recv()) is not None:
-            note = bytes(frames[0])
+            notice = read_subscription(frames)
             for client in self._clients.values():
-                if note == b"\x01" + BEACON_TOPIC + client.policy_id and client.state is ClientState.RUNNING:
-                    self._xpub.send([note[1:], *encode(client.publications.beacon())])
+                topic = BEACON_TOPIC + client.policy_id
+                if notice == (True, topic) and client.state is ClientState.RUNNING:
+                    self._xpub.send([topic, *encode(client.publications.beacon())])
 
     def _refuse(self, peer: bytes, code: Refusal, reason: str, *, expected_seq: int = 0) -> None:
         self._counters.add(f"refused.{code.value}")
@@ -589,12 +600,9 @@ def _generation(last: int) -> int:
     return max(last + 1, int(time.time() * 1000))
 
 
-def _beside(router: str) -> str:
+def _beside(address: Address) -> str:
     """Where the PUB goes when nothing else is said: a free place next to the ROUTER."""
-    address = Address.parse(router)
-    if address.scheme == "tcp":
-        return address.with_port(0).uri
-    return f"{router}.pub"
+    return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.pub"
 
 
 def _advertised(pub: str, host: str | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 from typing import Any, Self
 
 from rl4sys_zmq.config import LearnerConfig
@@ -55,7 +54,7 @@ class Learner(Resource):
                 return self
             sink: Sink = NullSink()
             if self.config.run_dir is not None:
-                self._recorder = sink = Recorder(Path(self.config.run_dir), self.config.to_mapping())
+                self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             self._gateway = Gateway(self.config, sink)
             if self._recorder is not None:
                 self._recorder.start()

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from rl4sys_zmq.errors import ConfigError, ProtocolError
+from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket
@@ -36,6 +36,9 @@ __all__ = ["LearnerThread", "content_error"]
 METRICS_PERIOD_S = 0.1
 DRAIN_MESSAGES = 256
 MAX_SEGMENT_STEPS = 1 << 20
+MAX_MESSAGE_FRAMES = 256
+QUEUE_MESSAGES = 64
+GATEWAY_TIMEOUT_S = 10.0
 
 
 class LearnerThread(Worker):
@@ -57,24 +60,36 @@ class LearnerThread(Worker):
 
     def run(self) -> None:
         """The thread's body."""
-        with Socket.pull(connect=self._down) as pull, Socket.push(connect=self._up) as push, Poller() as poller:
-            poller.register(pull)
+        with Socket.pull(connect=self._down, hwm=QUEUE_MESSAGES) as down, Socket.push(connect=self._up) as up:
+            mouth = _Mouth(up, self._key)
             try:
-                _Learning(pull, push, poller, self._key).run()
+                _Learning(down, mouth).run()
             except Exception as exc:
-                error = f"{type(exc).__name__}: {exc}"
-                push.send_wait([self._key, *encode(Failed(error, traceback.format_exc()))], 1.0)
-                raise
+                mouth.say(Failed(f"{type(exc).__name__}: {exc}"[:1000], traceback.format_exc()[-8000:]))
 
     def stop(self) -> None:
         """Does nothing: the gateway ends this thread with a `Stop` message, in order with the data."""
 
 
+class _Mouth:
+    """The end that speaks upstream: waits for the gateway's PULL, which is never full for long."""
+
+    def __init__(self, up: Socket, key: bytes) -> None:
+        self._up, self._key = up, key
+
+    def say(self, message: Message) -> None:
+        """Sends, or raises when the gateway is gone."""
+        if not self._up.send_wait([self._key, *encode(message)], GATEWAY_TIMEOUT_S):
+            raise Closed(f"the gateway has not read for {GATEWAY_TIMEOUT_S:g} s")
+
+
 class _Learning:
     """The state of a running learner thread."""
 
-    def __init__(self, pull: Socket, push: Socket, poller: Poller, key: bytes) -> None:
-        self._pull, self._push, self._poller, self._key = pull, push, poller, key
+    def __init__(self, down: Socket, mouth: _Mouth) -> None:
+        self._down, self._say = down, mouth.say
+        self._poller = Poller()
+        self._poller.register(down)
         self._assign = self._wait_for_assignment()
         self._algorithm = self._build()
         self._spec = self._algorithm.spec()
@@ -102,7 +117,7 @@ class _Learning:
         while True:
             self._poller.poll(METRICS_PERIOD_S if self._episodes or self._scalars else None)
             for _ in range(DRAIN_MESSAGES):
-                frames = self._pull.recv()
+                frames = self._down.recv(MAX_MESSAGE_FRAMES)
                 if frames is None:
                     break
                 message = decode(frames)
@@ -120,7 +135,7 @@ class _Learning:
     def _wait_for_assignment(self) -> Assign:
         while True:
             self._poller.poll(None)
-            frames = self._pull.recv()
+            frames = self._down.recv(MAX_MESSAGE_FRAMES)
             if frames is not None:
                 return cast(Assign, decode(frames))
 
@@ -225,9 +240,6 @@ class _Learning:
             scalars = {k: float(v) for k, v in self._scalars.items()}
             self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))
             self._scalars, self._episodes = {}, []
-
-    def _say(self, message: Message) -> None:
-        self._push.send_wait([self._key, *encode(message)], None)
 
 
 def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:

@@ -1,8 +1,8 @@
 """How it travels: frames over tcp, ipc or inproc. The URI scheme chooses the backend, everything else is equal.
 
 - `Address`: where, as a value, parsed and checked once.
-- `router`, `dealer`; `xpub`, `sub`; `push`, `pull`: a `Socket` by role, with every option set before it binds or dials.
-- `Socket`: `send` (`Sent.OK`, `FULL` or `GONE`) and `recv` (a list of frames or None). It never blocks, knows its thread, and
+- `Socket`: made by role (`Socket.router`, `dealer`; `xpub`, `sub`; `push`, `pull`) with every option set before it binds or
+  dials. `send` (`Sent.OK`, `FULL` or `GONE`) and `recv` (a list of frames or None) never block; it knows its thread, and
   never looks inside a frame.
 - `Poller`: waits on sockets and descriptors; `Wakeup`: how another thread ends that wait.
 - `context`, `open_sockets`: the one ZeroMQ context of the process, and how many sockets are open in it.
@@ -13,29 +13,10 @@ bound again.
 
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context, open_sockets
-from rl4sys_zmq.transports.roles import (
-    MAX_FRAME_BYTES,
-    ROUTER_MAX_FRAME_BYTES,
-    Secure,
-    dealer,
-    pull,
-    push,
-    read_subscription,
-    router,
-    sub,
-    xpub,
-)
-from rl4sys_zmq.transports.sockets import (
-    LARGE_FRAME_BYTES,
-    MAX_FRAMES,
-    Frame,
-    Frames,
-    HasFileno,
-    Poller,
-    Sent,
-    Socket,
-    TooManyFrames,
-)
+from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames, read_subscription
+from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Secure
+from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
+from rl4sys_zmq.transports.sockets import Socket
 from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = [
@@ -51,15 +32,10 @@ __all__ = [
     "Secure",
     "Sent",
     "Socket",
+    "Source",
     "TooManyFrames",
     "Wakeup",
     "context",
-    "dealer",
     "open_sockets",
-    "pull",
-    "push",
     "read_subscription",
-    "router",
-    "sub",
-    "xpub",
 ]

@@ -21,7 +21,7 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["Binding", "bind", "dial"]
+__all__ = ["Binding", "bind_socket", "dial_socket"]
 
 REBIND_WAIT_S = 2.0
 """How long to wait for an address that this process has just released: libzmq closes in the background."""
@@ -65,7 +65,7 @@ class Binding(Resource):
             self._claim.disown()
 
 
-def bind(raw: zmq.Socket[bytes], address: Address) -> Binding:
+def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
     """Binds a socket whose options are all set.
 
     Raises:
@@ -92,7 +92,7 @@ def bind(raw: zmq.Socket[bytes], address: Address) -> Binding:
     return Binding(address, raw, claim)
 
 
-def dial(raw: zmq.Socket[bytes], address: Address) -> None:
+def dial_socket(raw: zmq.Socket[bytes], address: Address) -> None:
     """Connects a socket whose options are all set. Nobody need be listening yet.
 
     Raises:

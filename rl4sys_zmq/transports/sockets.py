@@ -1,85 +1,144 @@
-"""A socket by role and the poller that waits on several: frames in, frames out, never blocking, one thread each.
-
-The six roles are made by `router`, `dealer`, `xpub`, `sub`, `push` and `pull` in `rl4sys_zmq.transports.roles`.
-"""
+"""A socket by role: frames in, frames out, one thread each."""
 
 from __future__ import annotations
 
 import errno
 import math
 import threading
-from collections.abc import Sequence
-from enum import Enum
-from typing import Protocol
+import time
+from typing import Self
 
 import zmq
 
-from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, TransportError
+from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import Binding
+from rl4sys_zmq.transports.binding import Binding, bind_socket, dial_socket
 from rl4sys_zmq.transports.context import Tracked, track, untrack
+from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
+from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
 
-__all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "HasFileno", "Poller", "Sent", "Socket", "TooManyFrames"]
-
-Frame = bytes | memoryview
-Frames = Sequence[Frame]
-"""A message: at least one frame. The transport never looks inside."""
-
-MAX_FRAMES = 32
-"""The most frames of one message that `Socket.recv` keeps, unless told otherwise."""
-
-LARGE_FRAME_BYTES = 64 * 1024
-"""From this size on a received frame is a read-only view of libzmq's buffer; below it, copying costs less."""
+__all__ = ["Socket"]
 
 _NOBODY = -1
-
-
-class Sent(Enum):
-    """What became of a message. Only `OK` is true, so ``if not socket.send(frames)`` reads as it should."""
-
-    OK = "ok"  # it is in libzmq's queue; whether it arrives is for the protocol above to learn
-    FULL = "full"  # nothing was queued: the peer reads too slowly, or there is none yet
-    GONE = "gone"  # nothing was queued: the router knows no such peer
-
-    def __bool__(self) -> bool:
-        return self is Sent.OK
-
-
-class TooManyFrames(ProtocolError):
-    """A message had more frames than allowed and was thrown away.
-
-    Attributes:
-        first: its first frame; on a router, the routing id of the peer that sent it.
-    """
-
-    def __init__(self, count: int, limit: int, first: bytes) -> None:
-        self.first = first
-        super().__init__(Refusal.FRAMES, f"a message of {count} frames; the limit is {limit}")
-
-
-class HasFileno(Protocol):
-    """Whatever has a descriptor: a `Wakeup`, a file, a plain socket."""
-
-    def fileno(self) -> int:
-        """The descriptor to poll."""
+_NOTICE_MAX_BYTES = 4096  # an xpub receives nothing but topics, and the handshake
 
 
 class Socket(Tracked):
-    """One end of a connection: made, used and closed in one thread.
+    """One end of a connection, made by its role: `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
 
-    A call from another thread raises, since two threads in one libzmq socket tear messages apart without any error. In a
-    forked child an inherited socket belongs to nobody: every call but `close` raises, and `close` lets the parent's be.
+    It is made, used and closed in one thread. A call from another raises, since two threads in one libzmq socket tear
+    messages apart without any error. In a forked child an inherited socket belongs to nobody: every call but `close` raises,
+    and `close` lets the parent's be.
+
+    All roles raise, when made: `AddressInUse` when somebody else binds the address, `TransportError` when it cannot be bound
+    or dialled. Arguments they share: `secure` sets security options first; a high-water mark (`hwm`) counts messages per
+    peer, not bytes, and over inproc those of the two sides add up; a tcp or ipc peer that sends a frame of more than
+    `max_frame_bytes` loses it and its connection (inproc has no limit).
     """
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: Binding | None) -> None:
         self.owner = threading.get_ident()
         self.role = role
-        self._raw = raw
+        self.raw = raw
         self._address = address
         self._binding = binding
         self._fewest = 2 if role == "router" else 1
         self._closed = False
         track(self)
+
+    @classmethod
+    def router(
+        cls,
+        bind: Address | str,
+        *,
+        send_hwm: int = 64,
+        recv_hwm: int = 64,
+        max_frame_bytes: int = ROUTER_MAX_FRAME_BYTES,
+        secure: Secure | None = None,
+    ) -> Self:
+        """A bound router: hears every dealer, and answers one by the routing id that leads each message."""
+        options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
+        return cls._make("router", options, bind=bind, secure=secure)
+
+    @classmethod
+    def dealer(
+        cls,
+        connect: Address | str,
+        *,
+        send_hwm: int = 64,
+        recv_hwm: int = 64,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        secure: Secure | None = None,
+    ) -> Self:
+        """A dialling dealer: talks to one router and redials for ever; the router need not be there yet."""
+        options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
+        return cls._make("dealer", options, connect=connect, secure=secure)
+
+    @classmethod
+    def xpub(cls, bind: Address | str, *, hwm: int = 4, secure: Secure | None = None) -> Self:
+        """A bound publisher that sees every subscription come and go (`recv`, then `read_subscription`).
+
+        A subscriber with `hwm` messages queued loses the next ones, silently, and nobody else does.
+        """
+        return cls._make("xpub", {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}, bind=bind, secure=secure)
+
+    @classmethod
+    def sub(
+        cls, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, secure: Secure | None = None
+    ) -> Self:
+        """A dialling subscriber, at first to nothing: call `subscribe`."""
+        return cls._make("sub", {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}, connect=connect, secure=secure)
+
+    @classmethod
+    def push(
+        cls,
+        *,
+        bind: Address | str | None = None,
+        connect: Address | str | None = None,
+        hwm: int = 64,
+        secure: Secure | None = None,
+    ) -> Self:
+        """The sending end of a pipeline, bound or dialling. Bound and without a peer it is full at once."""
+        return cls._make("push", {zmq.SNDHWM: hwm}, bind=bind, connect=connect, secure=secure)
+
+    @classmethod
+    def pull(
+        cls,
+        *,
+        bind: Address | str | None = None,
+        connect: Address | str | None = None,
+        hwm: int = 64,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        secure: Secure | None = None,
+    ) -> Self:
+        """The receiving end of a pipeline, bound or dialling."""
+        options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
+        return cls._make("pull", options, bind=bind, connect=connect, secure=secure)
+
+    @classmethod
+    def _make(
+        cls,
+        role: str,
+        options: Options,
+        *,
+        bind: Address | str | None = None,
+        connect: Address | str | None = None,
+        secure: Secure | None = None,
+    ) -> Self:
+        where = bind if bind is not None else connect
+        if where is None or (bind is not None and connect is not None):
+            raise TransportError(f"a {role} either binds an address or dials one; give exactly one of the two")
+        address = Address.parse(where)
+        raw = configured(role, address, options, dials=bind is None, secure=secure)
+        try:
+            if bind is None:
+                dial_socket(raw, address)
+                return cls(raw, role, address, None)
+            binding = bind_socket(raw, address)
+            return cls(raw, role, binding.address, binding)
+        except BaseException:
+            raw.close(linger=0)
+            raise
 
     @property
     def address(self) -> Address:
@@ -111,14 +170,18 @@ class Socket(Tracked):
             TransportError: for an empty message, a router's without a body, or a call from another thread.
             Closed: after `close`.
         """
-        self._own()
+        self.check_owner()
         last = len(frames) - 1
         if last + 1 < self._fewest:
             raise TransportError(f"a {self.role} sends at least {self._fewest} frame(s), not {last + 1}")
+        if self.role == "xpub":
+            # A publisher learns only about once per millisecond that a queue has drained, and meanwhile drops messages
+            # to subscribers that keep up; asking for its state makes it look first.
+            self.raw.getsockopt(zmq.EVENTS)
         result = Sent.OK
         for index, frame in enumerate(frames):
             try:
-                self._raw.send(frame, zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE)
+                self.raw.send(frame, zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE)
             except zmq.Again:
                 result = Sent.FULL
                 if index == 0:
@@ -130,6 +193,23 @@ class Socket(Tracked):
                     raise TransportError(f"cannot send on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
                 return Sent.GONE
         return result
+
+    def send_wait(self, frames: Frames, timeout_s: float | None) -> Sent:
+        """Like `send`, but waits for room, at most `timeout_s` seconds (None: for ever). Only for a thread that may stand still.
+
+        Raises:
+            TransportError: on a router, which cannot wait for one peer alone; and as `send` does.
+            Closed: after `close`.
+        """
+        if self.role == "router":
+            raise TransportError("a router cannot wait for one peer; try again when something happens")
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while (sent := self.send(frames)) is Sent.FULL:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                break
+            self.raw.poll(None if left_s is None else math.ceil(left_s * 1000), zmq.POLLOUT)
+        return sent
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
         """Takes one message, or None when there is none; never blocks.
@@ -143,13 +223,13 @@ class Socket(Tracked):
             TransportError: for a call from another thread.
             Closed: after `close`.
         """
-        self._own()
+        self.check_owner()
         try:
-            frame = self._raw.recv(zmq.DONTWAIT, copy=False)
+            frame = self.raw.recv(zmq.DONTWAIT, copy=False)
             frames = [_owned(frame)]
             count = 1
             while frame.more:
-                frame = self._raw.recv(zmq.DONTWAIT, copy=False)
+                frame = self.raw.recv(zmq.DONTWAIT, copy=False)
                 count += 1
                 if count <= max_frames:
                     frames.append(_owned(frame))
@@ -163,12 +243,12 @@ class Socket(Tracked):
 
     def subscribe(self, prefix: bytes) -> None:
         """Asks a sub's publisher for all messages whose first frame starts with `prefix`."""
-        self._own()
+        self.check_owner()
         self._set_topic(zmq.SUBSCRIBE, prefix)
 
     def unsubscribe(self, prefix: bytes) -> None:
         """Takes back one `subscribe` of the same prefix."""
-        self._own()
+        self.check_owner()
         self._set_topic(zmq.UNSUBSCRIBE, prefix)
 
     def close(self) -> None:
@@ -182,13 +262,13 @@ class Socket(Tracked):
         if self.owner == _NOBODY:
             self._closed = True
             return
-        self._own()
+        self.check_owner()
         self._closed = True
         try:
             if self._binding is not None:
                 self._binding.close()
         finally:
-            self._raw.close(linger=0)
+            self.raw.close(linger=0)
             untrack(self)
 
     def disown(self) -> None:
@@ -200,9 +280,10 @@ class Socket(Tracked):
     def _set_topic(self, option: int, prefix: bytes) -> None:
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
-        self._raw.setsockopt(option, prefix)
+        self.raw.setsockopt(option, prefix)
 
-    def _own(self) -> None:
+    def check_owner(self) -> None:
+        """Raises TransportError in a thread that did not make it, Closed after `close`."""
         if self.owner != threading.get_ident():
             if self.owner == _NOBODY:
                 raise TransportError(f"this {self.role} was inherited by a fork; make a new one in the child")
@@ -215,60 +296,7 @@ class Socket(Tracked):
         return f"<{self.role} {state} {self._address.uri}>"
 
 
-Source = Socket | HasFileno | int
-
-
-class Poller:
-    """Waits on sockets and plain descriptors at once. Used in one thread, like the sockets in it."""
-
-    def __init__(self) -> None:
-        self._raw = zmq.Poller()
-        self._sources: dict[object, Source] = {}
-
-    def add(self, source: Source, *, read: bool = True, write: bool = False) -> None:
-        """Adds a source, or changes what is waited for.
-
-        Args:
-            source: a `Socket`, a descriptor, or something with one (a `Wakeup`).
-            read: ready when there is something to read.
-            write: ready when there is room to write. A router's is ready when *any* peer has room.
-        """
-        key = _pollable(source)
-        self._raw.register(key, (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0))
-        self._sources[key] = source
-
-    def remove(self, source: Source) -> None:
-        """Removes a source, before it is closed. One that is not there is left alone."""
-        key = _pollable(source)
-        if self._sources.pop(key, None) is not None:
-            self._raw.unregister(key)
-
-    def poll(self, timeout_s: float) -> set[Source]:
-        """Waits until a source is ready, at most `timeout_s` seconds (0: does not wait); returns those that are.
-
-        A descriptor counts as ready too when it failed or its other end is closed: reading it then tells.
-
-        Raises:
-            TransportError: when a source was closed and is still here, or belongs to another thread.
-        """
-        for source in self._sources.values():
-            if isinstance(source, Socket):
-                source._own()
-        try:
-            ready = self._raw.poll(math.ceil(max(0.0, timeout_s) * 1000))
-        except zmq.ZMQError as exc:
-            raise TransportError(f"cannot poll: {exc.strerror}; remove a source before closing it") from exc
-        return {self._sources[key] for key, _ in ready}
-
-
 def _owned(frame: zmq.Frame) -> Frame:
     if len(frame) < LARGE_FRAME_BYTES:
         return frame.bytes
     return memoryview(frame.buffer).toreadonly()
-
-
-def _pollable(source: Source) -> zmq.Socket[bytes] | int:
-    if isinstance(source, Socket):
-        source._own()
-        return source._raw
-    return source if isinstance(source, int) else source.fileno()

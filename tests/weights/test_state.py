@@ -1,6 +1,7 @@
 """Updates are applied whole and verified, or not at all."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -152,7 +153,7 @@ def test_truncated_and_lengthened_payloads_are_refused(data):
 @given(st.integers(0, 300), st.integers(1, 6))
 def test_merged_updates_jump_to_the_last_version(size, count):
     states = chain(size, count + 1)
-    updates = [encode_update(POLICY, GENERATION, a, b) for a, b in zip(states, states[1:], strict=False)]
+    updates = [encode_update(POLICY, GENERATION, a, b) for a, b in itertools.pairwise(states)]
     header, payload = merge_updates(updates)
     assert len(payload) <= 4 * size
     got = apply_update(header, payload, states[0], size)

@@ -103,7 +103,11 @@ class DQNParameters:
 
     @property
     def target_every(self) -> int:
-        """Gradient steps between target updates."""
+        """Gradient steps between target updates.
+
+        Stable-Baselines3 and CleanRL count environment steps, and update between units of training only: with few long units
+        (256 steps, then 128 gradient steps), their interval of 10 is one of 128 gradient steps. Ten would diverge.
+        """
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
         return max(1, round(self.target_network_frequency / self.train_frequency)) * self.gradient_steps
@@ -145,8 +149,8 @@ class DQN:
         self._target.flat.copy_(self._online.flat)
         self._optimizer = FlatAdam(self._online.flat, eps=p.adam_epsilon)
         self._steps = 0
-        self._episodes = 0
-        self._units = 0
+        self._episodes = 0  # ended since `learning_starts`
+        self._units = 0  # of training, done
         self._gradient_steps = 0
 
     def spec(self) -> PolicySpec:
@@ -157,7 +161,8 @@ class DQN:
         """Writes the segment into the replay; how old its policy is does not matter, so `correct` changes nothing."""
         self._replay.add(segment)
         self._steps += segment.steps
-        self._episodes += segment.ended
+        if self._steps >= self.parameters.learning_starts:
+            self._episodes += segment.ended
 
     def update(self) -> Mapping[str, float] | None:
         """Trains one unit (`gradient_steps` gradient steps) if one is owed."""
@@ -215,7 +220,7 @@ class DQN:
         p = self.parameters
         if p.traj_per_epoch is None:
             return max(0, self._steps - p.learning_starts) // p.train_frequency
-        return self._episodes // p.traj_per_epoch if self._steps >= max(1, p.learning_starts) else 0
+        return self._episodes // p.traj_per_epoch
 
     def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
         """One step on one batch: the loss, and the mean value of the actions taken."""

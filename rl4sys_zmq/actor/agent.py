@@ -1,0 +1,567 @@
+"""The actor's light client: what somebody else's program holds.
+
+With ``overflow: drop_oldest`` no call but the constructor waits for anything: acting is in-process work on one immutable
+policy, and finished segments go into a bounded queue that the I/O thread empties.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.builder import SegmentBuilder
+from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.io import ActorIO
+from rl4sys_zmq.actor.outbox import Outbox
+from rl4sys_zmq.actor.policies import Policy, Sampler
+from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import (
+    ActionError,
+    BadInput,
+    Closed,
+    ConfigError,
+    LearnerUnavailable,
+    ObservationError,
+    RewardError,
+    RL4SysError,
+)
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.values import BoxSpace, PolicySpec, space_to_json
+from rl4sys_zmq.wire.messages import Hello
+
+__all__ = ["RL4SysAgent"]
+
+log = logging.getLogger(__name__)
+
+_starts = itertools.count()
+
+
+class RL4SysAgent(Resource):
+    """Acts with the learner's newest policy and sends what happened back to it.
+
+    ::
+
+        with RL4SysAgent(conf_path="luna_conf.json") as agent:
+            traj = None
+            while running:
+                traj, action = agent.request_for_action(traj, observation)
+                agent.add_to_trajectory(traj, action)
+                action.update_reward(do(action.act))
+            agent.mark_end_of_trajectory(traj, action)
+
+    Several threads may use one agent, each with trajectories of its own. The constructor waits for the learner, at most
+    ``connect_timeout_s``.
+    """
+
+    def __init__(
+        self,
+        conf_path: str | os.PathLike[str] | None = None,
+        *,
+        config: AgentConfig | None = None,
+        debug: bool = False,
+    ) -> None:
+        """Joins the learner.
+
+        Args:
+            conf_path: a configuration file, JSON or YAML; or
+            config: the configuration itself.
+            debug: logs this package at level DEBUG (where the host's logging shows it).
+
+        Raises:
+            ConfigError: for a wrong configuration.
+            LearnerUnavailable: when no learner answers in time; the message says what was waited for.
+            HandshakeRefused: when the learner refuses; the message names the field and both values.
+            ClientFailed: when this client's learner thread has stopped.
+        """
+        if (conf_path is None) == (config is None):
+            raise ConfigError("give either conf_path or config", key="conf_path")
+        self.config = config if config is not None else AgentConfig.load(cast(str, conf_path))
+        if debug:
+            logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
+        self.actor_id = self.config.actor_id or uuid.uuid4().hex
+        self._counters = Counters()
+        self._drops = self.config.overflow == "drop_oldest"
+        self._outbox = Outbox(self.config.queue_items, self.config.queue_bytes, drops=self._drops)
+        self._io = ActorIO(self.config, self._hello(), self._outbox)
+        self._sampler = Sampler(np.random.SeedSequence(self.config.seed))
+        self._episode_ids = np.random.default_rng()
+        self._lock = threading.Lock()
+        self._late: list[tuple[float, RL4SysTrajectory, SegmentBuilder]] = []
+        self._block_left = 0
+        self._block_width = 0
+        self._last_act: Any = None
+        self._closed = False
+        self._io.start()
+        try:
+            self._wait(self._joined, self.config.connect_timeout_s)
+            self._spec = cast(PolicySpec, self._io.spec)
+            self._inputs = Inputs(self._spec.observation_space, self._spec.action_space)
+            self._box = isinstance(self._spec.action_space, BoxSpace)
+            learners = self._io.welcome.rollout_length if self._io.welcome is not None else 0
+            self._rollout = min(self.config.rollout_length or learners or 128, self.config.max_traj_length)
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    # ---- acting
+
+    def request_for_action(
+        self, traj: RL4SysTrajectory | None, obs: object, mask: object = None
+    ) -> tuple[RL4SysTrajectory, RL4SysAction]:
+        """Chooses an action.
+
+        Args:
+            traj: the running trajectory; None or a completed one starts another.
+            obs: ``[*obs]`` or ``[1, *obs]``: an array, a tensor or a list, finite.
+            mask: ``[n]`` or ``[1, n]``, 1 where an action is allowed; None allows all.
+
+        Returns:
+            The trajectory and the action. An action that is never added costs nothing.
+
+        Raises:
+            ObservationError, MaskError: for bad input, with ``on_bad_input: raise``; nothing has changed.
+            ActionError: for a trajectory of another agent.
+            Closed: after `close`.
+            LearnerUnavailable, ClientFailed: with ``overflow: wait`` only, when the learner does not grant in time.
+        """
+        if self._closed:
+            raise Closed("this agent is closed")
+        if traj is not None and traj._agent is not self:
+            raise ActionError("this trajectory belongs to another agent")
+        try:
+            observation, leading = self._inputs.observation(obs)
+            allowed = self._inputs.mask(mask)
+        except BadInput as exc:
+            return self._answer_bad_input(traj, exc)
+        if self._late:
+            self._expire()
+        if traj is not None and traj._last is not None and traj._last.done and not traj.completed:
+            self.mark_end_of_trajectory(traj, traj._last)
+        if traj is None or traj.completed:
+            self._enter(self._rollout)
+            traj = self._begin()
+        elif self._must_cut(traj._builder):
+            self._cut(traj, observation, allowed)
+            self._enter(self._rollout)
+        policy = self._policy_for(traj)
+        raw, act, log_prob = policy.act(observation, allowed, self._sampler, self.config.explore)
+        if leading and self._box:
+            act = act[None]
+        self._last_act = act
+        return traj, RL4SysAction(self, observation, raw, act, log_prob, (policy.generation, policy.version), allowed)
+
+    def request_for_actions(
+        self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object = None
+    ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
+        """Chooses actions for ``N`` environments with one batched forward pass.
+
+        All segments are cut together, each `rollout_length` calls, so that credit is asked for once for all of them.
+
+        Args:
+            trajs: ``N`` trajectories as in `request_for_action`; None for all new.
+            obs: ``[N, *obs]``.
+            masks: ``[N, n]``, or None.
+
+        Returns:
+            ``N`` trajectories and ``N`` actions.
+
+        Raises:
+            ValueError: see `request_for_action`; here bad input always raises.
+        """
+        if self._closed:
+            raise Closed("this agent is closed")
+        count = len(trajs) if trajs is not None else len(cast(Sequence[object], obs))
+        observations = self._inputs.observations(obs, count)
+        allowed = self._inputs.mask(masks, count)
+        if self._late:
+            self._expire()
+        if self._block_left <= 0 or count != self._block_width:
+            for i, traj in enumerate(trajs or ()):
+                if traj is not None and not traj.completed and traj._builder.steps:
+                    self._cut(traj, observations[i], None if allowed is None else allowed[i])
+            self._enter(self._rollout * count)
+            self._block_left, self._block_width = self._rollout, count
+        self._block_left -= 1
+        running: list[RL4SysTrajectory] = []
+        for i in range(count):
+            traj = trajs[i] if trajs is not None else None
+            if traj is None or traj.completed:
+                traj = self._begin()
+            elif self._must_cut(traj._builder):
+                self._cut(traj, observations[i], None if allowed is None else allowed[i])
+            running.append(traj)
+        policy = self._policy_for(running[0])
+        raw, acts, log_probs = policy.act_batch(observations, allowed, self._sampler, self.config.explore)
+        stamp = policy.generation, policy.version
+        actions = [
+            RL4SysAction(self, o, r, a, p, stamp, None if allowed is None else allowed[i])
+            for i, (o, r, a, p) in enumerate(zip(observations, raw, acts, log_probs.tolist(), strict=True))
+        ]
+        return running, actions
+
+    def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        """Stores an action, before or after its reward is known, as the next step of `traj`.
+
+        Raises:
+            ActionError: when the action or the trajectory belongs to another agent, the action is stored already, or the
+                trajectory has ended.
+        """
+        if action._agent is not self or traj._agent is not self:
+            raise ActionError("the action and the trajectory must come from this agent")
+        if action._builder is not None:
+            raise ActionError("this action is stored already")
+        if traj.completed:
+            raise ActionError("this trajectory has ended; request_for_action starts another")
+        if not self.config.explore or action._raw is None:
+            return
+        builder = traj._builder
+        if not builder.steps:
+            builder.generation = action.generation
+        elif builder.generation != action.generation:
+            builder = self._cut(traj, action.obs, action._mask)
+            builder.generation = action.generation
+        action._row = builder.add(
+            action.obs, action._raw, action.log_prob, action.version, action._mask, action._reward
+        )
+        action._builder = builder
+        traj._last = action
+        traj.steps += 1
+
+    def update_action_reward(self, action: RL4SysAction, reward: object) -> None:
+        """Sets an action's reward; see `RL4SysAction.update_reward`."""
+        action.update_reward(reward)
+
+    def mark_end_of_trajectory(
+        self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
+    ) -> None:
+        """Ends an episode.
+
+        Args:
+            traj: the trajectory.
+            action: its last action; stored now if it was not added.
+            truncated: the episode was ended from outside (a time limit), not by a terminal state.
+            final_obs: the observation after the last action; required when truncated, to bootstrap from.
+
+        Raises:
+            RewardError: when a step has no reward; the message names the step.
+            ObservationError: for a missing or bad `final_obs`.
+            ActionError: as `add_to_trajectory` does.
+        """
+        if traj._agent is not self:
+            raise ActionError("this trajectory belongs to another agent")
+        if traj.completed:
+            return
+        final = None
+        if truncated and self.config.explore:
+            if final_obs is None:
+                raise ObservationError("truncated=True needs final_obs, the observation after the last action")
+            final = self._inputs.observation(final_obs)[0]
+        if action is not None and action._builder is None:
+            self.add_to_trajectory(traj, action)
+        if not self.config.explore or not traj.steps:
+            traj.completed = True
+            return
+        builder = traj._builder
+        for part in (*traj._closed, builder):
+            if part.missing:
+                row = part.first_missing()
+                raise RewardError(
+                    f"step {row} of segment {part.segment_index} has no reward; call update_reward before mark_end_of_trajectory"
+                )
+        if not builder.steps:  # an automatic cut came after the last step: that segment was the last
+            traj.completed = True
+            return
+        if action is not None:
+            action.done = True
+        builder.terminated, builder.truncated = not truncated, truncated
+        builder.close(final, None)
+        traj.completed = True
+        traj._closed.append(builder)
+        self._release_of(traj)
+
+    # ---- the learner
+
+    @property
+    def version(self) -> int:
+        """The version of the policy that acts."""
+        return self._policy.version
+
+    @property
+    def generation(self) -> int:
+        """The generation of the policy that acts."""
+        return self._policy.generation
+
+    @property
+    def digest(self) -> int:
+        """The xxh3-64 digest of that policy's weights."""
+        return self._policy.snapshot.digest
+
+    @property
+    def spec(self) -> PolicySpec:
+        """The policy's description: its spaces and layers."""
+        return self._spec
+
+    def wait_version(self, version: int, timeout_s: float) -> int:
+        """Waits until the policy has `version` or a later one; returns the one it has.
+
+        Raises:
+            LearnerUnavailable: when that takes longer than `timeout_s` seconds.
+            HandshakeRefused, ClientFailed: when it will not come.
+        """
+        self._wait(lambda: self.version >= version, timeout_s, f"version {version}")
+        return self.version
+
+    def flush(self, timeout_s: float) -> None:
+        """Waits until every finished segment is durable on the learner.
+
+        Raises:
+            LearnerUnavailable: when that takes longer than `timeout_s` seconds; it says how many are left.
+            HandshakeRefused, ClientFailed: when it will not happen.
+        """
+        self._io.flushing += 1
+        try:
+            self._wait(lambda: self._io.idle, timeout_s, lambda: f"the ack of {self._in_actor} segments")
+        finally:
+            self._io.flushing -= 1
+
+    def stats(self) -> dict[str, Any]:
+        """What this actor has done and where its segments are, as a copy.
+
+        ``submitted = dropped_at_source + in_actor + refused + accepted`` holds whenever nothing is on its way.
+        """
+        session, io = self._io.session, self._io
+        dropped = {k: v for k, v in self._outbox.dropped.snapshot().items() if k != "steps"}
+        refused = session.verdicts["refused"]
+        gate_error = io.gate.error
+        policy = io.policy
+        return {
+            "client_id": self.config.client_id,
+            "actor_id": self.actor_id,
+            "state": session.state.value,
+            "error": str(gate_error) if gate_error is not None else "",
+            "generation": policy.generation if policy is not None else 0,
+            "version": policy.version if policy is not None else -1,
+            "submitted": self._outbox.put_items,
+            "steps": self._outbox.put_steps,
+            "dropped_at_source": int(sum(dropped.values())),
+            "dropped": dropped,
+            "in_actor": self._in_actor,
+            "in_flight": session.in_flight,
+            "refused": refused,
+            "accepted": max(0, session.received - refused),
+            "verdicts": dict(session.verdicts),
+            "credit_steps": max(0, session.credit_steps - session.sent_steps),
+            "waiting_for_rewards": len(self._late),
+            "counters": {**self._counters.snapshot(), **io.counters.snapshot()},
+        }
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Sends what is finished, says goodbye and ends the I/O thread, within `timeout_s` seconds.
+
+        What the learner has not taken by then is counted (``in_actor`` in `stats`) and dropped. A second call does nothing.
+        """
+        if self._closed and not self._io.alive:
+            return
+        self._closed = True
+        deadline = time.monotonic() + timeout_s
+        if timeout_s > 0 and not self._io.idle and self._io.gate.error is None:
+            try:
+                self.flush(timeout_s)
+            except RL4SysError as exc:
+                log.warning("closed with %d segments undelivered: %s", self._in_actor, exc)
+        self._io.stop()
+        if self._io.join(max(0.5, deadline - time.monotonic())):
+            self._io.release()
+
+    # ---- the rest
+
+    @property
+    def _policy(self) -> Policy:
+        policy = self._io.policy
+        assert policy is not None  # the constructor has waited for the first
+        return policy
+
+    @property
+    def _in_actor(self) -> int:
+        session = self._io.session
+        return len(self._outbox) + session.submitted - session.received
+
+    def _hello(self) -> Hello:
+        config = self.config
+        spaces = (config.observation_space, config.action_space)
+        observation, action = (space_to_json(s) if s is not None else {} for s in spaces)
+        # Later starts in one process get later incarnations even within one tick of the clock.
+        incarnation = time.time_ns() + next(_starts)
+        return Hello(
+            config.client_id,
+            self.actor_id,
+            incarnation,
+            0,
+            0,
+            0,
+            config.algorithm_name or "",
+            dict(config.algorithm_parameters),
+            config.type or "",
+            observation,
+            action,
+            config.explore,
+            "rl4sys_zmq",
+        )
+
+    def _joined(self) -> bool:
+        return self._io.policy is not None
+
+    def _begin(self) -> RL4SysTrajectory:
+        builder = SegmentBuilder(self._spec.observation_space, self._spec.action_space, self._rollout, 0)
+        episode_id = int(self._episode_ids.integers(0, 1 << 64, dtype=np.uint64))
+        return RL4SysTrajectory(self, episode_id, builder, self.config.max_traj_length)
+
+    def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
+        policy = self._policy
+        if self.config.swap == "step":
+            return policy
+        pinned = cast(Policy | None, traj._policy)
+        if pinned is None or pinned.generation != policy.generation:
+            traj._policy = pinned = policy
+        return pinned
+
+    def _must_cut(self, builder: SegmentBuilder) -> bool:
+        steps = builder.steps
+        return steps >= self._rollout or (steps > 0 and builder.generation != self._policy.generation)
+
+    def _cut(self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None) -> SegmentBuilder:
+        """Ends the running segment, of which `observation` is the one to bootstrap from, and begins the next."""
+        builder = traj._builder
+        builder.close(observation, mask)
+        traj._cap_left -= builder.steps
+        if traj._cap_left <= 0:
+            builder.capped = True
+            traj._cap_left = self.config.max_traj_length
+        traj._closed.append(builder)
+        if builder.missing:
+            self._late.append((time.monotonic() + self.config.reward_timeout_s, traj, builder))
+        self._release_of(traj)
+        rows = min(self._rollout, traj._cap_left)
+        traj._builder = SegmentBuilder(
+            self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + 1
+        )
+        return traj._builder
+
+    def _release(self) -> None:
+        """Sends the segments whose last late reward has come."""
+        with self._lock:
+            trajs = {id(t): t for _, t, b in self._late if not b.missing}
+            self._late = [entry for entry in self._late if entry[2].missing]
+        for traj in trajs.values():
+            self._release_of(traj)
+
+    def _release_of(self, traj: RL4SysTrajectory) -> None:
+        """Hands over a trajectory's closed segments, in order, as far as their rewards are there."""
+        while traj._closed and not traj._closed[0].missing:
+            builder = traj._closed.pop(0)
+            traj._sum += builder.reward_sum
+            ended = builder.terminated or builder.truncated
+            segment = builder.build(
+                traj.episode_id,
+                traj._sum if ended and not traj._lost else None,
+                traj.steps if ended else None,
+            )
+            with self._lock:
+                self._outbox.put(segment)
+            self._io.wake()
+
+    def _expire(self) -> None:
+        """Drops the closed segments whose rewards have not come in time."""
+        now = time.monotonic()
+        if self._late[0][0] > now:
+            return
+        with self._lock:
+            expired = [entry for entry in self._late if entry[0] <= now and entry[2].missing]
+            self._late = [entry for entry in self._late if entry[0] > now]
+        for _, traj, builder in expired:
+            builder.left = True
+            traj._lost = True
+            traj._closed.remove(builder)
+            with self._lock:
+                self._outbox.put_items += 1
+                self._outbox.dropped.add("reward_timeout")
+            self._release_of(traj)
+
+    def _answer_bad_input(self, traj: RL4SysTrajectory | None, error: BadInput) -> tuple[RL4SysTrajectory, RL4SysAction]:
+        """With ``on_bad_input: drop``: the last action again, or the mode's stand-in, which is never stored."""
+        if self.config.on_bad_input == "raise":
+            raise error
+        self._counters.add(f"bad_input.{type(error).__name__}")
+        if traj is None or traj.completed:
+            traj = self._begin()
+        act = self._last_act if self._last_act is not None else _baseline(self._spec)
+        observation = np.zeros(self._spec.observation_space.shape, dtype=self._spec.observation_space.dtype)
+        policy = self._policy
+        return traj, RL4SysAction(self, observation, None, act, 0.0, (policy.generation, policy.version), None)
+
+    # ---- waiting: with ``overflow: wait``, and in calls that say that they wait
+
+    def _enter(self, steps: int) -> None:
+        """At the start of a segment: with ``overflow: wait``, waits for credit and for the version that goes with it."""
+        if self._drops or not self.config.explore:
+            return
+        io = self._io
+        io.want_steps = max(io.want_steps, self._outbox.put_steps + 2 * steps)
+        if self._granted():
+            if io.want_steps > io.gate.limit_steps:
+                io.wake()
+            return
+        io.waiting += 1
+        io.wake()
+        try:
+            self._wait(self._granted, self.config.wait_timeout_s)
+        finally:
+            io.waiting -= 1
+
+    def _granted(self) -> bool:
+        gate, policy = self._io.gate, self._policy
+        if self._outbox.put_steps >= gate.limit_steps:
+            return False
+        return policy.generation == gate.generation and policy.version >= gate.min_version
+
+    def _wait(self, ready: Any, timeout_s: float, stage: Any = None) -> None:
+        """Waits for a condition that the I/O thread brings about; its errors and `close` end the wait."""
+        io = self._io
+        deadline = time.monotonic() + timeout_s
+        io.wake()
+        with io.changed:
+            while not ready():
+                error = io.gate.error
+                if error is not None:
+                    raise error.with_traceback(None)
+                if self._closed and not io.flushing:
+                    raise Closed("this agent was closed")
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    words = stage() if callable(stage) else stage
+                    hint = f"it was waiting for {io.gate.stage}" if words else ""
+                    raise LearnerUnavailable(self.config.address, words or io.gate.stage, timeout_s, hint)
+                io.changed.wait(min(left, 0.25))
+
+
+def _baseline(spec: PolicySpec) -> Any:
+    """An action that is valid and does little: the first of a discrete space, the middle (or zero) of a box."""
+    space = spec.action_space
+    if not isinstance(space, BoxSpace):
+        return np.int64(space.start)
+    low, high = space.low_array(), space.high_array()
+    middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
+    return middle.astype(space.dtype)
+
+

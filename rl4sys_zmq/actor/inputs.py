@@ -1,0 +1,116 @@
+"""Observations and masks as a host gives them, checked and copied."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import MaskError, ObservationError
+from rl4sys_zmq.values import DiscreteSpace, Space
+
+__all__ = ["Inputs"]
+
+
+class Inputs:
+    """Reads observations and masks for two spaces; what it returns is a copy that the host cannot change."""
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self._space = observation_space
+        self._shape = observation_space.shape
+        self._one = (1, *self._shape)
+        self._dtype = np.dtype(observation_space.dtype)
+        self._float = self._dtype.kind == "f"
+        self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
+
+    def observation(self, given: object) -> tuple[NDArray[Any], bool]:
+        """One observation ``[*obs]``; True when it came as ``[1, *obs]``.
+
+        Raises:
+            ObservationError: for another shape, a dtype that loses information, or a number that is not finite.
+        """
+        array = self._array(given)
+        leading = False
+        if array.shape != self._shape:
+            if array.shape != self._one:
+                raise ObservationError(f"an observation of shape {array.shape}; the space has {self._shape} (or {self._one})")
+            array, leading = array[0], True
+        if self._float:
+            self._require_finite(array)
+        else:
+            self._require_inside(array)
+        return array, leading
+
+    def observations(self, given: object, count: int) -> NDArray[Any]:
+        """A batch ``[count, *obs]``.
+
+        Raises:
+            ObservationError: as `observation` does.
+        """
+        array = self._array(given)
+        if array.shape != (count, *self._shape):
+            raise ObservationError(f"observations of shape {array.shape}; {count} of the space's have {(count, *self._shape)}")
+        if self._float:
+            self._require_finite(array)
+        else:
+            self._require_inside(array)
+        return array
+
+    def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
+        """A mask ``[n]`` (given as ``[n]`` or ``[1, n]``), or ``[count, n]``; None stays None.
+
+        Raises:
+            MaskError: for another shape, other values than 0 and 1, a continuous action space, or nothing allowed.
+        """
+        if given is None:
+            return None
+        if self._actions is None:
+            raise MaskError("a mask needs a discrete action space; this one is continuous")
+        array = np.asarray(_host(given))
+        wanted = (self._actions,) if count is None else (count, self._actions)
+        if array.shape != wanted:
+            if count is not None or array.shape != (1, self._actions):
+                raise MaskError(f"a mask of shape {array.shape}; {wanted} is needed")
+            array = array[0]
+        mask = array.astype(np.bool_)
+        if array.dtype != np.bool_ and not np.array_equal(mask, array):
+            raise MaskError(f"a mask holds 0 and 1 (or booleans), not {array.tolist()!r:.80}")
+        if not mask.any(axis=-1).all():
+            raise MaskError(f"the mask forbids all {self._actions} actions")
+        return mask
+
+    def _array(self, given: object) -> NDArray[Any]:
+        given = _host(given)
+        if type(given) is np.ndarray and given.dtype == self._dtype:
+            return given.copy()
+        try:
+            array = np.asarray(given)
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"dtype {array.dtype}")
+            if isinstance(given, np.ndarray | np.generic) and not np.can_cast(array.dtype, self._dtype, "same_kind"):
+                raise TypeError(f"dtype {array.dtype} does not fit {self._dtype}")
+            return np.array(array, dtype=self._dtype)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise ObservationError(f"an observation of {self._dtype} {self._shape} is needed, not {type(given).__name__}: {exc}") from exc
+
+    def _require_finite(self, array: NDArray[Any]) -> None:
+        # One reduction instead of two: a sum is finite unless an element is not, or it overflows, which the slow path tells.
+        if not math.isfinite(array.sum()) and not np.isfinite(array).all():
+            flat = array.ravel()
+            index = int(np.flatnonzero(~np.isfinite(flat))[0])
+            raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
+
+    def _require_inside(self, array: NDArray[Any]) -> None:
+        space = self._space
+        if isinstance(space, DiscreteSpace) and not ((array >= space.start) & (array < space.start + space.n)).all():
+            raise ObservationError(f"observation {array.tolist()} lies outside {space.start} to {space.start + space.n - 1}")
+
+
+def _host(given: object) -> object:
+    """A tensor's numbers without knowing torch: whatever has ``detach`` and ``cpu`` is one."""
+    detach = getattr(given, "detach", None)
+    if detach is not None:
+        return np.asarray(detach().cpu().numpy())
+    return given

@@ -1,0 +1,424 @@
+"""The actor's I/O thread: owner of the DEALER and the SUB, the only one that touches a network.
+
+Host threads leave finished segments in the outbox and ring the wakeup; they read two references, `policy` and `gate`, which
+are replaced whole. An exception in here is counted and everything is made anew; it never reaches the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+from rl4sys_zmq.actor.outbox import Outbox
+from rl4sys_zmq.actor.policies import Policy, build_policy
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.weights import WeightsHeader, apply_update
+from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment, spec_from_document
+from rl4sys_zmq.wire.messages import Beacon, Fetch, Hello, Message, Refused, Weights, Welcome
+
+__all__ = ["ActorIO", "Gate"]
+
+log = logging.getLogger(__name__)
+
+WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
+FETCH_RETRY_S = 1.0
+RESTART_S = 0.2
+MAX_BATCH_STEPS = 16_384
+MAX_BODY_FRAMES = 200
+MAX_MESSAGE_FRAMES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a host that waits must know.
+
+    Attributes:
+        limit_steps: it may start a segment while it has finished fewer steps than this, counted since the start.
+        generation: of the policy to start with.
+        min_version: the least version of it.
+        error: why nothing will come, or None.
+        stage: what the I/O thread is waiting for, for messages.
+    """
+
+    limit_steps: int
+    generation: int
+    min_version: int
+    error: RL4SysError | None
+    stage: str
+
+
+class ActorIO(Worker):
+    """One actor's network.
+
+    Attributes:
+        policy: the current policy, None before the first snapshot.
+        gate: what waiting hosts look at.
+        changed: notified after `policy` or `gate` changed, when somebody waits.
+        welcome: the learner's last answer to HELLO.
+        counters: what happened, by name.
+    """
+
+    def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox) -> None:
+        super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
+        self.policy: Policy | None = None
+        self.spec: PolicySpec | None = None
+        self.welcome: Welcome | None = None
+        self.changed = threading.Condition()
+        self.counters = Counters()
+        self.gate = Gate(0, 0, 0, None, "the learner to answer")
+        self.want_steps = 0
+        self.flushing = 0
+        self.waiting = 0
+        self._config = config
+        self._outbox = outbox
+        self._address = Address.parse(config.address)
+        self._wakeup = Wakeup()
+        self._rng = random.Random(hello.incarnation)
+        self._session = ActorSession(hello, self.counters, self._rng)
+        self._assigned_steps = 0
+        self._oldest_since: float | None = None
+        self._fetch_at = 0.0
+        self._fetch_whole = False
+        self._redial = False
+        self._dealer: Socket
+        self._sub: Socket | None = None
+        self._poller: Poller
+        self._stopping = threading.Event()
+
+    # ---- for host threads
+
+    def wake(self) -> None:
+        """Makes the thread look at the outbox and the wishes."""
+        self._wakeup.set()
+
+    def stop(self) -> None:
+        """Says goodbye and ends."""
+        self._stopping.set()
+        self._wakeup.set()
+
+    def release(self) -> None:
+        """Closes what outlives the thread; after `join`."""
+        self._wakeup.close()
+
+    @property
+    def session(self) -> ActorSession:
+        """The protocol's state; read its numbers only."""
+        return self._session
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is queued and everything sent is durable."""
+        return not len(self._outbox) and not self._session.in_flight
+
+    # ---- the thread
+
+    def run(self) -> None:
+        """Serves until `stop`; an exception is counted and the sockets are made anew."""
+        while not self._stopping.is_set():
+            try:
+                self._serve()
+            except Exception as exc:  # the host must never notice; stats() and the log do
+                log.exception("the I/O thread of an actor of %s starts again", self._config.client_id)
+                self.counters.add("io_restarts")
+                self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
+                self._stopping.wait(RESTART_S)
+
+    def _serve(self) -> None:
+        """One life of the sockets."""
+        with Poller() as poller, Socket.dealer(self._address) as dealer:
+            self._dealer, self._sub, self._poller = dealer, None, poller
+            poller.register(dealer)
+            poller.register(self._wakeup)
+            try:
+                self._do(self._session.open(time.monotonic(), self._held()))
+                while not self._redial and not self._stopping.is_set():
+                    self._turn()
+                if self._stopping.is_set():
+                    self._do(self._session.close(time.monotonic()))
+            finally:
+                self._redial = False
+                if self._sub is not None:
+                    self._sub.close()
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        deadline = self._session.next_deadline()
+        if self._oldest_since is not None:
+            deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
+        if self._fetch_at:
+            deadline = min(deadline, self._fetch_at)
+        self._poller.poll(min(max(0.0, deadline - now), 1.0))
+        self._wakeup.clear()
+        self._read_weights()
+        self._read_dealer()
+        now = time.monotonic()
+        self._ship(now)
+        self._do(self._session.want(now, self._session.sent_steps + max(0, self.want_steps - self._assigned_steps)))
+        self._do(self._session.tick(now, self._held()))
+        if self._fetch_at and now >= self._fetch_at:
+            self._fetch(now)
+        self._update_gate()
+
+    # ---- the learner's words
+
+    def _read_dealer(self) -> None:
+        while (frames := self._dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
+            try:
+                message = decode(frames)
+            except ProtocolError as exc:
+                self.counters.add(f"refused.{exc.code.value}")
+                continue
+            if isinstance(message, Weights):
+                self._on_fetched(message)
+            self._do(self._session.on_message(time.monotonic(), message))
+
+    def _read_weights(self) -> None:
+        while self._sub is not None and (frames := self._sub.recv()) is not None:
+            topic = bytes(frames[0][:1])
+            if topic == WEIGHTS_TOPIC and len(frames) == 3:
+                self._on_diff(frames[1], frames[2])
+            elif topic == BEACON_TOPIC:
+                self._on_beacon(frames[1:])
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(message):
+                    self._send(message)
+                case Joined(welcome, gap):
+                    self._on_joined(welcome, gap)
+                case Rejected(refused):
+                    self._on_rejected(refused)
+                case Redial():
+                    self.counters.add("redials")
+                    self._set_stage("the learner to answer")
+                    self._redial = True
+
+    def _send(self, message: Message) -> None:
+        if not self._dealer.send(encode(message)):
+            self.counters.add("sends_refused.full")  # what matters is resent by the session's timers
+
+    def _on_joined(self, welcome: Welcome, gap: int) -> None:
+        if gap:
+            log.warning("%s: the learner has lost %d segments that it had acknowledged", self._config.client_id, gap)
+        try:
+            spec = spec_from_document(welcome.spec)
+        except ProtocolError as exc:
+            self._set_error(HandshakeRefused(exc.code, f"its policy spec cannot be read: {exc.detail}", "spec"))
+            return
+        if self.spec is not None and (spec.observation_space, spec.action_space) != (
+            self.spec.observation_space,
+            self.spec.action_space,
+        ):
+            self._set_error(HandshakeRefused(Refusal.MISMATCH, "it came back with other spaces than before", "spaces"))
+            return
+        if spec != self.spec:
+            self.spec = spec
+        self.welcome = welcome
+        self._subscribe(welcome)
+        self._fetch(time.monotonic())
+        self.counters.add("joined")
+
+    def _subscribe(self, welcome: Welcome) -> None:
+        if self._sub is not None:
+            self._poller.unregister(self._sub)
+            self._sub.close()
+        pub = Address.parse(welcome.pub)
+        if pub.host == "*":
+            pub = Address("tcp", self._address.host, pub.port)
+        self._sub = Socket.sub(pub, hwm=64)
+        self._sub.subscribe(WEIGHTS_TOPIC + welcome.policy_id)
+        self._sub.subscribe(BEACON_TOPIC + welcome.policy_id)
+        self._poller.register(self._sub)
+
+    def _on_rejected(self, refused: Refused) -> None:
+        if refused.code == Refusal.FAILED:
+            self._set_error(ClientFailed(self._config.client_id, refused.reason))
+        else:
+            code = Refusal(refused.code) if refused.code in set(Refusal) else Refusal.MALFORMED
+            self._set_error(HandshakeRefused(code, refused.reason, refused.field))
+
+    # ---- weights
+
+    def _held(self) -> tuple[int, int]:
+        policy = self.policy
+        return (policy.generation, policy.version) if policy is not None else (0, 0)
+
+    def _fetch(self, now: float, *, whole: bool = False) -> None:
+        """Asks for what is newer than what is held (or for all of it), until it comes."""
+        self._fetch_whole = whole
+        held = (0, 0) if whole else self._held()
+        self._fetch_at = now + FETCH_RETRY_S * self._rng.uniform(0.8, 1.2)
+        if self._session.state is SessionState.JOINED:
+            self.counters.add("fetches")
+            self._send(Fetch(*held))
+
+    def _on_fetched(self, message: Weights) -> None:
+        if len(message.body) % 2 or not message.body:
+            self.counters.add("refused.frames")
+            return
+        for header, payload in zip(message.body[::2], message.body[1::2], strict=True):
+            self._on_diff(header, payload)
+
+    def _on_diff(self, header: bytes | memoryview, payload: bytes | memoryview) -> None:
+        if self.spec is None or self.welcome is None:
+            return
+        try:
+            head = WeightsHeader.unpack(header)
+        except ProtocolError as exc:
+            self.counters.add(f"refused.{exc.code.value}")
+            return
+        if head.policy_id != self.welcome.policy_id or head.generation != self.welcome.generation:
+            self.counters.add("weights_ignored")
+            return
+        held = self.policy.snapshot if self.policy is not None else None
+        known = held is not None and held.generation == head.generation
+        if known and held is not None and head.new_version <= held.version and not self._fetch_whole:
+            self._fetch_at = 0.0 if head.new_version == held.version else self._fetch_at
+            return
+        try:
+            snapshot = apply_update(head, payload, held, self.spec.size)
+        except WeightsError as exc:
+            self.counters.add(f"weights_refused.{exc.reason}")
+            if not self._fetch_at:
+                self._fetch(time.monotonic(), whole=exc.reason != "gap")
+            return
+        self._swap(snapshot)
+
+    def _swap(self, snapshot: PolicySnapshot) -> None:
+        assert self.spec is not None
+        try:
+            policy = build_policy(self.spec, snapshot)
+        except RL4SysError as exc:
+            self._set_error(exc)
+            return
+        self._fetch_at, self._fetch_whole = 0.0, False
+        self.counters.add("weights_applied")
+        with self.changed:
+            self.policy = policy
+            self._notify()
+
+    def _on_beacon(self, frames: list[bytes | memoryview]) -> None:
+        try:
+            beacon = decode(frames)
+        except ProtocolError as exc:
+            self.counters.add(f"refused.{exc.code.value}")
+            return
+        policy = self.policy
+        if not isinstance(beacon, Beacon) or policy is None or self._fetch_at or self.welcome is None:
+            return
+        if beacon.generation != self.welcome.generation:
+            return  # another life of the learner: its ROUTER will tell
+        if (beacon.generation, beacon.version) != (policy.generation, policy.version):
+            if policy.generation != beacon.generation or beacon.version > policy.version:
+                self.counters.add("resyncs.beacon")
+                self._fetch(time.monotonic())
+        elif beacon.digest != policy.snapshot.digest:
+            self.counters.add("resyncs.digest")
+            self._fetch(time.monotonic(), whole=True)
+
+    # ---- segments
+
+    def _ship(self, now: float) -> None:
+        """Sends what may leave: enough for a message, or waiting long enough, or asked for."""
+        self._drop_stale()
+        if not len(self._outbox):
+            self._oldest_since = None
+            return
+        if self._oldest_since is None:
+            self._oldest_since = now
+        due = (
+            len(self._outbox) >= self._config.send_frequency
+            or now - self._oldest_since >= self._config.linger_ms / 1000
+            or self.flushing
+            or self.waiting
+            or self._session.sent_steps + self._outbox.steps >= self._session.credit_steps
+        )
+        while due and self._session.can_take():
+            batch = self._take_batch()
+            if not batch:
+                break
+            self._do(self._session.take(now, batch))
+        if not len(self._outbox):
+            self._oldest_since = None
+
+    def _take_batch(self) -> list[PackedSegment]:
+        batch: list[PackedSegment] = []
+        steps = size = frames = 0
+        limit = self.welcome.max_message_bytes if self.welcome is not None else 0
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(1, self._config.send_frequency):
+            segment = self._outbox.peek()
+            if segment is None or (batch and (not self._room(steps, len(batch)) or size + 2 * segment.nbytes > limit)):
+                break
+            segment = self._outbox.pop()
+            if segment is None:
+                break
+            packed = pack_segment(segment)
+            self._assigned_steps += packed.steps
+            if packed.nbytes + 65_536 > limit:
+                self._outbox.dropped.add("too_large")
+                continue
+            batch.append(packed)
+            steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
+        return batch
+
+    def _room(self, steps: int, items: int) -> bool:
+        session = self._session
+        return session.sent_steps + steps < session.credit_steps and session.has_room(items)
+
+    def _drop_stale(self) -> None:
+        """Drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
+        welcome = self.welcome
+        if welcome is None or welcome.max_policy_lag < 0 or welcome.on_lag != "drop" or self.policy is None:
+            return
+        generation, version = self._held()
+        while (segment := self._outbox.peek()) is not None:
+            oldest = int(segment.versions.min()) if segment.generation == generation else 0
+            if version - oldest <= welcome.max_policy_lag:
+                return
+            dropped = self._outbox.pop()
+            if dropped is not None:
+                self._assigned_steps += dropped.steps
+                self._outbox.dropped.add("lag")
+
+    # ---- the gate
+
+    def _update_gate(self) -> None:
+        session = self._session
+        joined = session.state is SessionState.JOINED
+        limit = self._assigned_steps + session.credit_steps - session.sent_steps if joined else 0
+        generation = self.welcome.generation if self.welcome is not None else 0
+        error = None if joined and not isinstance(self.gate.error, HandshakeRefused) else self.gate.error
+        stage = "credit or newer weights" if joined else self.gate.stage
+        if joined and self.policy is None:
+            stage = "the first weights"
+        gate = Gate(limit, generation, session.min_version, error, stage)
+        if gate != self.gate or self.flushing:
+            with self.changed:
+                self.gate = gate
+                self._notify()
+
+    def _set_error(self, error: RL4SysError) -> None:
+        if str(error) != str(self.gate.error):
+            log.warning("%s: %s", self._config.client_id, error)
+        with self.changed:
+            self.gate = Gate(0, self.gate.generation, 0, error, self.gate.stage)
+            self.changed.notify_all()
+
+    def _set_stage(self, stage: str) -> None:
+        self.gate = Gate(0, self.gate.generation, 0, self.gate.error, stage)
+
+    def _notify(self) -> None:
+        """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""
+        self.changed.notify_all()
+
+

@@ -1,0 +1,73 @@
+"""Parameters that are known to solve a task, for the demo, the benchmarks and the slow tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["PRESETS", "Preset"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """How to train one task.
+
+    Attributes:
+        parameters: ``algorithm_parameters``.
+        num_envs: environments per actor process.
+        actors: actor processes.
+        pacing_lag: how many versions behind the learner actors may act (the k of the pacing rule).
+        target_return: the mean return of 100 episodes at which the task counts as solved.
+    """
+
+    parameters: Mapping[str, object] = field(repr=False)
+    num_envs: int
+    actors: int
+    pacing_lag: int
+    target_return: float
+
+
+PRESETS: dict[tuple[str, str], Preset] = {
+    ("CartPole-v1", "PPO"): Preset(
+        parameters={
+            "steps_per_epoch": 1024,
+            "rollout_length": 32,
+            "minibatch_size": 512,
+            "update_epochs": 10,
+            "learning_rate": 2e-3,
+            "anneal_lr": True,
+            "anneal_clip": True,
+            "total_steps": 100_000,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "ent_coef": 0.0,
+            "normalise_observations": False,
+            "normalise_rewards": False,
+        },
+        num_envs=4,
+        actors=2,
+        pacing_lag=1,
+        target_return=475.0,
+    ),
+    ("LunarLander-v3", "PPO"): Preset(
+        parameters={
+            "steps_per_epoch": 4096,
+            "rollout_length": 64,
+            "minibatch_size": 256,
+            "update_epochs": 6,
+            "learning_rate": 1e-3,
+            "anneal_lr": True,
+            "total_steps": 800_000,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "ent_coef": 0.01,
+            "reward_scale": 0.1,
+            "normalise_observations": False,
+            "normalise_rewards": False,
+        },
+        num_envs=8,
+        actors=2,
+        pacing_lag=1,
+        target_return=200.0,
+    ),
+}

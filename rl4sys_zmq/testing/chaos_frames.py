@@ -1,0 +1,99 @@
+"""Chaos among messages, without a network: for sans-IO sessions and inproc pairs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.transports import Frames
+
+__all__ = ["ChaosFrames"]
+
+
+@dataclass(slots=True)
+class _Held:
+    """A message that comes late."""
+
+    left: int  # how many more messages pass it
+    message: list[bytes]
+
+
+class ChaosFrames:
+    """A bad link as a function: takes a message, returns those that arrive now.
+
+    Each message may be dropped, duplicated, held back while up to `max_delay` later ones pass it, or have one bit of one
+    frame flipped. The same seed and messages give the same chaos.
+
+    Attributes:
+        counters: ``dropped``, ``duplicated``, ``reordered``, ``corrupted``, ``passed``.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        drop: float = 0.0,
+        duplicate: float = 0.0,
+        reorder: float = 0.0,
+        corrupt: float = 0.0,
+        max_delay: int = 4,
+    ) -> None:
+        """Args:
+        seed: of the dice.
+        drop: the probability that a message is lost.
+        duplicate: that it comes twice; each copy is then held back or corrupted on its own.
+        reorder: that a copy comes late.
+        corrupt: that a copy is damaged.
+        max_delay: how many messages may pass one that comes late.
+        """
+        self._dice = random.Random(seed)
+        self._drop, self._duplicate, self._reorder, self._corrupt = drop, duplicate, reorder, corrupt
+        self._max_delay = max_delay
+        self._held: list[_Held] = []
+        self.counters = Counters()
+
+    def __call__(self, message: Frames) -> list[list[bytes]]:
+        """The messages that arrive once this one was sent, those held back before among them; possibly none."""
+        arriving: list[list[bytes]] = []
+        for _ in range(self._copies()):
+            copy = [bytes(frame) for frame in message]
+            if self._happens(self._corrupt, "corrupted"):
+                self._flip(copy)
+            if self._happens(self._reorder, "reordered"):
+                self._held.append(_Held(self._dice.randint(1, self._max_delay) + 1, copy))
+            else:
+                arriving.append(copy)
+        for held in self._held:
+            held.left -= 1
+        arriving += [held.message for held in self._held if held.left <= 0]
+        self._held = [held for held in self._held if held.left > 0]
+        self.counters.add("passed", len(arriving))
+        return arriving
+
+    def flush(self) -> list[list[bytes]]:
+        """All that is still held back, in a random order."""
+        late = [held.message for held in self._held]
+        self._held = []
+        self._dice.shuffle(late)
+        self.counters.add("passed", len(late))
+        return late
+
+    def _copies(self) -> int:
+        if self._happens(self._drop, "dropped"):
+            return 0
+        return 2 if self._happens(self._duplicate, "duplicated") else 1
+
+    def _happens(self, probability: float, name: str) -> bool:
+        happens = self._dice.random() < probability
+        if happens:
+            self.counters.add(name)
+        return happens
+
+    def _flip(self, message: list[bytes]) -> None:
+        filled = [index for index, frame in enumerate(message) if frame]
+        if filled:
+            index = self._dice.choice(filled)
+            frame = bytearray(message[index])
+            frame[self._dice.randrange(len(frame))] ^= 1 << self._dice.randrange(8)
+            message[index] = bytes(frame)

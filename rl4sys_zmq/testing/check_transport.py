@@ -1,0 +1,344 @@
+"""The contract of a transport, as a test that anybody can run on an address."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from rl4sys_zmq.errors import AddressInUse, Closed, TransportError
+from rl4sys_zmq.transports import LARGE_FRAME_BYTES, Frame, Frames, Poller, Sent, Socket, open_sockets, read_subscription
+
+__all__ = ["CHECKS", "check_transport"]
+
+Make = Callable[[], str]
+Via = Callable[[str], str]
+
+_BODY = bytes(range(256)) * 256  # 64 KiB
+_PATIENCE_S = 20.0
+_PROMPT_S = 2.0  # a call that takes this long has blocked, however busy the machine
+_MANY_SENDS = 20_000
+
+
+def check_transport(make: Make, *, via: Via = str) -> None:
+    """Proves that addresses from `make` carry frames as the package needs them.
+
+    Args:
+        make: gives a fresh address to bind on each call, ``lambda: "tcp://127.0.0.1:0"`` for instance.
+        via: turns a bound address into the one to dial; a chaos proxy between the two goes here.
+
+    Raises:
+        AssertionError: names the clause that does not hold, and shows what came instead.
+    """
+    for name, check in CHECKS.items():
+        before = open_sockets()
+        try:
+            check(make, via)
+        except AssertionError as exc:
+            raise AssertionError(f"{make()} breaks the transport contract, clause {name!r}: {exc}") from exc
+        assert open_sockets() == before, f"{make()} breaks the transport contract: clause {name!r} left sockets open"
+
+
+def frames_arrive_exactly(make: Make, via: Via) -> None:
+    """Empty frames, large frames and many frames arrive as they were sent, in both directions."""
+    messages: list[list[Frame]] = [
+        [b""],
+        [b"", b"", b""],
+        [b"a", b"", b"\0" * 7],
+        [b"x" * (LARGE_FRAME_BYTES - 1), b"y" * LARGE_FRAME_BYTES],
+        [_BODY * 16, b"after a megabyte"],
+        [memoryview(_BODY)[3:99], b"a view"],
+        [bytes([i]) for i in range(31)],
+    ]
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        for message in messages:
+            _send(dealer, message)
+            peer, *body = _recv(router)
+            _same(body, message)
+            _send(router, [peer, *body])
+            _same(_recv(dealer), message)
+        for frame in body:
+            assert isinstance(frame, bytes) or frame.readonly, "a received frame is writable"
+
+
+def order_is_kept(make: Make, via: Via) -> None:
+    """Between one pair, messages arrive in the order they were sent; a reused buffer spoils none of them."""
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        sent = 0
+        received: list[int] = []
+        while len(received) < 500:
+            buffer = bytearray(sent.to_bytes(4, "little") + _BODY)
+            if sent < 500 and dealer.send([memoryview(buffer)]):
+                buffer[:4] = b"\xff\xff\xff\xff"
+                sent += 1
+            elif sent == 500:
+                _wait(router)
+            while (message := router.recv()) is not None:
+                received.append(int.from_bytes(message[1][:4], "little"))
+        assert received == list(range(500)), f"the order was {received[:20]}..."
+
+
+def router_answers_the_right_peer(make: Make, via: Via) -> None:
+    """Each of three dealers gets its own answer and nobody else's."""
+    with ExitStack() as stack:
+        router = stack.enter_context(Socket.router(make()))
+        dealers = [stack.enter_context(Socket.dealer(via(router.bound.uri))) for _ in range(3)]
+        for number, dealer in enumerate(dealers):
+            _send(dealer, [b"I am", bytes([number])])
+        letters = [_recv(router) for _ in dealers]
+        assert len({bytes(letter[0]) for letter in letters}) == 3, "two dealers have one routing id"
+        for peer, _, name in letters:
+            _send(router, [peer, b"you are", name])
+        for number, dealer in enumerate(dealers):
+            _same(_recv(dealer), [b"you are", bytes([number])])
+            assert dealer.recv() is None, "a dealer got somebody else's answer"
+
+
+def unknown_peers_are_gone(make: Make, via: Via) -> None:
+    """A router says GONE to a peer it never had, and to one that has closed."""
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        assert router.send([b"nobody", b""]) is Sent.GONE, "a message to an unknown peer was not GONE"
+        _send(dealer, [b"hello"])
+        peer, _ = _recv(router)
+        dealer.close()
+        _eventually(lambda: router.send([peer, b"still there?"]) is Sent.GONE, "a peer that has closed never became GONE")
+
+
+def a_full_queue_never_blocks(make: Make, via: Via) -> None:
+    """With a peer that does not read, sends become FULL; once it reads, nothing that was OK is missing."""
+    with ExitStack() as stack:
+        router = stack.enter_context(Socket.router(make(), send_hwm=2))
+        dealer = stack.enter_context(Socket.dealer(via(router.bound.uri), recv_hwm=2))
+        _send(dealer, [b"hello"])
+        peer, _ = _recv(router)
+        queued = _fill(lambda n: router.send([peer, n.to_bytes(4, "little"), _BODY]))
+        numbers = [int.from_bytes(bytes(_recv(dealer)[0]), "little") for _ in range(queued)]
+        assert numbers == list(range(queued)), f"of {queued} messages that were OK these arrived: {numbers[:20]}..."
+        _eventually(lambda: router.send([peer, b"again"]) is Sent.OK, "a queue that was emptied stayed FULL")
+        _same(_recv(dealer), [b"again"])
+
+
+def nothing_to_receive_is_none(make: Make, via: Via) -> None:
+    """An empty queue gives None at once, and a poll ends at its timeout."""
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        start = time.monotonic()
+        assert router.recv() is None and dealer.recv() is None, "a message nobody sent"
+        with Poller() as poller:
+            poller.register(router)
+            assert poller.poll(0.01) == set(), "a socket with nothing to read was ready"
+        assert time.monotonic() - start < _PROMPT_S, "waiting for nothing took too long"
+
+
+def subscribers_get_their_prefixes(make: Make, via: Via) -> None:
+    """A publisher sees subscriptions come and go; a subscriber gets the topics that start with its prefix, no other."""
+    with ExitStack() as stack:
+        publisher = stack.enter_context(Socket.xpub(make(), hwm=100))
+        address = via(publisher.bound.uri)
+        one, two = (stack.enter_context(Socket.sub(address)) for _ in range(2))
+        one.subscribe(b"w1")
+        two.subscribe(b"w1")
+        two.subscribe(b"w2")
+        notices = sorted(_notice(publisher) for _ in range(3))
+        assert notices == [(True, b"w1"), (True, b"w1"), (True, b"w2")], f"the publisher saw {notices}"
+        for topic in (b"w", b"w1", b"w2x", b"w1y", b"z"):
+            assert publisher.send([topic, b"body"]), "a publisher is never full"
+        assert [bytes(_recv(one)[0]) for _ in range(2)] == [b"w1", b"w1y"]
+        assert [bytes(_recv(two)[0]) for _ in range(3)] == [b"w1", b"w2x", b"w1y"]
+        two.unsubscribe(b"w2")
+        assert _notice(publisher) == (False, b"w2"), "an unsubscription was not seen"
+        one.close()
+        assert _notice(publisher) == (False, b"w1"), "a subscriber's end was not seen"
+
+
+def a_stuck_subscriber_harms_only_itself(make: Make, via: Via) -> None:
+    """A subscriber that does not read loses messages; the publisher never waits, and the other subscriber gets them all."""
+    with ExitStack() as stack:
+        publisher = stack.enter_context(Socket.xpub(make(), hwm=4))
+        address = via(publisher.bound.uri)
+        stuck = stack.enter_context(Socket.sub(address, hwm=1))
+        healthy = stack.enter_context(Socket.sub(address, hwm=100))
+        for subscriber in (stuck, healthy):
+            subscriber.subscribe(b"")
+            _notice(publisher)
+        for number in range(400):
+            start = time.monotonic()
+            assert publisher.send([b"", number.to_bytes(4, "little"), _BODY]), "a publisher is never full"
+            assert time.monotonic() - start < _PROMPT_S, "a stuck subscriber blocked the publisher"
+            got = int.from_bytes(bytes(_recv(healthy)[1]), "little")
+            assert got == number, f"the healthy subscriber got {got} instead of {number}"
+
+
+def pipelines_flow(make: Make, via: Via) -> None:
+    """A bound push feeds a dialling pull, a dialling push a bound pull; a push with no peer is FULL."""
+    with ExitStack() as stack:
+        push = stack.enter_context(Socket.push(bind=make()))
+        assert push.send([b"x"]) is Sent.FULL, "a push with no peer took a message"
+        pull = stack.enter_context(Socket.pull(connect=via(push.bound.uri)))
+        sink = stack.enter_context(Socket.pull(bind=make()))
+        source = stack.enter_context(Socket.push(connect=via(sink.bound.uri)))
+        for sender, receiver in ((push, pull), (source, sink)):
+            for number in range(20):
+                assert sender.send_wait([bytes([number]), b""], _PATIENCE_S), "a push found no room"
+            for number in range(20):
+                _same(_recv(receiver), [bytes([number]), b""])
+
+
+def an_address_is_bound_once(make: Make, via: Via) -> None:
+    """A second bind is refused and does the first no harm; after a close the address is free at once."""
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        try:
+            Socket.router(router.bound).close()
+        except AddressInUse:
+            pass
+        else:
+            raise AssertionError(f"{router.bound} was bound twice")
+        _send(dealer, [b"are you there?"])
+        _recv(router)
+        router.close()
+        stack.enter_context(Socket.router(router.address))
+
+
+def dialling_before_binding_works(make: Make, via: Via) -> None:
+    """What is sent to an address that nobody has bound yet arrives once somebody has."""
+    with ExitStack() as stack:
+        with Socket.router(make()) as early:
+            address = early.bound
+        dealer = stack.enter_context(Socket.dealer(via(address.uri)))
+        assert dealer.send([b"early"]), "a dealer with nobody to talk to took no message"
+        router = stack.enter_context(Socket.router(address))
+        _same(_recv(router)[1:], [b"early"])
+
+
+def closing_is_final_and_repeatable(make: Make, via: Via) -> None:
+    """`close` may be called again, and with messages queued it does not wait; any other call then raises Closed."""
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        for _ in range(10):
+            dealer.send([_BODY])
+        for socket in (dealer, router):
+            start = time.monotonic()
+            socket.close()
+            socket.close()
+            assert time.monotonic() - start < _PROMPT_S, "close waited for somebody"
+            _raises(Closed, socket.recv, "recv on a closed socket")
+        _raises(Closed, lambda: dealer.send([b"a"]), "send on a closed socket")
+
+
+def other_threads_are_refused(make: Make, via: Via) -> None:
+    """Sending, receiving and closing from a thread that did not make the socket all raise, and break nothing."""
+    with ExitStack() as stack:
+        router, dealer = _router_and_dealer(stack, make, via)
+        problems: list[AssertionError] = []
+
+        def intrude() -> None:
+            try:
+                _raises(TransportError, lambda: dealer.send([b"x"]), "send from another thread")
+                _raises(TransportError, dealer.recv, "recv from another thread")
+                _raises(TransportError, dealer.close, "close from another thread")
+            except AssertionError as exc:
+                problems.append(exc)
+
+        thread = threading.Thread(target=intrude, name="rl4sys-intruder")
+        thread.start()
+        thread.join()
+        for problem in problems:
+            raise problem
+        _send(dealer, [b"unharmed"])
+        _recv(router)
+
+
+CHECKS: dict[str, Callable[[Make, Via], None]] = {
+    check.__name__: check
+    for check in (
+        frames_arrive_exactly,
+        order_is_kept,
+        router_answers_the_right_peer,
+        unknown_peers_are_gone,
+        a_full_queue_never_blocks,
+        nothing_to_receive_is_none,
+        subscribers_get_their_prefixes,
+        a_stuck_subscriber_harms_only_itself,
+        pipelines_flow,
+        an_address_is_bound_once,
+        dialling_before_binding_works,
+        closing_is_final_and_repeatable,
+        other_threads_are_refused,
+    )
+}
+"""The clauses of the contract by name; each takes `make` and `via`."""
+
+
+def _router_and_dealer(stack: ExitStack, make: Make, via: Via) -> tuple[Socket, Socket]:
+    router = stack.enter_context(Socket.router(make()))
+    return router, stack.enter_context(Socket.dealer(via(router.bound.uri)))
+
+
+def _wait(socket: Socket) -> None:
+    with Poller() as poller:
+        poller.register(socket)
+        poller.poll(0.05)
+
+
+def _recv(socket: Socket) -> list[Frame]:
+    deadline = time.monotonic() + _PATIENCE_S
+    while (message := socket.recv()) is None:
+        assert time.monotonic() < deadline, f"nothing arrived at {socket} within {_PATIENCE_S:g} s"
+        _wait(socket)
+    return message
+
+
+def _send(socket: Socket, message: Frames) -> None:
+    _eventually(lambda: socket.send(message) is Sent.OK, f"no room to send from {socket}")
+
+
+def _notice(publisher: Socket) -> tuple[bool, bytes]:
+    frames = _recv(publisher)
+    notice = read_subscription(frames)
+    assert notice is not None, f"not a subscription notice: {frames}"
+    return notice
+
+
+def _fill(send: Callable[[int], Sent]) -> int:
+    """Sends numbered messages until the queue has been full for a while; returns how many were OK."""
+    queued, full_since = 0, None
+    for _ in range(_MANY_SENDS):
+        start = time.monotonic()
+        sent = send(queued)
+        now = time.monotonic()
+        assert now - start < _PROMPT_S, "a send to a peer that does not read blocked"
+        assert sent is not Sent.GONE, "a peer that does not read is GONE"
+        if sent:
+            queued, full_since = queued + 1, None
+        elif full_since is None:
+            full_since = now
+        elif now - full_since > 0.1:  # the system's buffers are full too, not merely behind
+            return queued
+        else:
+            time.sleep(0.005)
+    raise AssertionError(f"{queued} messages to a peer that does not read, and never FULL")
+
+
+def _eventually(condition: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.002)
+
+
+def _same(got: Sequence[Frame], expected: Sequence[Frame]) -> None:
+    left, right = [bytes(f) for f in got], [bytes(f) for f in expected]
+    assert left == right, f"sent frames of {[len(f) for f in right]} bytes, got others, of {[len(f) for f in left]} bytes"
+
+
+def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:
+    try:
+        call()
+    except kind:
+        return
+    raise AssertionError(f"{what} did not raise {kind.__name__}")

@@ -1,0 +1,88 @@
+"""The socket options of each role. All are set before the socket is bound or dials, where they still take effect.
+
+Never set: IDENTITY (any client may claim one), CONFLATE (keeps only the last frame of a message), IMMEDIATE (discards the
+queue on a disconnect), XPUB_NODROP (one slow subscriber stalls all).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import zmq
+
+from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.transports.address import Address
+from rl4sys_zmq.transports.context import context
+
+__all__ = ["MAX_FRAME_BYTES", "ROUTER_MAX_FRAME_BYTES", "Options", "Secure", "configured"]
+
+ROUTER_MAX_FRAME_BYTES = 4 * 1024 * 1024
+"""The largest frame that an actor may send to a learner."""
+
+MAX_FRAME_BYTES = 256 * 1024 * 1024
+"""The largest frame elsewhere: a snapshot of weights."""
+
+Options = Mapping[int, int]
+
+Secure = Callable[["zmq.Socket[bytes]"], None]
+"""Sets security options (CURVE, ZAP) on a socket that is neither bound nor dialling yet."""
+
+_COMMON: Options = {
+    zmq.LINGER: 0,
+    zmq.HANDSHAKE_IVL: 3_000,
+    zmq.HEARTBEAT_IVL: 2_000,
+    zmq.HEARTBEAT_TIMEOUT: 6_000,
+    zmq.HEARTBEAT_TTL: 10_000,
+    zmq.TCP_KEEPALIVE: 1,
+    zmq.TCP_KEEPALIVE_IDLE: 30,
+    zmq.TCP_KEEPALIVE_INTVL: 10,
+    zmq.TCP_KEEPALIVE_CNT: 3,
+}
+_RECONNECT_MS = (50, 500)
+_RECONNECT_MAX_MS = (2_000, 4_000)  # an actor is back within 5 s of a healed network
+
+_dice = random.SystemRandom()  # not the global generator: a forked actor would draw its parent's numbers
+
+_KINDS = {
+    "router": zmq.ROUTER,
+    "dealer": zmq.DEALER,
+    "xpub": zmq.XPUB,
+    "sub": zmq.SUB,
+    "push": zmq.PUSH,
+    "pull": zmq.PULL,
+}
+_BOUND: dict[str, Options] = {"router": {zmq.ROUTER_MANDATORY: 1}, "xpub": {zmq.XPUB_VERBOSER: 1}}
+
+
+def configured(role: str, address: Address, options: Options, *, dials: bool, secure: Secure | None) -> zmq.Socket[bytes]:
+    """A new socket with every option set, neither bound nor dialling yet.
+
+    Raises:
+        TransportError: when the process has no descriptor left.
+    """
+    try:
+        raw = context().socket(_KINDS[role])
+    except zmq.ZMQError as exc:
+        raise TransportError(f"cannot make a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
+    try:
+        end: Options = _redialling() if dials else {zmq.BACKLOG: 512}
+        for option, value in {**_COMMON, **end, **_BOUND.get(role, {}), **options}.items():
+            raw.setsockopt(option, value)
+        if address.is_v6:
+            raw.setsockopt(zmq.IPV6, 1)
+        if secure is not None:
+            secure(raw)
+    except BaseException:
+        raw.close(linger=0)
+        raise
+    return raw
+
+
+def _redialling() -> Options:
+    """Random per socket: libzmq's back-off doubles without jitter, so equal sockets would redial in one herd."""
+    return {
+        zmq.CONNECT_TIMEOUT: 3_000,
+        zmq.RECONNECT_IVL: _dice.randint(*_RECONNECT_MS),
+        zmq.RECONNECT_IVL_MAX: _dice.randint(*_RECONNECT_MAX_MS),
+    }

@@ -1,0 +1,497 @@
+"""Numpy policies act as their torch twins do, as their probabilities say, and never against a mask."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rl4sys_zmq.actor.policies import Sampler, build_policy, register_policy
+from rl4sys_zmq.actor.policies.activations import erf
+from rl4sys_zmq.actor.policies.categorical import FEW, SMALL, draw
+from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
+
+FORBIDDEN = -np.inf
+DEVIATIONS = 5.0
+"""Chi-square statistics are compared with their mean plus so many standard deviations; the seeds are fixed."""
+
+
+def policy_of(spec, tensors=None, seed=0, scale=0.3):
+    rng = np.random.default_rng(seed)
+    flat = (scale * rng.standard_normal(spec.size)).astype(np.float32)
+    for name, view in spec.views(flat).items():
+        if tensors and name in tensors:
+            view[...] = tensors[name]
+        elif name == "epsilon":
+            view[...] = rng.random()
+        elif name == "obs_scale":
+            view[...] = rng.random(view.shape) + 0.1
+    return build_policy(spec, PolicySnapshot(3, 4, 5, flat))
+
+
+def logits_policy(logits, start=0):
+    """A categorical policy whose logits are the given numbers whatever it observes."""
+    logits = np.asarray(logits, dtype=np.float32)
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(len(logits), start), "categorical", hidden_sizes=())
+    return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": logits})
+
+
+def values_policy(values, epsilon, start=0):
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(len(values), start), "q_values", hidden_sizes=())
+    return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": np.asarray(values), "epsilon": epsilon})
+
+
+def gaussian_policy(mean, log_std, space, squash="clip"):
+    spec = PolicySpec(BoxSpace((2,)), space, "gaussian", hidden_sizes=(), squash=squash)
+    return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": np.ravel(mean), "log_std": np.ravel(log_std)})
+
+
+OBS = np.zeros(2, dtype=np.float32)
+
+
+def masked_softmax(logits, mask=None):
+    """Slow and obvious, in float64."""
+    z = [float(x) if mask is None or mask[i] else FORBIDDEN for i, x in enumerate(logits)]
+    weights = [math.exp(v - max(z)) for v in z]
+    return np.array(weights) / sum(weights)
+
+
+def assert_close(ours, theirs):
+    ours, theirs = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    assert np.all(np.abs(ours - theirs) <= 1e-5 * (1 + np.abs(theirs))), (ours, theirs)
+
+
+def assert_frequencies(counts, probabilities):
+    total = counts.sum()
+    possible = probabilities > 0
+    assert not counts[~possible].any()
+    expected = total * probabilities[possible]
+    statistic = ((counts[possible] - expected) ** 2 / expected).sum()
+    freedom = possible.sum() - 1
+    assert statistic <= freedom + DEVIATIONS * math.sqrt(2 * freedom) + 1
+
+
+@st.composite
+def specs(draw_, heads=("categorical", "gaussian", "q_values")):
+    head = draw_(st.sampled_from(heads))
+    shapes = st.lists(st.integers(1, 4), min_size=0, max_size=3).map(tuple)
+    observation_space = draw_(
+        st.one_of(
+            st.builds(BoxSpace, shapes, st.sampled_from(["<f4", "<f8", "|u1", "<i8"])),
+            st.builds(DiscreteSpace, st.integers(1, 9), st.integers(-3, 3)),
+        )
+    )
+    wide = st.sampled_from([1, 2, 4, SMALL, SMALL + 1, 70])
+    if head == "gaussian":
+        action_space = BoxSpace(draw_(shapes), draw_(st.sampled_from(["<f4", "<f8"])), -1.0, 2.0)
+    else:
+        action_space = DiscreteSpace(draw_(wide), draw_(st.integers(-5, 5)))
+    return PolicySpec(
+        observation_space,
+        action_space,
+        head,
+        hidden_sizes=tuple(draw_(st.lists(st.integers(1, 40), max_size=3))),
+        activation=draw_(st.sampled_from(ACTIVATIONS)),
+        normalise_observations=draw_(st.booleans()),
+        squash=draw_(st.sampled_from(["clip", "tanh"])) if head == "gaussian" else "clip",
+    )
+
+
+def observations_of(space, count, rng):
+    if isinstance(space, DiscreteSpace):
+        return rng.integers(space.start, space.start + space.n, count)
+    if space.dtype in ("|u1", "<i8"):
+        return rng.integers(0, 4, (count, *space.shape)).astype(space.dtype)
+    return (2 * rng.standard_normal((count, *space.shape))).astype(space.dtype)
+
+
+def masks_of(spec, count, rng):
+    n = spec.action_space.n
+    masks = rng.random((count, n)) < 0.6
+    masks[np.arange(count), rng.integers(0, n, count)] = True
+    return masks
+
+
+def torch_outputs(torch, spec, flat, observations):
+    """The twin: `PolicySpec`'s docstring in torch."""
+    f = torch.nn.functional
+    tensors = {name: torch.tensor(view) for name, view in spec.views(flat).items()}
+    if isinstance(spec.observation_space, DiscreteSpace):
+        index = torch.as_tensor(np.asarray(observations)) - spec.observation_space.start
+        h = f.one_hot(index, spec.observation_space.n).to(torch.float32)
+    else:
+        h = torch.as_tensor(np.asarray(observations)).to(torch.float32).reshape(len(observations), -1)
+    if spec.normalise_observations:
+        h = ((h - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-spec.OBS_CLIP, spec.OBS_CLIP)
+    activations = {"tanh": torch.tanh, "relu": f.relu, "elu": f.elu, "silu": f.silu, "gelu": f.gelu, "leaky_relu": f.leaky_relu}
+    last = len(spec.hidden_sizes)
+    for i in range(last + 1):
+        h = f.linear(h, tensors[f"layers.{i}.weight"], tensors[f"layers.{i}.bias"])
+        if i < last:
+            h = activations.get(spec.activation, lambda x: x)(h)
+    return h, tensors
+
+
+def torch_log_probs(torch, spec, outputs, tensors, raw, masks):
+    if spec.head == "gaussian":
+        normal = torch.distributions.Normal(outputs, tensors["log_std"].exp())
+        return normal.log_prob(torch.tensor(raw.reshape(outputs.shape))).sum(1)
+    index = torch.as_tensor(raw - spec.action_space.start)[:, None]
+    allowed = torch.ones(outputs.shape, dtype=torch.bool) if masks is None else torch.as_tensor(masks)
+    outputs = outputs.masked_fill(~allowed, -torch.inf)
+    if spec.head == "categorical":
+        return outputs.log_softmax(1).gather(1, index)[:, 0]
+    greedy = f_one_hot(torch, outputs.argmax(1), outputs.shape[1])
+    uniform = allowed.double() / allowed.sum(1, keepdim=True)
+    epsilon = tensors["epsilon"].double()
+    return (epsilon * uniform + (1 - epsilon) * greedy).log().gather(1, index)[:, 0]
+
+
+def f_one_hot(torch, index, n):
+    return torch.nn.functional.one_hot(index, n).double()
+
+
+@given(specs(), st.integers(0, 2**32), st.integers(1, 20), st.booleans(), st.booleans())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_agrees_with_a_torch_twin(spec, seed, count, masked, explore):
+    torch = pytest.importorskip("torch")
+    policy = policy_of(spec, seed=seed)
+    rng = np.random.default_rng(seed)
+    observations = observations_of(spec.observation_space, count, rng)
+    masks = masks_of(spec, count, rng) if masked and spec.head != "gaussian" else None
+    outputs, tensors = torch_outputs(torch, spec, policy.snapshot.flat.copy(), observations)
+    sampler = Sampler(seed)
+
+    raw, env, log_probs = policy.act_batch(observations, masks, sampler, explore)
+    assert raw.shape == env.shape == (count, *spec.action_space.shape)
+    assert log_probs.shape == (count,) and log_probs.dtype == np.float32
+    assert env.dtype == np.dtype(spec.action_space.dtype)
+    assert_close(policy._network.batch(observations), outputs)
+    assert_close(log_probs, torch_log_probs(torch, spec, outputs, tensors, raw, masks))
+
+    singles = [policy.act(o, None if masks is None else masks[i], sampler, explore) for i, o in enumerate(observations)]
+    raw_1 = np.stack([s[0] for s in singles])
+    assert raw_1.shape == raw.shape and raw_1.dtype == raw.dtype
+    assert np.stack([s[1] for s in singles]).dtype == env.dtype
+    assert_close(np.stack([policy._network.single(o) for o in observations]), outputs)
+    assert_close([s[2] for s in singles], torch_log_probs(torch, spec, outputs, tensors, raw_1, masks))
+
+
+@given(specs(), st.integers(0, 2**32), st.integers(0, 20), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_the_mode_is_the_same_for_one_and_for_many(spec, seed, count, masked):
+    policy = policy_of(spec, seed=seed)
+    rng = np.random.default_rng(seed)
+    observations = observations_of(spec.observation_space, count, rng)
+    masks = masks_of(spec, count, rng) if masked and spec.head != "gaussian" else None
+    raw, env, log_probs = policy.act_batch(observations, masks, Sampler(0), False)
+    assert len(raw) == len(env) == len(log_probs) == count
+    outputs = policy._network.batch(observations)
+    for i in range(count):
+        one_raw, one_env, one_log_prob = policy.act(observations[i], None if masks is None else masks[i], Sampler(1), False)
+        assert one_raw.dtype == raw.dtype and np.shape(one_raw) == spec.action_space.shape
+        assert isinstance(one_log_prob, float)
+        if spec.head == "gaussian":
+            assert_close(one_raw, raw[i])
+            assert_close(one_env, env[i])
+            assert_close(np.ravel(one_raw), outputs[i])
+            assert_close(one_log_prob, log_probs[i])
+        else:
+            assert one_raw == one_env and type(one_raw) is np.int64
+            best = np.sort(outputs[i] if masks is None else outputs[i][masks[i]])
+            if len(best) == 1 or best[-1] - best[-2] > 1e-4:  # rounding may break near ties either way
+                allowed = np.ones(len(outputs[i]), bool) if masks is None else masks[i]
+                want = np.where(allowed, outputs[i], FORBIDDEN).argmax() + spec.action_space.start
+                assert one_raw == raw[i] == env[i] == want
+                assert_close(one_log_prob, log_probs[i])
+
+
+@pytest.mark.parametrize("n", [2, 5, SMALL + 3])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 400])
+def test_sampled_frequencies_are_the_softmax(n, masked, rows):
+    rng = np.random.default_rng(n)
+    logits = (2 * rng.standard_normal(n)).astype(np.float32)
+    mask = np.arange(n) % 3 != 1 if masked else None
+    probabilities = masked_softmax(logits, mask)
+    policy, sampler, counts = logits_policy(logits, start=7), Sampler(11), np.zeros(n, dtype=int)
+    total = 6000
+    if rows:
+        masks = None if mask is None else np.tile(mask, (rows, 1))
+        for _ in range(total // rows):
+            raw, _, log_probs = policy.act_batch(np.zeros((rows, 2), np.float32), masks, sampler, True)
+            np.add.at(counts, raw - 7, 1)
+            assert_close(log_probs, np.log(probabilities[raw - 7]))
+    else:
+        for _ in range(total):
+            raw, env, log_prob = policy.act(OBS, mask, sampler, True)
+            assert raw == env
+            counts[raw - 7] += 1
+            assert_close(log_prob, np.log(probabilities[raw - 7]))
+    assert_frequencies(counts, probabilities)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("batch", [False, True])
+def test_sampled_frequencies_are_epsilon_greedy(masked, batch):
+    mask = np.array([1, 0, 1, 1, 1], dtype=np.int8) if masked else None
+    policy, sampler, counts = values_policy([1.0, 9.0, 3.0, -2.0, 3.0], 0.4, start=-2), Sampler(3), np.zeros(5, dtype=int)
+    probabilities = 0.4 * (np.ones(5) / 5 if mask is None else mask / 4)
+    probabilities[2 if masked else 1] += 0.6
+    for _ in range(10 if batch else 6000):
+        if batch:
+            masks = None if mask is None else np.tile(mask, (600, 1))
+            raw, _, log_probs = policy.act_batch(np.zeros((600, 2), np.float32), masks, sampler, True)
+        else:
+            raw, _, log_probs = policy.act(OBS, mask, sampler, True)
+        np.add.at(counts, raw + 2, 1)
+        assert_close(log_probs, np.log(probabilities[raw + 2]))
+    assert_frequencies(counts, probabilities)
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 0.0, 1.0, 3.0])
+def test_epsilon_is_a_probability(epsilon):
+    policy, sampler = values_policy([0.0, 1.0], epsilon), Sampler(0)
+    draws = [policy.act(OBS, None, sampler, True) for _ in range(200)]
+    if epsilon <= 0:
+        assert {(int(d[0]), d[2]) for d in draws} == {(1, 0.0)}
+    else:
+        assert {int(d[0]) for d in draws} == {0, 1}
+        assert all(d[2] == pytest.approx(math.log(0.5)) for d in draws)
+    raw, _, log_probs = policy.act_batch(np.zeros((100, 2), np.float32), None, sampler, True)
+    assert np.isfinite(log_probs).all() and (epsilon > 0 or (raw == 1).all())
+
+
+EXTREME = [-3e38, -1e30, -100.0, 0.0, 1e-40, 50.0, 1e30, 3e38, np.inf, -np.inf, np.nan]
+
+
+@given(
+    st.lists(st.sampled_from(EXTREME) | st.floats(-200, 200, width=32), min_size=1, max_size=60),
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.integers(1, 12),
+)
+@settings(deadline=None, max_examples=200)
+def test_forbidden_actions_are_never_sampled(logits, seed, categorical, rows):
+    rng = np.random.default_rng(seed)
+    n = len(logits)
+    policy = logits_policy(logits) if categorical else values_policy(logits, 0.5)
+    mask = rng.random(n) < 0.4
+    mask[rng.integers(n)] = True
+    for given_mask in (mask, mask.astype(np.uint8), mask.astype(np.float32)):
+        for explore in (True, False):
+            sampler = Sampler(seed)
+            raw, _, log_probs = policy.act_batch(
+                np.zeros((rows, 2), np.float32), np.tile(given_mask, (rows, 1)), sampler, explore
+            )
+            assert mask[raw].all() and np.isfinite(log_probs).all() and (log_probs <= 0).all()
+            for _ in range(5):
+                raw, _, log_prob = policy.act(OBS, given_mask, sampler, explore)
+                assert mask[raw] and math.isfinite(log_prob) and log_prob <= 0
+
+
+@pytest.mark.parametrize("make", [lambda n: logits_policy(np.zeros(n)), lambda n: values_policy(np.zeros(n), 0.5)])
+@pytest.mark.parametrize("n", [3, SMALL + 1])
+def test_a_mask_that_forbids_everything_is_an_error(make, n):
+    policy = make(n)
+    with pytest.raises(MaskError):
+        policy.act(OBS, np.zeros(n, bool), Sampler(0), True)
+    for rows in (2, FEW):
+        masks = np.ones((rows, n), bool)
+        masks[1] = False
+        with pytest.raises(MaskError):
+            policy.act_batch(np.zeros((rows, 2), np.float32), masks, Sampler(0), True)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
+@pytest.mark.parametrize("logits", [[0.0], [-1e4, 0.0, -1e4], [0.0, -1e4], [-1e4, 0.0], [5.0] * 7, [0.1, 0.2, 0.3]])
+def test_the_ends_of_the_unit_interval_draw_possible_actions(uniform, logits):
+    index, log_prob = draw(logits, uniform)
+    assert masked_softmax(logits)[index] > 0
+    assert log_prob == pytest.approx(math.log(masked_softmax(logits)[index]))
+
+
+def test_gaussian_samples_have_the_mean_and_the_deviation():
+    mean, std = np.array([[0.5, -2.0]]), np.array([[0.2, 3.0]])
+    policy = gaussian_policy(mean, np.log(std), BoxSpace((1, 2), "<f8"))
+    sampler = Sampler(5)
+    singles = np.stack([policy.act(OBS, None, sampler, True)[0] for _ in range(5000)])
+    batch = policy.act_batch(np.zeros((5000, 2), np.float32), None, sampler, True)[0]
+    for raw in (singles, batch):
+        assert raw.dtype == np.float32
+        assert np.all(np.abs(raw.mean(0) - mean) < 5 * std / math.sqrt(5000))
+        assert np.all(np.abs(raw.std(0) / std - 1) < 0.05)
+
+
+def test_gaussian_log_prob_is_that_of_the_stored_float32():
+    # A mean a million times the deviation: the rounding of the sample is what the learner will see.
+    policy = gaussian_policy([1000.0, -3.0], [-6.0, 0.5], BoxSpace((2,)))
+    for seed in range(50):
+        raw, _, log_prob = policy.act(OBS, None, Sampler(seed), True)
+        z = (raw.astype(np.float64) - [1000.0, -3.0]) / np.exp([-6.0, 0.5])
+        assert_close(log_prob, -0.5 * (z**2).sum() - (-6.0 + 0.5) - math.log(2 * math.pi))
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize("dtype", ["<f4", "<f8", "<f2", "|i1", "|u1", "<i4", "<i8", "<u8", "|b1"])
+def test_environment_actions_are_within_bounds(squash, dtype):
+    low, high = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == "|b1" else ((0.0, 0.0, 0.0), (1.0, 7.0, 100.0))
+    space = BoxSpace((3,), dtype, low, high)
+    policy = gaussian_policy([-50.0, 0.3, 50.0], [2.0] * 3, space, squash)
+    sampler = Sampler(0)
+    for explore in (True, False):
+        raw, env, _ = policy.act(OBS, None, sampler, explore)
+        raws, envs, _ = policy.act_batch(np.zeros((20, 2), np.float32), None, sampler, explore)
+        for r, e in ((raw, env), (raws, envs)):
+            assert e.dtype == np.dtype(dtype) and r.dtype == np.float32 and not np.shares_memory(r, e)
+            assert (e.astype(np.float64) >= low).all() and (e.astype(np.float64) <= high).all()
+            unit = (np.tanh(r.astype(np.float64)) + 1) / 2 * (np.array(high) - low) + low if squash == "tanh" else r
+            expected = np.clip(unit, low, high)
+            assert np.allclose(e.astype(np.float64), expected, atol=0.5001 if np.dtype(dtype).kind in "iub" else 0.05, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["<i8", "<u8", "|i1", "<f2"])
+def test_unbounded_narrow_actions_stay_within_their_type(dtype):
+    policy = gaussian_policy([-1e30, 1e30], [0.0, 0.0], BoxSpace((2,), dtype))
+    with np.errstate(all="raise"):
+        _, env, _ = policy.act(OBS, None, Sampler(0), False)
+    info = np.finfo(dtype) if dtype == "<f2" else np.iinfo(dtype)
+    assert env[0] == info.min
+    assert env[1] >= info.max * 0.99
+
+
+def test_unbounded_actions_are_the_sample_itself():
+    policy = gaussian_policy([4.0], [0.0], BoxSpace((1,), "<f4", -np.inf, np.inf))
+    raw, env, _ = policy.act(OBS, None, Sampler(0), True)
+    assert env == raw
+    env += 1  # a host that scales its action in place must not change what is trained on
+    assert env != raw
+
+
+def test_views_share_the_snapshot_and_never_write_to_it():
+    for observation_space in (BoxSpace((8,)), DiscreteSpace(5)):
+        spec = PolicySpec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
+        policy = policy_of(spec)
+        before = policy.snapshot.flat.copy()
+        for weight in policy._network._weights:
+            assert np.shares_memory(weight, policy.snapshot.flat)
+        observations = observations_of(observation_space, 3, np.random.default_rng(0))
+        policy.act(observations[0], None, Sampler(0), True)
+        policy.act_batch(observations, None, Sampler(0), True)
+        assert np.array_equal(before, policy.snapshot.flat)
+        assert (policy.generation, policy.version) == (3, 4)
+        with pytest.raises(AttributeError):
+            policy.version = 5
+
+
+@given(specs(), st.integers(0, 2**32))
+@settings(max_examples=30, deadline=None)
+def test_a_seed_decides_every_action(spec, seed):
+    policy = policy_of(spec, seed=seed)
+    observations = observations_of(spec.observation_space, 10, np.random.default_rng(0))
+
+    def run():
+        sampler = Sampler(np.random.SeedSequence(seed))
+        singles = [policy.act(o, None, sampler, True) for o in observations]
+        return np.concatenate(
+            [np.ravel(s[0]) for s in singles] + [np.ravel(policy.act_batch(observations, None, sampler, True)[0])]
+        )
+
+    assert np.array_equal(run(), run())
+
+
+def test_the_sampler_hands_out_each_number_once():
+    sampler, rng = Sampler(0), np.random.default_rng(0)
+    first = [sampler.uniform() for _ in range(1024)]
+    assert first == rng.random(1024).tolist()
+    assert sampler.uniform() not in first
+    a = sampler.normals(1000)
+    kept = a.copy()
+    b, c = sampler.normals(1000), sampler.normals(5000)
+    assert np.array_equal(a, kept) and len(c) == 5000
+    assert not np.intersect1d(a, b).size and not np.shares_memory(a, b)
+
+
+def test_threads_may_share_a_policy():
+    policy = policy_of(PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical"))
+    observations = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
+    want = [policy.act(o, None, Sampler(0), False)[2] for o in observations]
+    wrong = []
+
+    def work():
+        wrong.extend(i for i, o in enumerate(observations) if policy.act(o, None, Sampler(0), False)[2] != want[i])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_no_activation_warns_however_large_its_input():
+    big = np.array([[-3e38, -1e4, -90.0, 0.0, 90.0, 1e4, 3e38]], dtype=np.float32)
+    for activation in ACTIVATIONS:
+        spec = PolicySpec(BoxSpace((7,)), DiscreteSpace(7), "categorical", hidden_sizes=(7,), activation=activation)
+        eye = np.eye(7, dtype=np.float32)
+        policy = policy_of(spec, {"layers.0.weight": eye, "layers.1.weight": eye, "layers.0.bias": 0.0, "layers.1.bias": 0.0})
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            out = policy._network.batch(big)
+        assert np.isfinite(out).all()
+
+
+def test_erf_is_accurate():
+    x = np.linspace(-6, 6, 20001).astype(np.float32)
+    assert np.abs(erf(x).astype(np.float64) - [math.erf(v) for v in x]).max() < 5e-7
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize("observation", [1, 7, -100])
+def test_discrete_observations_outside_their_space_are_refused(normalise, observation):
+    spec = PolicySpec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", normalise_observations=normalise)
+    policy = policy_of(spec)
+    policy.act(np.int64(6), None, Sampler(0), True)
+    with pytest.raises(ObservationError):
+        policy.act(np.int64(observation), None, Sampler(0), True)
+
+
+def test_a_snapshot_of_another_size_is_refused():
+    spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical")
+    with pytest.raises(ConfigError):
+        build_policy(spec, PolicySnapshot(0, 0, 0, np.zeros(spec.size + 1, np.float32)))
+
+
+def test_other_kinds_are_registered_by_name():
+    spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical", kind="test-kind", tensors=(TensorSpec("w", (3,)),))
+    snapshot = PolicySnapshot(0, 0, 0, np.zeros(3, np.float32))
+    with pytest.raises(ConfigError, match="test-kind"):
+        build_policy(spec, snapshot)
+    built = []
+
+    def factory(spec, snapshot):
+        built.append((spec, snapshot))
+        return logits_policy([0.0, 1.0])
+
+    register_policy("test-kind", factory)
+    register_policy("test-kind", factory)
+    build_policy(spec, snapshot)
+    assert built == [(spec, snapshot)]
+    with pytest.raises(ConfigError, match="already"):
+        register_policy("test-kind", lambda spec, snapshot: logits_policy([0.0]))
+    with pytest.raises(ConfigError, match="already"):
+        register_policy("mlp", factory)
+
+
+@pytest.mark.parametrize("space", [BoxSpace((3,)), DiscreteSpace(3)])
+def test_normalised_observations_are_clipped(space):
+    spec = PolicySpec(space, BoxSpace((3,)), "gaussian", hidden_sizes=(), normalise_observations=True)
+    eye = np.eye(3, dtype=np.float32)
+    tensors = {"obs_mean": [1.0, 2.0, 3.0], "obs_scale": [1e3, 2.0, -1e3], "layers.0.weight": eye, "layers.0.bias": 0.0}
+    policy = policy_of(spec, tensors)
+    first = np.array([4.0, 4.0, 4.0], np.float32) if isinstance(space, BoxSpace) else np.int64(1)
+    want = [10.0, 4.0, -10.0] if isinstance(space, BoxSpace) else [-10.0, -2.0, 10.0]
+    assert policy.act(first, None, Sampler(0), False)[0].tolist() == want
+    assert policy.act_batch(np.stack([first]), None, Sampler(0), False)[0].tolist() == [want]

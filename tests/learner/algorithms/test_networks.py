@@ -1,0 +1,180 @@
+"""The flat perceptrons against torch's own modules, Adam against torch's Adam, and the policy twin."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian
+from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations, policy_outputs, standardise
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySpec
+
+MODULES = {
+    "tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky_relu": nn.LeakyReLU,
+    "identity": nn.Identity,
+}  # fmt: skip
+
+
+def stack(outputs=(4, 1), hidden=(16, 8), activation="tanh", features=5, extras=0, seed=0):
+    network = MLPStack(features, hidden, outputs, activation, extras=extras)
+    network.initialise(torch.Generator().manual_seed(seed), (1.0,) * len(outputs))
+    with torch.no_grad():
+        network.flat.add_(torch.randn(network.flat.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    return network
+
+
+def as_modules(network, outputs, hidden, activation, features, extras):
+    """The same networks as ordinary modules, read from the flat vector in manifest order."""
+    modules = []
+    for k, out in enumerate(outputs):
+        flat = network.flat[network.parts[k]].detach()
+        flat = flat[: len(flat) - extras] if k == 0 else flat
+        layers = []
+        widths = [features, *hidden, out]
+        at = 0
+        for i, (a, b) in enumerate(itertools.pairwise(widths)):
+            linear = nn.Linear(a, b)
+            linear.weight.data = flat[at : at + a * b].view(b, a).clone()
+            linear.bias.data = flat[at + a * b : at + a * b + b].clone()
+            at += a * b + b
+            layers += [linear] + ([MODULES[activation]()] if i < len(hidden) else [])
+        assert at == len(flat)
+        modules.append(nn.Sequential(*layers))
+    return modules
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("outputs", "hidden", "extras"), [((4, 1), (16, 8), 0), ((3,), (7,), 0), ((2, 1), (6, 6, 6), 2), ((3, 1), (), 0)]
+)
+def test_outputs_and_gradients_are_those_of_ordinary_modules(activation, outputs, hidden, extras):
+    network = stack(outputs, hidden, activation, extras=extras)
+    modules = as_modules(network, outputs, hidden, activation, 5, extras)
+    x = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
+    mine, theirs = network(x), [module(x) for module in modules]
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    gradient = network.gradient(sum(out.square().sum() for out in mine))
+    sum(out.square().sum() for out in theirs).backward()
+    for part, module in zip(network.parts, modules, strict=True):
+        expected = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+        torch.testing.assert_close(gradient[part][: len(expected)], expected, atol=1e-4, rtol=1e-4)
+        assert not gradient[part][len(expected) :].any()
+
+
+def test_initialisation_is_orthogonal_seeded_and_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    a, b, c = (MLPStack(8, (64, 64), (4, 1)) for _ in range(3))
+    a.initialise(torch.Generator().manual_seed(3), (0.01, 1.0))
+    b.initialise(torch.Generator().manual_seed(3), (0.01, 1.0))
+    c.initialise(torch.Generator().manual_seed(4), (0.01, 1.0))
+    assert torch.equal(a.flat, b.flat) and not torch.equal(a.flat, c.flat)
+    assert torch.equal(before, torch.get_rng_state())
+    weight = a.leaves[2].detach()
+    assert weight.shape == (2, 64, 64)
+    for matrix in weight:
+        torch.testing.assert_close(matrix @ matrix.T, 2.0 * torch.eye(64), atol=1e-4, rtol=0)
+    assert not torch.equal(weight[0], weight[1])
+
+
+def test_unused_leaves_have_no_gradient():
+    network = stack()
+    gradient = network.gradient(network(torch.ones(3, 5))[0].sum())
+    assert gradient[network.parts[0]].any() and not gradient[network.parts[1]].any()
+
+
+def test_networks_of_unequal_sizes_in_the_middle_are_refused():
+    with pytest.raises(ValueError, match="stride"):
+        MLPStack(3, (4,), (2, 3, 1))
+
+
+def test_flat_adam_is_adam():
+    generator = torch.Generator().manual_seed(0)
+    mine = torch.randn(50, generator=generator)
+    theirs = nn.Parameter(mine.clone())
+    adam, reference = FlatAdam(mine, eps=1e-5), torch.optim.Adam([theirs], lr=3e-3, eps=1e-5)
+    for _ in range(30):
+        grad = torch.randn(50, generator=generator)
+        theirs.grad = grad.clone()
+        nn.utils.clip_grad_norm_([theirs], 0.5)
+        reference.step()
+        adam.step(grad, [(slice(None), 3e-3)], max_norm=0.5)
+    torch.testing.assert_close(mine, theirs.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_flat_adam_moves_named_parts_only_and_resumes():
+    flat = torch.zeros(6)
+    adam = FlatAdam(flat)
+    adam.step(torch.ones(6), [(slice(0, 3), 0.1)])
+    assert (flat[:3] < 0).all() and not flat[3:].any()
+    again = FlatAdam(flat.clone())
+    again.load(adam.state())
+    assert again.steps == 1
+    adam.step(torch.ones(6), [(slice(None), 0.1)])
+    again.step(torch.ones(6), [(slice(None), 0.1)])
+    assert torch.equal(adam._flat, again._flat)
+
+
+def test_observations_become_features():
+    box = BoxSpace((2, 3), "|u1", 0.0, 255.0)
+    assert encode_observations(box, np.full((4, 2, 3), 7, np.uint8)).shape == (4, 6)
+    one_hot = encode_observations(DiscreteSpace(4, start=-1), np.array([-1, 2]))
+    assert one_hot.tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
+    read_only = np.ones((2, 3), np.float32)
+    read_only.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encode_observations(BoxSpace((3,)), read_only)
+    own = np.ones((2, 3), np.float32)
+    assert encode_observations(BoxSpace((3,)), own).data_ptr() == own.ctypes.data, "float32 is taken without a copy"
+
+
+def test_standardising_clips():
+    out = standardise(torch.tensor([[1.0, 1e9]]), torch.tensor([3.0, 0.0]), torch.tensor([0.5, 1.0]))
+    assert out.tolist() == [[-1.0, 10.0]]
+
+
+def test_the_twin_of_a_described_policy():
+    spec = PolicySpec(BoxSpace((5,)), DiscreteSpace(4), "categorical", (16, 8), "relu", normalise_observations=True)
+    network = stack((4, 1), (16, 8), "relu")
+    flat = np.concatenate([np.full(5, 0.5), np.full(5, 2.0), network.flat[network.parts[0]].detach().numpy()]).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+    expected = network(standardise(torch.from_numpy(x), torch.full((5,), 0.5), torch.full((5,), 2.0)))[0]
+    torch.testing.assert_close(policy_outputs(spec, spec.views(flat), x), expected.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_categorical_is_torchs():
+    logits, actions = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
+    mine, theirs = Categorical(logits), torch.distributions.Categorical(logits=logits)
+    torch.testing.assert_close(mine.log_probs(actions), theirs.log_prob(actions))
+    torch.testing.assert_close(mine.mean_entropy(), theirs.entropy().mean())
+
+
+def test_masked_categorical_is_one_over_the_allowed_actions():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 50.0]], requires_grad=True)
+    forbidden = torch.tensor([[False, True, False], [False, False, True]])
+    head = Categorical(logits, forbidden)
+    few = torch.distributions.Categorical(logits=logits[:1, [0, 2]])
+    torch.testing.assert_close(head.log_probs(torch.tensor([2, 0]))[0], few.log_prob(torch.tensor(1))[0])
+    assert head.log_probs(torch.tensor([2, 0]))[1].item() == pytest.approx(np.log(0.5))
+    entropy = head.mean_entropy()
+    assert entropy.item() == pytest.approx((few.entropy().item() + np.log(2)) / 2)
+    (gradient,) = torch.autograd.grad(entropy, logits)
+    assert torch.isfinite(gradient).all() and not gradient[forbidden].any()
+
+
+def test_gaussian_is_torchs():
+    generator = torch.Generator().manual_seed(0)
+    means, actions, log_std = (
+        torch.randn(6, 3, generator=generator),
+        torch.randn(6, 3, generator=generator),
+        torch.tensor([0.1, -1, 0.5]),
+    )
+    mine, theirs = DiagonalGaussian(means, log_std), torch.distributions.Normal(means, log_std.exp())
+    torch.testing.assert_close(mine.log_probs(actions), theirs.log_prob(actions).sum(1))
+    torch.testing.assert_close(mine.mean_entropy(), theirs.entropy().sum(1).mean())

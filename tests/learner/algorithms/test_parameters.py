@@ -1,0 +1,96 @@
+"""Parameters: the names of four projects, one meaning each; what is wrong is named."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.parameters import parameter_table
+from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, read_ppo_parameters
+from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.learner.algorithms.registry import make_algorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+RL4SYS = {
+    "input_size": 8, "act_dim": 4, "seed": 0, "buf_size": 1000000, "batch_size": 64, "traj_per_epoch": 128, "clip_ratio": 0.2,
+    "gamma": 0.99, "lam": 0.95, "pi_lr": 3e-4, "vf_lr": 1e-3, "train_pi_iters": 10, "train_v_iters": 10, "target_kl": 0.015,
+    "max_grad_norm": 0.5, "norm_adv": True, "clip_vloss": True, "ent_coef": 0.01, "vf_coef": 0.5,
+}  # fmt: skip
+CLEANRL = {
+    "total_timesteps": 500000, "learning_rate": 2.5e-4, "num_steps": 128, "anneal_lr": True, "gamma": 0.99, "gae_lambda": 0.95,
+    "num_minibatches": 4, "update_epochs": 4, "norm_adv": True, "clip_coef": 0.2, "clip_vloss": True, "ent_coef": 0.01,
+    "vf_coef": 0.5, "max_grad_norm": 0.5, "target_kl": None,
+}  # fmt: skip
+SB3 = {
+    "learning_rate": 3e-4, "n_steps": 2048, "batch_size": 64, "n_epochs": 10, "gamma": 0.99, "gae_lambda": 0.95,
+    "clip_range": 0.2, "clip_range_vf": None, "normalize_advantage": True, "ent_coef": 0.0, "vf_coef": 0.5,
+    "max_grad_norm": 0.5, "target_kl": None,
+}  # fmt: skip
+
+
+def test_rl4sys_names():
+    p = read_ppo_parameters(RL4SYS)
+    assert (p.learning_rate, p.value_learning_rate, p.clip_coef, p.gae_lambda) == (3e-4, 1e-3, 0.2, 0.95)
+    assert (p.minibatch_size, p.update_epochs, p.value_epochs, p.traj_per_epoch, p.target_kl) == (64, 10, 10, 128, 0.015)
+    assert p.steps() is None and p.clip_values()
+
+
+def test_cleanrl_names():
+    p = read_ppo_parameters(CLEANRL)
+    assert (p.total_steps, p.rollout_length, p.num_minibatches, p.anneal_lr) == (500000, 128, 4, True)
+
+
+def test_stable_baselines_names():
+    p = read_ppo_parameters(SB3)
+    assert (p.rollout_length, p.minibatch_size, p.update_epochs, p.clip_coef) == (2048, 64, 10, 0.2)
+    assert not p.clip_values() and read_ppo_parameters({"clip_range_vf": 0.3}).clip_values()
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "words"),
+    [
+        ({"learning_rat": 1e-3}, "learning_rat", "did you mean 'learning_rate'"),
+        ({"gamma": 1.5}, "gamma", "from 0 to 1"),
+        ({"gamma": None}, "gamma", "expected"),
+        ({"update_epochs": 2.5}, "update_epochs", "integer"),
+        ({"clip_vloss": 1}, "clip_vloss", "true or false"),
+        ({"activation": "sine"}, "activation", "tanh"),
+        ({"hidden_sizes": [64, 0]}, "hidden_sizes", "positive"),
+        ({"pi_lr": 1e-3, "learning_rate": 2e-3}, "learning_rate", "contradicts"),
+        ({"steps_per_epoch": 100, "traj_per_epoch": 3}, "traj_per_epoch", "not in both"),
+        ({"anneal_lr": True}, "anneal_lr", "total_steps"),
+        ({"anneal_clip": True}, "anneal_clip", "total_steps"),
+    ],
+)
+def test_what_is_wrong_is_named(given, key, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_ppo_parameters(given)
+    assert caught.value.key == f"algorithm_parameters.{key}"
+
+
+def test_what_is_read_elsewhere_is_left_alone():
+    read_ppo_parameters({"input_size": 8, "act_dim": 4, "seed": 1, "continuous": False, "act_limit": 1.0, "max_policy_lag": 2})
+    read_ppo_parameters(
+        {"on_lag": "drop", "pacing_lag": 1, "publish_every_updates": 1, "observation_space": {}, "action_space": {}}
+    )
+
+
+def test_defaults_that_follow_from_others():
+    p = read_ppo_parameters({})
+    assert p.steps() == 2048 and p.segment_length() == 64
+    assert read_ppo_parameters({"steps_per_epoch": 100}).segment_length() == 16
+    assert read_ppo_parameters({"traj_per_epoch": 3}).segment_length() == 10_000
+    assert p.entropy(DiscreteSpace(3)) == 0.01 and p.entropy(BoxSpace((2,))) == 0.0
+    assert p.squash_for(BoxSpace((2,), low=-1.0, high=1.0)) == "tanh" and p.squash_for(BoxSpace((2,))) == "clip"
+
+
+def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice():
+    rows = parameter_table(PPOParameters)
+    assert all(doc for *_, doc in rows)
+    names = [name for key, _, synonyms, _ in rows for name in (key, *synonyms)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("key", [key for key in PRESETS if key[1] == "PPO"])
+def test_presets_are_valid(key):
+    make_algorithm(key[1], BoxSpace((8,)), DiscreteSpace(4), PRESETS[key].parameters, 0)

@@ -1,0 +1,455 @@
+"""The configuration: both of RL4Sys's forms, every default, every synonym, and an error that names the key for each mistake."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+LUNA: dict[str, Any] = {
+    "client_id": "luna",
+    "algorithm_name": "PPO",
+    "algorithm_parameters": {
+        "batch_size": 512,
+        "act_dim": 4,
+        "seed": 0,
+        "traj_per_epoch": 256,
+        "clip_ratio": 0.2,
+        "gamma": 0.99,
+        "lam": 0.95,
+        "pi_lr": 3e-4,
+        "vf_lr": 1e-3,
+        "train_pi_iters": 80,
+        "train_v_iters": 80,
+        "target_kl": None,
+        "input_size": 8,
+    },
+    "act_limit": 1.0,
+    "max_traj_length": 1000,
+    "type": "onpolicy",
+    "train_server_address": "localhost:50051",
+    "send_frequency": 10,
+}
+SECOND: dict[str, Any] = {
+    "algorithm": "PPO",
+    "algorithm_parameters": {"gamma": 0.99, "learning_rate": 3e-4},
+    "network_architecture": {"hidden_sizes": [64, 64], "activation": "tanh"},
+    "training": {"batch_size": 64, "epochs": 10},
+    "communication": {"server_address": "learner.lab:50051", "timeout": 30},
+}
+GLOBAL: dict[str, Any] = {
+    "default_algorithm": "ppo",
+    "algorithms": {"PPO": {"act_dim": 4, "clip_ratio": 0.1, "seed": 0}, "TRPO": {}, "dqn": {"q_lr": 15e-4}},
+    "ensemble_algorithms": {},
+    "max_traj_length": 1000,
+    "model_paths": {"_comment1": "relative to the root", "load_model": "models/", "save_model": "models/"},
+    "server": {
+        "training_server": {"prefix": "tcp://", "host": "localhost", "port": ":5556"},
+        "trajectory_server": {"prefix": "tcp://", "host": "localhost", "port": ":5555"},
+    },
+    "tensorboard": {"tensorboard_writer": {"scalar_tags": "AverageEpRet"}},
+}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(content: object, name: str = "conf.json") -> Path:
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return write
+
+
+def test_the_first_form(write: Write) -> None:
+    config = AgentConfig.load(write(LUNA))
+    assert config.client_id == "luna"
+    assert config.algorithm_name == "PPO"
+    assert config.algorithm_parameters == {
+        k: v for k, v in LUNA["algorithm_parameters"].items() if k not in ("act_dim", "input_size")
+    }
+    assert config.observation_space == BoxSpace((8,))
+    assert config.action_space == DiscreteSpace(4)
+    assert (config.act_limit, config.max_traj_length, config.send_frequency) == (1.0, 1000, 10)
+    assert (config.type, config.seed) == ("onpolicy", None)
+    assert (config.train_server_address, config.address) == ("localhost:50051", "tcp://localhost:50051")
+
+
+def test_the_second_form(write: Write) -> None:
+    config = AgentConfig.load(write(SECOND), client_id="luna")
+    assert (config.client_id, config.algorithm_name) == ("luna", "PPO")
+    assert config.algorithm_parameters == {
+        "gamma": 0.99,
+        "learning_rate": 3e-4,
+        "hidden_sizes": [64, 64],
+        "activation": "tanh",
+        "batch_size": 64,
+        "epochs": 10,
+    }
+    assert (config.address, config.connect_timeout_s) == ("tcp://learner.lab:50051", 30.0)
+    assert config.observation_space is None and config.action_space is None
+
+
+def test_the_second_form_takes_its_client_and_spaces_from_arguments(write: Write) -> None:
+    config = AgentConfig.load(
+        write(SECOND),
+        client_id="x",
+        observation_space={"type": "Box", "shape": [3]},
+        act_dim=2,
+        timeout=1,
+        training={"epochs": 10},
+    )
+    assert (config.observation_space, config.action_space, config.connect_timeout_s) == (BoxSpace((3,)), DiscreteSpace(2), 1.0)
+    with pytest.raises(ConfigError, match=r"conf\.json: client_id is missing") as caught:
+        AgentConfig.load(write(SECOND))
+    assert caught.value.key == "client_id"
+
+
+@pytest.mark.parametrize(
+    ("cls", "content"), [(AgentConfig, LUNA), (AgentConfig, {**SECOND, "client_id": "x"}), (LearnerConfig, GLOBAL)]
+)
+def test_yaml_says_the_same_as_json(write: Write, cls: type[AgentConfig | LearnerConfig], content: dict[str, Any]) -> None:
+    yaml = pytest.importorskip("yaml")
+    from_json = cls.load(write(content))
+    assert cls.load(write(yaml.safe_dump(content), "conf.yaml")) == from_json
+    assert cls.load(write(json.dumps(content), "conf.yml")) == from_json, "JSON is YAML, 3e-4 included"
+
+
+AGENT_DEFAULTS: dict[str, Any] = {
+    "client_id": "x",
+    "actor_id": None,
+    "algorithm_name": None,
+    "algorithm_parameters": {},
+    "type": None,
+    "observation_space": None,
+    "action_space": None,
+    "act_limit": None,
+    "train_server_address": "localhost:50051",
+    "connect_timeout_s": 10.0,
+    "send_frequency": 1,
+    "linger_ms": 200,
+    "max_traj_length": 10_000,
+    "rollout_length": None,
+    "overflow": "drop_oldest",
+    "wait_timeout_s": 60.0,
+    "queue_items": 1024,
+    "queue_bytes": 268_435_456,
+    "swap": "step",
+    "seed": None,
+    "explore": True,
+    "on_bad_input": "raise",
+    "reward_timeout_s": 60.0,
+}
+LEARNER_DEFAULTS: dict[str, Any] = {
+    "bind": "tcp://127.0.0.1:50051",
+    "pub": None,
+    "advertise": None,
+    "run_dir": Path("runs/learner"),
+    "clients": {},
+    "algorithms": {},
+    "default_algorithm": None,
+    "ledger": "memory",
+    "max_policy_lag": None,
+    "on_lag": "drop",
+    "pacing_lag": 1,
+    "publish_every_updates": None,
+    "lease_s": 30.0,
+    "shutdown_timeout_s": 1.5,
+    "max_clients": 64,
+    "max_actors": 1024,
+    "max_parameters": 50_000_000,
+    "insecure": False,
+    "seed": None,
+    "ignored": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "defaults"),
+    [(AgentConfig(client_id="x"), AGENT_DEFAULTS), (LearnerConfig(), LEARNER_DEFAULTS)],
+    ids=["agent", "learner"],
+)
+def test_every_default(config: AgentConfig | LearnerConfig, defaults: dict[str, Any]) -> None:
+    assert {f.name: getattr(config, f.name) for f in fields(config)} == defaults
+
+
+@pytest.mark.parametrize(
+    ("synonym", "name", "value"),
+    [
+        ("algorithm", "algorithm_name", "DQN"),
+        ("algorithm_type", "type", "offpolicy"),
+        ("server_address", "train_server_address", "h:1"),
+        ("timeout", "connect_timeout_s", 3.0),
+    ],
+)
+def test_synonyms(synonym: str, name: str, value: Any) -> None:
+    assert getattr(AgentConfig.from_mapping({"client_id": "x", synonym: value}), name) == value
+    assert getattr(AgentConfig.from_mapping({"client_id": "x", synonym: value, name: value}), name) == value
+    assert getattr(AgentConfig.from_mapping({"client_id": "x", name: value}, **{synonym: value}), name) == value
+
+
+def test_overrides_win_and_parameters_are_merged(write: Write) -> None:
+    config = AgentConfig.load(
+        write(LUNA), client_id="b", seed=3, algorithm_parameters={"gamma": 0.9}, server_address="ipc:///tmp/x"
+    )
+    assert (config.client_id, config.seed, config.address) == ("b", 3, "ipc:///tmp/x")
+    assert config.algorithm_parameters["gamma"] == 0.9
+    assert config.algorithm_parameters["lam"] == 0.95
+
+
+@pytest.mark.parametrize(
+    ("keys", "observation_space", "action_space"),
+    [
+        ({"input_size": 8, "act_dim": 4}, BoxSpace((8,)), DiscreteSpace(4)),
+        ({"algorithm_parameters": {"input_size": 8, "act_dim": 4}}, BoxSpace((8,)), DiscreteSpace(4)),
+        ({"input_size": 8, "algorithm_parameters": {"input_size": 8}}, BoxSpace((8,)), None),
+        ({"act_dim": 2, "act_limit": 2}, None, DiscreteSpace(2)),
+        ({"act_dim": 2, "act_limit": 2, "continuous": True}, None, BoxSpace((2,), low=-2.0, high=2.0)),
+        ({"algorithm_parameters": {"act_dim": 2, "act_limit": 2, "continuous": True}}, None, BoxSpace((2,), low=-2.0, high=2.0)),
+        ({"action_space": {"type": "Discrete", "n": 3}, "act_dim": 3}, None, DiscreteSpace(3)),
+        (
+            {"observation_space": {"type": "Box", "shape": [2, 2], "dtype": "uint8"}, "input_size": 4},
+            BoxSpace((2, 2), "|u1"),
+            None,
+        ),
+    ],
+)
+def test_spaces(keys: dict[str, Any], observation_space: object, action_space: object) -> None:
+    for config in (
+        AgentConfig(client_id="x", **keys),
+        AgentConfig.from_mapping({"client_id": "x", **keys}),
+        ClientConfig(**keys),
+    ):
+        assert (config.observation_space, config.action_space) == (observation_space, action_space)
+        assert not config.algorithm_parameters
+
+
+def test_a_gymnasium_space_is_a_space() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    box = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+    config = AgentConfig(client_id="x", observation_space=box, action_space=gymnasium.spaces.Discrete(3))
+    assert (config.observation_space, config.action_space) == (BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(3))
+
+
+@pytest.mark.parametrize(
+    ("written", "uri"),
+    [
+        ("10.0.0.1:5", "tcp://10.0.0.1:5"),
+        ("tcp://host:50051", "tcp://host:50051"),
+        ("[::1]:50051", "tcp://[::1]:50051"),
+        ("ipc:///tmp/a b", "ipc:///tmp/a b"),
+        ("inproc://lab", "inproc://lab"),
+    ],
+)
+def test_addresses(written: str, uri: str) -> None:
+    config = AgentConfig(client_id="x", train_server_address=written)
+    assert (config.train_server_address, config.address) == (written, uri)
+    assert LearnerConfig(bind=written, insecure=True).bind == uri
+
+
+AGENT_ERRORS = [
+    ({"send_frequncy": 1}, "send_frequncy", "no such key; did you mean 'send_frequency'?"),
+    ({"zzz": 1}, "zzz", "no such key; the nearest valid key is "),
+    ({"spool": "x"}, "spool", "this version does not have this option yet"),
+    ({"keys": "x"}, "keys", "this version does not have this option yet"),
+    ({"network_architecture": {"hidden_size": [1]}}, "network_architecture.hidden_size", "did you mean 'hidden_sizes'?"),
+    ({"network_architecture": 3}, "network_architecture", "expected a mapping, not 3"),
+    ({"communication": {"timeout": 0.1}, "timeout": 5}, "communication.timeout", "contradicts 'timeout': 5"),
+    ({"training": {"epochs": 1}, "algorithm_parameters": {"epochs": 2}}, "training.epochs", "contradicts"),
+    ({"timeout": 1, "connect_timeout_s": 2}, "connect_timeout_s", "contradicts 'timeout', which means the same: 1.0"),
+    ({"timeout": "x"}, "timeout", "expected a number from 0 on, not 'x'"),
+    ({"timeout": float("nan")}, "timeout", "expected a number from 0 on, not nan"),
+    ({"send_frequency": True}, "send_frequency", "expected an integer from 1 on, not True"),
+    ({"send_frequency": 0}, "send_frequency", "expected an integer from 1 on, not 0"),
+    ({"send_frequency": 1.5}, "send_frequency", "expected an integer from 1 on, not 1.5"),
+    ({"send_frequency": "1"}, "send_frequency", "expected an integer from 1 on, not '1'"),
+    ({"rollout_length": 0}, "rollout_length", "expected an integer from 1 on, or null, not 0"),
+    ({"explore": 1}, "explore", "expected true or false, not 1"),
+    ({"overflow": "drop_old"}, "overflow", "'drop_oldest' or 'wait' (did you mean 'drop_oldest'?), not 'drop_old'"),
+    ({"type": "on"}, "type", "expected 'onpolicy' or 'offpolicy'"),
+    ({"client_id": ""}, "client_id", "expected text of 1 to 256 printable characters, not ''"),
+    ({"client_id": 3}, "client_id", "expected text"),
+    ({"client_id": "a\nb"}, "client_id", "expected text"),
+    ({"seed": -1}, "seed", "expected an integer from 0 on, or null"),
+    ({"algorithm_parameters": None}, "algorithm_parameters", "expected a mapping, not None"),
+    ({"server_address": "host"}, "server_address", "expected an address"),
+    ({"server_address": "host:0"}, "server_address", "port from 1 to 65535"),
+    ({"server_address": "::1:5"}, "server_address", "an IPv6 host stands in brackets"),
+    ({"server_address": "udp://h:1"}, "server_address", "expected an address"),
+    ({"observation_space": {"type": "Bx"}}, "observation_space", 'a space needs "type": "Box" or "Discrete"'),
+    ({"input_size": 8.0}, "input_size", "expected an integer from 1 on"),
+    ({"algorithm_parameters": {"act_dim": "4"}}, "algorithm_parameters.act_dim", "expected an integer from 1 on"),
+    ({"act_dim": 4, "algorithm_parameters": {"act_dim": 3}}, "act_dim", "4 contradicts 'algorithm_parameters.act_dim': 3"),
+    ({"act_dim": 4, "action_space": {"type": "Discrete", "n": 3}}, "act_dim", "4 contradicts 'action_space' of 3"),
+    ({"continuous": True, "action_space": {"type": "Discrete", "n": 3}}, "continuous", "true contradicts 'action_space'"),
+    ({"input_size": 3, "observation_space": {"type": "Box", "shape": [2]}}, "input_size", "3 contradicts"),
+    ({"act_dim": 2, "continuous": True}, "act_limit", "act_limit is missing"),
+]
+
+
+@pytest.mark.parametrize(("keys", "key", "message"), AGENT_ERRORS)
+def test_each_mistake_in_an_agents_file_is_one_line_with_its_key(keys: dict[str, Any], key: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AgentConfig.from_mapping({"client_id": "x", **keys}, source="conf.json")
+    assert caught.value.key == key
+    assert caught.value.source == "conf.json"
+    text = str(caught.value)
+    assert text.startswith(f"conf.json: {key}")
+    assert message in text
+    assert "\n" not in text
+    assert text.count("conf.json") == 1
+
+
+def test_the_constructor_checks_as_the_file_does() -> None:
+    with pytest.raises(ConfigError, match=r"^swap: expected 'step' or 'episode', not 'never'"):
+        AgentConfig(client_id="x", swap="never")
+    with pytest.raises(ConfigError, match=r"^queue_items: "):
+        replace(AgentConfig(client_id="x"), queue_items=0)
+
+
+LEARNER_ERRORS = [
+    ({"bnd": "x"}, "bnd", "did you mean 'bind'?"),
+    ({"bind": "0.0.0.0:50051"}, "bind", "say --insecure"),
+    ({"bind": "*:50051"}, "bind", "say --insecure"),
+    ({"pub": "tcp://10.0.0.1:0"}, "pub", "say --insecure"),
+    ({"bind": "nowhere"}, "bind", "expected an address"),
+    ({"server": {"training_server": {"host": "0.0.0.0", "port": 1}}}, "bind", "say --insecure"),
+    ({"server": {"training_server": {"hst": "x"}}}, "server.training_server.hst", "did you mean 'host'?"),
+    ({"server": {"trainingserver": {}}}, "server.trainingserver", "did you mean 'training_server'?"),
+    ({"ledger": "sqlite"}, "ledger", "expected 'memory', not 'sqlite'"),
+    ({"on_lag": "keep"}, "on_lag", "expected 'drop' or 'correct'"),
+    ({"lease_s": 0}, "lease_s", "expected a number above 0, not 0"),
+    ({"run_dir": 3}, "run_dir", "expected a path, or null, not 3"),
+    ({"clients": {"a": {"algoritm": "PPO"}}}, "clients.a.algoritm", "did you mean 'algorithm'?"),
+    ({"clients": {"a": {"pacing_lag": -1}}}, "clients.a.pacing_lag", "expected an integer from 0 on, or null, not -1"),
+    ({"clients": {"a": 3}}, "clients.a", "expected a mapping, not 3"),
+    ({"clients": {"a": {"act_dim": 0}}}, "clients.a.act_dim", "expected an integer from 1 on"),
+    ({"algorithms": {"PPO": []}}, "algorithms.PPO", "expected a mapping"),
+    ({"ignored": []}, "ignored", "not a key"),
+]
+
+
+@pytest.mark.parametrize(("keys", "key", "message"), LEARNER_ERRORS)
+def test_each_mistake_in_a_learners_file_is_one_line_with_its_key(keys: dict[str, Any], key: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        LearnerConfig.from_mapping(keys, source="learner.json")
+    assert caught.value.key == key
+    text = str(caught.value)
+    assert text.startswith(f"learner.json: {key}: ")
+    assert message in text
+    assert "\n" not in text
+
+
+def test_rl4sys_global_file(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    config = LearnerConfig.load(write(GLOBAL))
+    assert config.bind == "tcp://localhost:5556"
+    assert config.algorithms == {"PPO": {"clip_ratio": 0.1, "seed": 0}, "TRPO": {}, "DQN": {"q_lr": 0.0015}}
+    assert config.default_algorithm == "PPO"
+    ignored = (
+        "ensemble_algorithms",
+        "max_traj_length",
+        "model_paths",
+        "tensorboard",
+        "server.trajectory_server",
+        "algorithms.PPO.act_dim",
+    )
+    assert config.ignored == ignored
+    for key in ignored:
+        assert key in caplog.text
+    assert LearnerConfig.load(write(GLOBAL), bind="inproc://lab").bind == "inproc://lab"
+
+
+def test_a_client_inherits_the_learners_options() -> None:
+    config = LearnerConfig.from_mapping(
+        {
+            "max_policy_lag": 4,
+            "clients": {"a": {"algorithm": "dqn", "on_lag": "correct", "input_size": 3, "training": {"epochs": 2}}},
+        }
+    )
+    entry = config.client("a")
+    assert (entry.algorithm_name, entry.algorithm_parameters, entry.observation_space) == ("DQN", {"epochs": 2}, BoxSpace((3,)))
+    assert (entry.max_policy_lag, entry.on_lag, entry.pacing_lag) == (4, "correct", 1)
+    assert config.client("unknown") == ClientConfig(max_policy_lag=4, on_lag="drop", pacing_lag=1)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:1", "[::1]:0", "ipc://*", "inproc://lab", "127.1.2.3:*"])
+def test_what_stays_on_this_machine_needs_no_keys(bind: str) -> None:
+    assert LearnerConfig(bind=bind).bind
+
+
+def test_a_config_comes_back_from_its_json() -> None:
+    agent = AgentConfig.from_mapping({**LUNA, "continuous": True})
+    assert AgentConfig.from_mapping(json.loads(json.dumps(agent.to_json()))) == agent
+    learner = LearnerConfig(run_dir=None, clients={"a": {"input_size": 3, "act_dim": 2}}, algorithms={"ppo": {"gamma": 0.9}})  # type: ignore[dict-item]
+    assert LearnerConfig.from_mapping(json.loads(json.dumps(learner.to_json()))) == learner
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", '{"client_id": "x",}', "not JSON: line 1, column 1"),
+        ("a.json", '{\n"client_id": "x"\n"seed": 1}', "not JSON: line 3, column 1: "),
+        ("a.json", '{"client_id": "x", "client_id": "y"}', "client_id: said twice"),
+        ("a.json", '{"client_id": "x", "timeout": NaN}', "NaN is not a number"),
+        ("a.json", "[]", "expected a mapping at the top level, not list"),
+        ("a.json", "", "not JSON: line 1"),
+        ("a.json", "[" * 100_000, "nested too deeply"),
+        ("a.toml", "", "ends in .json, .yaml, .yml"),
+        ("a.yaml", "client_id: x\nseed: [1", "not YAML: line 2"),
+        ("a.yaml", "client_id: x\nclient_id: y", "client_id: said twice in one mapping (line 2)"),
+        ("a.yaml", "client_id: x\n1: y", "1: a key must be text"),
+        ("a.yaml", "client_id: !!python/object:os.system x", "not YAML: line 1"),
+        ("a.yaml", "client_id: x\nseed: 2020-01-01", "seed: expected an integer"),
+        ("a.yaml", "- 1", "expected a mapping at the top level, not list"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(write: Write, name: str, content: str, message: str) -> None:
+    if name.endswith("yaml"):
+        pytest.importorskip("yaml")
+    path = write(content, name)
+    with pytest.raises(ConfigError) as caught:
+        AgentConfig.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.json: no such file"):
+        AgentConfig.load(tmp_path / "none.json")
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.json: cannot be read: "):
+        AgentConfig.load(tmp_path / "folder.json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"bytes\.json: cannot be read: "):
+        AgentConfig.load(tmp_path / "bytes.json")
+
+
+def test_yaml_without_pyyaml_names_the_extra(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "yaml":
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigError, match=r"a\.yaml: needs the yaml extra: pip install 'rl4sys-zmq\[yaml\]'"):
+        AgentConfig.load(write("client_id: x", "a.yaml"))
+
+
+def test_comments_are_left_out(write: Write) -> None:
+    content = {"_comment": "hello", "client_id": "x", "algorithm_parameters": {"_comment1": "y", "gamma": 0.9}}
+    assert AgentConfig.load(write(content)).algorithm_parameters == {"gamma": 0.9}

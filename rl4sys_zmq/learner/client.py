@@ -9,14 +9,14 @@ from enum import StrEnum
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import CreditPool, Entry, Stream
+from rl4sys_zmq.delivery import CreditPool, Stream
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema
-from rl4sys_zmq.wire.messages import Hello, Metrics, Verdict
+from rl4sys_zmq.wire.messages import Frame, Hello, Metrics, Verdict
 
 __all__ = ["Client", "ClientState", "Episodes"]
 
@@ -60,7 +60,7 @@ class Client:
         self.pool = CreditPool()
         self.streams: dict[str, Stream] = {}
         self.peers: dict[str, bytes] = {}
-        self.backlog: deque[Entry] = deque()
+        self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, Hello] = {}
         self.counters = Counters()
         self.metrics = Metrics(0, 0, {}, [])

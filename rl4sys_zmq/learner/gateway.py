@@ -54,6 +54,7 @@ __all__ = ["Gateway", "Sink"]
 log = logging.getLogger(__name__)
 
 PUB_HWM = 32
+BACKLOG_RETRY_S = 0.005
 BEACON_S = 1.0
 HEARTBEAT_S = 1.0
 SILENT_BEATS = 3.0
@@ -169,6 +170,7 @@ class Gateway(Worker):
                 self._open.set()
                 self._loop(poller)
                 self._say_goodbye()
+                self._drain()
         finally:
             for client in self._clients.values():
                 if client.push is not None:
@@ -176,6 +178,17 @@ class Gateway(Worker):
             for socket in sockets:
                 socket.close()
             self._open.set()
+
+    def _drain(self) -> None:
+        """Hears the learner threads out, until they have ended or the time to shut down is over."""
+        deadline = time.monotonic() + self._config.shutdown_timeout_s
+        threads = [*self._retired, *(c.thread for c in self._clients.values() if c.thread is not None)]
+        with Poller() as poller:
+            poller.register(self._upstream)
+            while any(t.alive for t in threads) and time.monotonic() < deadline:
+                poller.poll(0.02)
+                self._read_upstream()
+        self._read_upstream()
 
     def _bind(self, sockets: list[Socket]) -> bool:
         """Makes the sockets; False when an address is taken, which is for the owner to hear."""
@@ -197,7 +210,7 @@ class Gateway(Worker):
         next_beacon = time.monotonic()
         while not self._stopping.is_set():
             backlog = any(c.backlog for c in self._clients.values())
-            poller.poll(0.005 if backlog else max(0.0, next_beacon - time.monotonic()))
+            poller.poll(BACKLOG_RETRY_S if backlog else max(0.0, next_beacon - time.monotonic()))
             self._wakeup.clear()
             self._run_commands()
             self._read_upstream()
@@ -353,7 +366,7 @@ class Gateway(Worker):
         client.thread = LearnerThread(f"rl4sys-learner-{client.client_id}", client.key, down, self._up)
         client.thread.start()
         assign = client.settings.assign(client.policy_id, client.publications.generation, self._config.max_parameters)
-        client.push.send(encode(assign))
+        client.backlog.append(encode(assign))
 
     def _welcome(self, peer: bytes, client: Client, hello: Hello) -> None:
         now = time.monotonic()
@@ -479,6 +492,16 @@ class Gateway(Worker):
             self._refuse(peer, Refusal.FAILED, message.error)
         client.waiting.clear()
 
+    @staticmethod
+    def _end_thread(client: Client) -> None:
+        """Tells a learner thread to finish what it has been given, and to end."""
+        if client.push is not None:
+            client.push.send(encode(Stop()))
+            client.push.close()
+            client.push = None
+        if client.thread is not None:
+            client.thread.stop()
+
     def restart(self, client_id: str) -> None:
         """Gives a client a new learner thread and a new generation; in the gateway thread."""
         client = self._clients.get(client_id)
@@ -486,9 +509,7 @@ class Gateway(Worker):
             raise ConfigError(f"no client {client_id!r}; there are: {', '.join(sorted(self._clients)) or 'none'}", key="client_id")
         if client.state is not ClientState.FAILED:
             self._by_key.pop(client.key, None)
-            if client.push is not None:
-                client.push.send(encode(Stop()))
-                client.push.close()
+            self._end_thread(client)
         if client.thread is not None:
             self._retired.append(client.thread)
         rolled_back = client.pending
@@ -519,13 +540,9 @@ class Gateway(Worker):
             stream = client.streams.get(entry.actor_id)
             if stream is not None and stream.incarnation == entry.incarnation:
                 stream.commit(entry.end_seq)
-            client.backlog.append(entry)
+            client.backlog.append(encode(Deliver(entry.actor_id, entry.incarnation, entry.skip, entry.frames)))
         for client in self._clients.values():
-            while client.backlog and client.push is not None:
-                entry = client.backlog[0]
-                frames = encode(Deliver(entry.actor_id, entry.incarnation, entry.skip, entry.frames))
-                if client.push.send(frames) is not Sent.OK:
-                    break
+            while client.backlog and client.push is not None and client.push.send(client.backlog[0]):
                 client.backlog.popleft()
 
     def _settle_accounts(self, client: Client) -> None:
@@ -578,8 +595,7 @@ class Gateway(Worker):
 
     def _say_goodbye(self) -> None:
         for client in self._clients.values():
-            if client.push is not None:
-                client.push.send(encode(Stop()))
+            self._end_thread(client)
         for peer in list(self._sessions):
             self._send(peer, Refused(Refusal.CLOSING.value, "", "the learner is shutting down"))
 

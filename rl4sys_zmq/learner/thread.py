@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import traceback
 from typing import cast
@@ -38,7 +39,8 @@ DRAIN_MESSAGES = 256
 MAX_SEGMENT_STEPS = 1 << 20
 MAX_MESSAGE_FRAMES = 256
 QUEUE_MESSAGES = 64
-GATEWAY_TIMEOUT_S = 10.0
+GATEWAY_TIMEOUT_S = 2.0
+IDLE_S = 0.5
 
 
 class LearnerThread(Worker):
@@ -57,18 +59,20 @@ class LearnerThread(Worker):
         super().__init__(name)
         self._key = key
         self._down, self._up = down, up
+        self._stopping = threading.Event()
 
     def run(self) -> None:
         """The thread's body."""
         with Socket.pull(connect=self._down, hwm=QUEUE_MESSAGES) as down, Socket.push(connect=self._up) as up:
             mouth = _Mouth(up, self._key)
             try:
-                _Learning(down, mouth).run()
+                _Learning(down, mouth, self._stopping).run()
             except Exception as exc:
                 mouth.say(Failed(f"{type(exc).__name__}: {exc}"[:1000], traceback.format_exc()[-8000:]))
 
     def stop(self) -> None:
-        """Does nothing: the gateway ends this thread with a `Stop` message, in order with the data."""
+        """Ends the thread when it next finds nothing to read; the gateway's `Stop` message comes in order with the data."""
+        self._stopping.set()
 
 
 class _Mouth:
@@ -86,8 +90,9 @@ class _Mouth:
 class _Learning:
     """The state of a running learner thread."""
 
-    def __init__(self, down: Socket, mouth: _Mouth) -> None:
+    def __init__(self, down: Socket, mouth: _Mouth, stopping: threading.Event) -> None:
         self._down, self._say = down, mouth.say
+        self._stopping = stopping
         self._poller = Poller()
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
@@ -115,12 +120,11 @@ class _Learning:
         self._publish()
         self._tell()
         while True:
-            self._poller.poll(METRICS_PERIOD_S if self._episodes or self._scalars else None)
+            self._poller.poll(METRICS_PERIOD_S if self._episodes or self._scalars else IDLE_S)
             for _ in range(DRAIN_MESSAGES):
-                frames = self._down.recv(MAX_MESSAGE_FRAMES)
-                if frames is None:
+                message = self._read()
+                if message is None:
                     break
-                message = decode(frames)
                 if isinstance(message, Stop):
                     self._tell()
                     self._say_metrics(0.0)
@@ -134,10 +138,18 @@ class _Learning:
 
     def _wait_for_assignment(self) -> Assign:
         while True:
-            self._poller.poll(None)
-            frames = self._down.recv(MAX_MESSAGE_FRAMES)
-            if frames is not None:
-                return cast(Assign, decode(frames))
+            message = self._read()
+            if isinstance(message, Assign):
+                return message
+            if isinstance(message, Stop):
+                raise Closed("stopped before it was assigned a client")
+            self._poller.poll(IDLE_S)
+
+    def _read(self) -> Message | None:
+        frames = self._down.recv(MAX_MESSAGE_FRAMES)
+        if frames is not None:
+            return decode(frames)
+        return Stop() if self._stopping.is_set() else None
 
     def _build(self) -> Algorithm:
         a = self._assign

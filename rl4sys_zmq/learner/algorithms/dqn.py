@@ -45,7 +45,7 @@ class DQNParameters:
         500_000, "the horizon of the schedules, in steps; training goes on after it", low=1, names=("total_timesteps",)
     )
     gamma: float = parameter(0.99, "discount per step", low=0.0, high=1.0)
-    n_step: int = parameter(1, "rewards summed before the bootstrap", low=1, names=("n_steps",))
+    n_step: int = parameter(3, "rewards summed before the bootstrap", low=1, names=("n_steps",))
     batch_size: int = parameter(128, "transitions per gradient step", low=1)
     buffer_size: int = parameter(
         100_000, "transitions held in the replay", low=1, names=("buf_size", "buffer_capacity", "replay_size")
@@ -67,7 +67,9 @@ class DQNParameters:
     double_q: bool = parameter(
         True, "the online network chooses the bootstrap action, the target network values it", names=("double_dqn",)
     )
-    huber_delta: float = parameter(1.0, "the error beyond which the loss is linear", low=1e-9)
+    huber_delta: float = parameter(
+        100.0, "the error beyond which the loss is linear: far below the scale of the values, rare failures are not learnt", low=1e-9
+    )
     max_grad_norm: float = parameter(10.0, "the gradient's norm is clipped to this", low=0.0, names=("grad_norm_clip",))
     adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0)
     hidden_sizes: tuple[int, ...] = parameter((64, 64), "widths of the hidden layers", names=("net_arch",))
@@ -129,7 +131,13 @@ class DQNParameters:
 
 
 class DQN:
-    """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns."""
+    """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.
+
+    What keeps it from collapsing, as measured on CartPole-v1. Choosing the best action by noisy values errs upwards a little in
+    each backup, and ``1 / (1 - gamma ** n_step)`` times that in the values: more steps before the bootstrap and a slow target
+    keep this small (values above ``reward / (1 - gamma)`` are its sign). And a loss that is linear from an error of 1 on pulls
+    towards the median of the targets: where values are near 100, a failure in one of ten cases goes unnoticed.
+    """
 
     kind: ClassVar[str] = "offpolicy"
 

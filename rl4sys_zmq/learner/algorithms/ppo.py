@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from rl4sys_zmq.learner.algorithms.minibatches import Columns, clipped_objective
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, read_ppo_parameters
+from rl4sys_zmq.learner.algorithms.ppo_record import PassRecord
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
@@ -26,22 +26,10 @@ __all__ = ["PPO", "PPOParameters"]
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
-"""What a trajectory is taken to be long before one has ended, in steps."""
+"""How long a trajectory is taken to be before one has ended, in steps."""
 
-
-@dataclass(slots=True)
-class _Epoch:
-    """What one pass over the batch saw: each minibatch's losses, and all log-ratios once the pass is over."""
-
-    policy: list[Tensor]
-    value: list[Tensor]
-    entropy: list[Tensor]
-    log_ratios: list[Tensor]
-
-    def kl(self) -> float:
-        """The mean approximate KL divergence, ``E[(r - 1) - log r]`` (Schulman 2020, estimator k3)."""
-        x = torch.cat(self.log_ratios)
-        return float((torch.expm1(x) - x).mean()) if len(x) else 0.0
+LENGTH_STEP = 0.05
+"""How far the estimate moves towards each trajectory that ends."""
 
 
 class PPO:
@@ -125,7 +113,9 @@ class PPO:
         self._steps += len(rollout.rewards)
         for segment in rollout.segments:
             if self._completes(segment):
-                self._trajectory_length += 0.05 * ((segment.episode_length or segment.steps) - self._trajectory_length)
+                whole = self.parameters.rollout_length is None
+                steps = segment.steps if whole else segment.episode_length or segment.steps
+                self._trajectory_length += LENGTH_STEP * (steps - self._trajectory_length)
         if self._normalise:
             self._moments.update(rollout.features.numpy()[rollout.rows])
             self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
@@ -198,21 +188,21 @@ class PPO:
         sizes = equal_sizes(steps, p.num_minibatches or round(steps / p.minibatch_size))
         value_epochs = p.update_epochs if p.value_epochs is None else p.value_epochs
         stopped = False
-        epoch = _Epoch([], [], [], [])
+        last = PassRecord()
         for number in range(max(p.update_epochs, value_epochs)):
             trains = (number < p.update_epochs and not stopped, number < value_epochs)
             if not any(trains):
                 break
             seen = self._pass(columns, sizes, trains, rates[trains], p.value_clip if p.value_clip is not None else clip)
-            seen.value = seen.value or epoch.value
+            seen.value_losses = seen.value_losses or last.value_losses
             if not trains[0]:
-                epoch.value = seen.value
+                last.value_losses = seen.value_losses
                 continue
-            epoch = seen
+            last = seen
             stopped = p.target_kl is not None and seen.kl() > p.target_kl
             if stopped and p.value_epochs is None:
                 break
-        return {**_summary(epoch, clip), **metrics, "charts/learning_rate": policy_rate}
+        return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
     def _prepare(self, rollout: Rollout, clip: float) -> tuple[Columns, dict[str, float]]:
         """Advantages and targets from one forward pass over all observations, before the first gradient step."""
@@ -260,52 +250,34 @@ class PPO:
         trains: tuple[bool, bool],
         rates: Sequence[tuple[slice, float]],
         value_clip: float,
-    ) -> _Epoch:
+    ) -> PassRecord:
         """One pass over the batch, shuffled: a gradient step per minibatch on the policy, the value network, or both."""
         p = self.parameters
-        epoch = _Epoch([], [], [], [])
+        record = PassRecord()
         for batch in columns.minibatches(sizes, self._generator):
             outputs, estimates = self._network(batch.features)
-            terms: list[Tensor] = []
+            loss: Tensor | None = None
             if trains[0]:
                 distribution = self._distribution(outputs, batch.forbidden)
                 log_ratio = distribution.log_probs(batch.actions) - batch.log_probs
-                policy_loss = clipped_objective(log_ratio.exp(), batch.advantages, batch.low, batch.high)
-                terms.append(policy_loss)
-                if self._entropy_weight:
+                loss = clipped_objective(log_ratio.exp(), batch.advantages, batch.low, batch.high)
+                record.policy_losses.append(loss.detach())
+                with torch.set_grad_enabled(self._entropy_weight > 0.0):
                     entropy = distribution.mean_entropy()
-                    terms.append(entropy * -self._entropy_weight)
-                else:
-                    with torch.no_grad():
-                        entropy = distribution.mean_entropy()
-                epoch.policy.append(policy_loss.detach())
-                epoch.entropy.append(entropy.detach())
-                epoch.log_ratios.append(log_ratio.detach())
+                record.entropies.append(entropy.detach())
+                record.log_ratios.append(log_ratio.detach())
+                if self._entropy_weight:
+                    loss = loss.sub(entropy, alpha=self._entropy_weight)
             if trains[1]:
                 old = batch.values if p.clip_values() else None
                 value_loss = half_square_error(estimates.squeeze(1), batch.targets, old, value_clip)
-                terms.append(value_loss * p.vf_coef)
-                epoch.value.append(value_loss.detach())
-            loss = terms[0]
-            for term in terms[1:]:
-                loss = loss + term
+                record.value_losses.append(value_loss.detach())
+                loss = value_loss * p.vf_coef if loss is None else loss.add(value_loss, alpha=p.vf_coef)
+            assert loss is not None, "a pass trains something"
             self._optimizer.step(self._network.gradient(loss), rates, max_norm=p.max_grad_norm)
-        return epoch
+        return record
 
     def _distribution(self, outputs: Tensor, forbidden: Tensor | None) -> Distribution:
         if self._network.extras is not None:
             return DiagonalGaussian(outputs, self._network.extras)
         return Categorical(outputs, forbidden)
-
-
-def _summary(epoch: _Epoch, clip: float) -> dict[str, float]:
-    """CleanRL's scalars, averaged over the last pass."""
-    log_ratios = torch.cat(epoch.log_ratios) if epoch.log_ratios else torch.zeros(1)
-    return {
-        "losses/policy_loss": float(torch.stack(epoch.policy).mean()),
-        "losses/value_loss": float(torch.stack(epoch.value).mean()),
-        "losses/entropy": float(torch.stack(epoch.entropy).mean()),
-        "losses/approx_kl": epoch.kl(),
-        "losses/old_approx_kl": float(-log_ratios.mean()),
-        "losses/clipfrac": float(((log_ratios.exp() - 1.0).abs() > clip).float().mean()),
-    }

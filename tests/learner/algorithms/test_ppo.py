@@ -220,8 +220,8 @@ def test_a_trace_runs_on_across_a_cut_and_order_of_arrival_does_not_matter():
     whole = segment(algorithm, rng, 10, episode=7, truncated=True)
     parts = [
         Segment(
-            whole.observations[a : b + 1], whole.actions[a:b], whole.rewards[a:b], whole.log_probs[a:b], whole.versions[a:b], None,
-            1, 7, k, False, b == 10,
+            whole.observations[a : b + 1], whole.actions[a:b], whole.rewards[a:b], whole.log_probs[a:b], whole.versions[a:b],
+            None, 1, 7, k, False, b == 10,
         )
         for k, (a, b) in enumerate([(0, 4), (4, 7), (7, 10)])
     ]  # fmt: skip

@@ -1,0 +1,322 @@
+"""The thread inside a `ChaosProxy`: its links, and what is done to the bytes in them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Address, Wakeup
+
+__all__ = ["ChaosLoop", "Faults"]
+
+T = TypeVar("T")
+
+_BUFFER_BYTES = 256 * 1024
+_CHUNK_BYTES = 16 * 1024
+_ACCEPT_BURST = 64
+_TICK_S = 0.02  # a throttled link moves what fits this time
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """What a `ChaosProxy` does to the bytes it carries. Probabilities are per chunk of at most 16 KiB.
+
+    Attributes:
+        latency_s: how long each chunk is held, in seconds.
+        rate_bytes_s: the most bytes per second and direction; 0 for no limit.
+        cut_probability: a chunk is forwarded in part, then its connection ends: within a frame, as a rule.
+        reset: a cut ends with RST rather than FIN.
+        half_open: a cut ends the connection to the upstream only; the other side is left to believe in it.
+        corrupt_probability: one bit of a chunk is flipped.
+    """
+
+    latency_s: float = 0.0
+    rate_bytes_s: float = 0.0
+    cut_probability: float = 0.0
+    reset: bool = True
+    half_open: bool = False
+    corrupt_probability: float = 0.0
+
+
+class _Flow:
+    """One direction of a link: bytes read from `source`, waiting for their time to be written to `sink`."""
+
+    def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
+        self.name = name
+        self.source = source
+        self.sink = sink
+        self.chunks: deque[tuple[float, bytes, bool]] = deque()  # (when due, bytes, whether to cut after them)
+        self.size = 0
+        self.free_at = 0.0  # when the throttled line has carried all that was taken on
+        self.ended = False
+
+
+class _Link:
+    """A client's connection and ours to the upstream."""
+
+    def __init__(self, client: socket.socket, server: socket.socket) -> None:
+        self.client = client
+        self.server = server
+        self.connected = False
+        self.holed = False  # it has lost bytes
+        self.half = False  # the server's side is gone and the client does not know
+        self.flows = (_Flow("up", client, server), _Flow("down", server, client))
+
+
+class ChaosLoop(Worker):
+    """The proxy's thread."""
+
+    def __init__(self, upstream: Address, dice: random.Random, faults: Faults, counters: Counters) -> None:
+        super().__init__("rl4sys-chaos")
+        self._upstream = upstream
+        self._dice = dice
+        self._counters = counters
+        self.faults = faults
+        self.paused = False
+        self._holed = False
+        self._stopping = False
+        self._links: set[_Link] = set()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._wakeup = Wakeup()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener.setblocking(False)
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def call(self, command: Callable[[], T]) -> T:
+        """Runs a command in the proxy's thread and waits for its result.
+
+        Raises:
+            Closed: when the thread has ended.
+        """
+        done = threading.Event()
+        result: list[T] = []
+
+        def run() -> None:
+            result.append(command())
+            done.set()
+
+        self._commands.append(run)
+        self._wakeup.set()
+        while not done.wait(0.05):
+            if not self.alive and not done.is_set():
+                raise Closed("the chaos proxy is closed")
+        return result[0]
+
+    def stop(self) -> None:
+        """Ends the loop."""
+        self._stopping = True
+        self._wakeup.set()
+
+    # ---- in the thread
+
+    def run(self) -> None:
+        """The thread's body."""
+        self._watch(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+        try:
+            while not self._stopping:
+                ready = self._selector.select(self._patience_s())
+                self._wakeup.clear()
+                while self._commands:
+                    self._commands.popleft()()
+                for key, mask in ready:
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.data, _Link) and key.data in self._links:
+                        self._serve(key.data, key.fileobj, mask)
+                for link in list(self._links):
+                    self._carry(link)
+        finally:
+            self.cut_all()
+            self._selector.close()
+            self._listener.close()
+            self._wakeup.close()
+
+    def cut_all(self) -> int:
+        """Resets every connection; returns how many."""
+        links = list(self._links)
+        for link in links:
+            self._end(link, reset=True)
+        self._counters.add("cuts", len(links))
+        return len(links)
+
+    def set_black_hole(self, on: bool) -> None:
+        """Swallows from now on, or resets what has lost bytes and carries again."""
+        self._holed = on
+        for link in list(self._links):
+            if not on and link.holed:
+                self._end(link, reset=True)
+            elif not on:
+                self._interest(link)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_BURST):
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # no more, or the client went away meanwhile
+                return
+            server = socket.socket(socket.AF_INET6 if self._upstream.is_v6 else socket.AF_INET)
+            for side in (client, server):
+                side.setblocking(False)
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            server.connect_ex((self._upstream.host, self._upstream.port))  # its outcome shows when it becomes writable
+            link = _Link(client, server)
+            self._links.add(link)
+            self._counters.add("connections")
+            self._interest(link)
+
+    def _serve(self, link: _Link, side: object, mask: int) -> None:
+        """Reacts to one side of a link being ready."""
+        if side is link.server and not link.connected:
+            if link.server.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                self._counters.add("refused")
+                self._end(link, reset=True)
+                return
+            link.connected = True
+        if mask & selectors.EVENT_READ:
+            flow = link.flows[0] if side is link.client else link.flows[1]
+            try:
+                data = flow.source.recv(self._chunk_bytes())
+            except BlockingIOError:
+                return
+            except OSError:
+                self._end(link, reset=True)
+                return
+            self._take(link, flow, data)
+
+    def _take(self, link: _Link, flow: _Flow, data: bytes) -> None:
+        """Puts what was read in line, damaged as the dice say."""
+        if not data:
+            flow.ended = True
+            if link.half or self._holed:
+                self._end(link, reset=False)
+            return
+        if link.half or self._holed:
+            link.holed = True
+            self._counters.add("swallowed_bytes", len(data))
+            return
+        faults, cut = self.faults, False
+        if self._dice.random() < faults.corrupt_probability:
+            at = self._dice.randrange(len(data))
+            data = data[:at] + bytes([data[at] ^ 1 << self._dice.randrange(8)]) + data[at + 1 :]
+            self._counters.add("corrupted")
+        if self._dice.random() < faults.cut_probability:
+            data, cut = data[: self._dice.randrange(len(data))], True
+        now = time.monotonic()
+        start = max(now, flow.free_at)
+        flow.free_at = start + (len(data) / faults.rate_bytes_s if faults.rate_bytes_s else 0.0)
+        flow.chunks.append((flow.free_at + faults.latency_s, data, cut))
+        flow.size += len(data)
+
+    def _carry(self, link: _Link) -> None:
+        """Writes what is due, then settles what to wait for."""
+        if not self.paused and not self._holed and link.connected:
+            for flow in link.flows:
+                if not self._write(link, flow):
+                    return
+        self._interest(link)
+
+    def _write(self, link: _Link, flow: _Flow) -> bool:
+        """Writes one direction; returns False when that ended the link."""
+        now = time.monotonic()
+        while flow.chunks and flow.chunks[0][0] <= now and not link.half:
+            due, data, cut = flow.chunks[0]
+            try:
+                sent = flow.sink.send(data) if data else 0
+            except BlockingIOError:
+                return True
+            except OSError:
+                self._end(link, reset=True)
+                return False
+            flow.size -= sent
+            self._counters.add(f"bytes.{flow.name}", sent)
+            if sent < len(data):
+                flow.chunks[0] = (due, data[sent:], cut)
+                return True
+            flow.chunks.popleft()
+            if cut:
+                return self._cut(link)
+        if flow.ended and not flow.chunks:
+            self._end(link, reset=False)
+            return False
+        return True
+
+    def _cut(self, link: _Link) -> bool:
+        self._counters.add("cuts")
+        if not self.faults.half_open:
+            self._end(link, reset=self.faults.reset)
+            return False
+        self._counters.add("half_open")
+        link.half = True
+        for flow in link.flows:
+            flow.chunks.clear()
+            flow.size = 0
+        self._shut(link.server, reset=self.faults.reset)
+        return True
+
+    # ---- waiting and ending
+
+    def _interest(self, link: _Link) -> None:
+        """Says for what each side is watched: reading with room to keep it, writing what did not fit."""
+        now = time.monotonic()
+        swallowing = link.half or self._holed
+        for flow, back in (link.flows, link.flows[::-1]):
+            side, mask = flow.source, 0
+            if side is link.server and link.half:
+                continue
+            if swallowing or (not self.paused and flow.size < _BUFFER_BYTES and not flow.ended):
+                mask |= selectors.EVENT_READ
+            if side is link.server and not link.connected:
+                mask = selectors.EVENT_WRITE
+            elif not self.paused and link.connected and back.chunks and back.chunks[0][0] <= now:
+                mask |= selectors.EVENT_WRITE
+            self._watch(side, mask, link)
+
+    def _watch(self, side: socket.socket, mask: int, link: _Link | None) -> None:
+        known = self._selector.get_map().get(side.fileno()) if side.fileno() >= 0 else None
+        if known is None:
+            if mask:
+                self._selector.register(side, mask, link)
+        elif not mask:
+            self._selector.unregister(side)
+        elif known.events != mask:
+            self._selector.modify(side, mask, link)
+
+    def _patience_s(self) -> float | None:
+        if self.paused:
+            return None
+        dues = [flow.chunks[0][0] for link in self._links for flow in link.flows if flow.chunks and link.connected]
+        now = time.monotonic()
+        later = [due - now for due in dues if due > now]  # one that is due already waits for room, not for time
+        return min(later) if later else None
+
+    def _chunk_bytes(self) -> int:
+        rate = self.faults.rate_bytes_s
+        return max(1, min(_CHUNK_BYTES, int(rate * _TICK_S))) if rate else _CHUNK_BYTES
+
+    def _end(self, link: _Link, *, reset: bool) -> None:
+        self._links.discard(link)
+        self._shut(link.client, reset=reset)
+        self._shut(link.server, reset=reset)
+
+    def _shut(self, side: socket.socket, *, reset: bool) -> None:
+        if side.fileno() < 0:
+            return
+        self._watch(side, 0, None)
+        if reset:
+            with contextlib.suppress(OSError):
+                side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        side.close()

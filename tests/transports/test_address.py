@@ -1,0 +1,90 @@
+import pytest
+
+from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.transports import Address
+
+
+@pytest.mark.parametrize(
+    ("text", "uri", "scheme", "host", "port"),
+    [
+        ("learner:5555", "tcp://learner:5555", "tcp", "learner", 5555),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", "tcp", "127.0.0.1", 0),
+        ("*:*", "tcp://*:0", "tcp", "*", 0),
+        ("[::1]:80", "tcp://[::1]:80", "tcp", "::1", 80),
+        (" tcp://[fd00::2]:65535 ", "tcp://[fd00::2]:65535", "tcp", "fd00::2", 65535),
+        ("ipc:///tmp/a.sock", "ipc:///tmp/a.sock", "ipc", "", 0),
+        ("ipc://*", "ipc://*", "ipc", "", 0),
+        ("inproc://a:b", "inproc://a:b", "inproc", "", 0),
+    ],
+)
+def test_reads_and_writes(text, uri, scheme, host, port):
+    address = Address.parse(text)
+    assert (address.uri, address.scheme, address.host, address.port) == (uri, scheme, host, port)
+    assert Address.parse(address.uri) == address
+    assert Address.parse(address) is address
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no port"),
+        ("learner", "learner:5555"),
+        ("learner:", "has no port"),
+        (":5555", r"127\.0\.0\.1:5555"),
+        ("tcp://a:b", "0 to 65535"),
+        ("tcp://a:65536", "0 to 65535"),
+        ("tcp://a:-1", "0 to 65535"),
+        ("tcp://a:٣", "0 to 65535"),
+        ("::1:5555", r"\[::1\]:5555"),
+        ("[::1]", "has no port"),
+        ("[zz]:1", "no IPv6 address"),
+        ("[::1:1", "no IPv6 address"),
+        ("tcp://a b:1", "not host:port"),
+        ("tcp://eth0;a:1", "not host:port"),
+        ("http://a:1", "unknown scheme 'http'"),
+        ("udp://a:1", "use tcp://"),
+        ("ipc://", "names no path"),
+        ("inproc://", "names no endpoint"),
+        ("ipc://@abstract", "abstract"),
+        ("ipc:///tmp/a\0b", "zero byte"),
+        ("ipc://" + "é" * 54, "108 bytes of at most 107"),
+    ],
+)
+def test_refuses_with_the_mend(text, says):
+    with pytest.raises(TransportError, match=says):
+        Address.parse(text)
+
+
+def test_longest_ipc_path():
+    assert Address.parse("ipc://" + "p" * 107).name == "p" * 107
+
+
+@pytest.mark.parametrize(
+    ("text", "loopback"),
+    [
+        ("127.0.0.1:1", True),
+        ("127.9.9.9:1", True),
+        ("localhost:1", True),
+        ("[::1]:1", True),
+        ("[::ffff:127.0.0.1]:1", True),
+        ("ipc:///tmp/a", True),
+        ("inproc://a", True),
+        ("*:1", False),
+        ("0.0.0.0:1", False),
+        ("[::]:1", False),
+        ("10.0.0.1:1", False),
+        ("localhost.example.org:1", False),
+        ("127.0.0.1.example.org:1", False),
+        ("2130706433:1", False),
+    ],
+)
+def test_loopback(text, loopback):
+    assert Address.parse(text).is_loopback is loopback
+
+
+def test_with_port():
+    assert Address.parse("[::1]:1").with_port(9).uri == "tcp://[::1]:9"
+    with pytest.raises(TransportError, match="65536"):
+        Address.parse("a:1").with_port(65536)
+    with pytest.raises(TransportError, match="no port"):
+        Address.parse("ipc:///tmp/a").with_port(1)

@@ -1,0 +1,73 @@
+import select
+import threading
+
+from rl4sys_zmq.transports import Poller, Wakeup
+
+
+def rings(wakeup):
+    return bool(select.select([wakeup], [], [], 0)[0])
+
+
+def test_coalesces_and_clears():
+    with Wakeup() as wakeup:
+        assert not rings(wakeup) and not wakeup.clear()
+        for _ in range(100_000):  # one byte per call would fill the pair
+            wakeup.set()
+        assert rings(wakeup)
+        assert wakeup.clear()
+        assert not rings(wakeup) and not wakeup.clear()
+        wakeup.set()
+        assert rings(wakeup)
+
+
+def test_after_close_nothing_happens():
+    for rung in (False, True):
+        wakeup = Wakeup()
+        if rung:
+            wakeup.set()
+        wakeup.close()
+        wakeup.close()
+        wakeup.set()
+
+
+def test_no_wakeup_is_lost():
+    """Producers hand over and ring; the loop clears, then looks. Every item is seen although it only looks when woken."""
+    each, producers = 5_000, 4
+    items: list[int] = []
+    with Wakeup() as wakeup, Poller() as poller:
+        poller.register(wakeup)
+
+        def produce():
+            for number in range(each):
+                items.append(number)
+                wakeup.set()
+
+        threads = [threading.Thread(target=produce, name="rl4sys-producer") for _ in range(producers)]
+        for thread in threads:
+            thread.start()
+        seen = 0
+        while seen < each * producers:
+            assert poller.poll(10.0) == {wakeup}, f"{seen} items seen, {len(items)} handed over, and nobody rang"
+            wakeup.clear()
+            seen = len(items)
+        for thread in threads:
+            thread.join()
+        wakeup.clear()
+        assert not rings(wakeup)
+
+
+def test_closing_races_with_setting():
+    for _ in range(200):
+        wakeup = Wakeup()
+        go = threading.Barrier(2)
+
+        def ring(wakeup=wakeup, go=go):
+            go.wait()
+            for _ in range(50):
+                wakeup.set()
+
+        thread = threading.Thread(target=ring, name="rl4sys-ringer")
+        thread.start()
+        go.wait()
+        wakeup.close()
+        thread.join()

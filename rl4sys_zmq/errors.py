@@ -146,7 +146,9 @@ class AddressInUse(TransportError):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        super().__init__(f"{address} is already in use; stop the process that holds it or choose another port (0 picks a free one)")
+        super().__init__(
+            f"{address} is already in use; stop the process that holds it or choose another port (0 picks a free one)"
+        )
 
 
 class Refusal(StrEnum):

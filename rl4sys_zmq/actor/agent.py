@@ -107,7 +107,6 @@ class RL4SysAgent(Resource):
             self._wait(self._joined, self.config.connect_timeout_s)
             self._spec = cast(PolicySpec, self._io.spec)
             self._inputs = Inputs(self._spec.observation_space, self._spec.action_space)
-            self._box = isinstance(self._spec.action_space, BoxSpace)
             learners = self._io.welcome.rollout_length if self._io.welcome is not None else 0
             self._rollout = min(self.config.rollout_length or learners or 128, self.config.max_traj_length)
         except BaseException:
@@ -156,7 +155,7 @@ class RL4SysAgent(Resource):
             self._enter(self._rollout)
         policy = self._policy_for(traj)
         raw, act, log_prob = policy.act(observation, allowed, self._sampler, self.config.explore)
-        if leading and self._box:
+        if leading and isinstance(act, np.ndarray):
             act = act[None]
         self._last_act = act
         return traj, RL4SysAction(self, observation, raw, act, log_prob, (policy.generation, policy.version), allowed)
@@ -231,9 +230,7 @@ class RL4SysAgent(Resource):
         elif builder.generation != action.generation:
             builder = self._cut(traj, action.obs, action._mask)
             builder.generation = action.generation
-        action._row = builder.add(
-            action.obs, action._raw, action.log_prob, action.version, action._mask, action._reward
-        )
+        action._row = builder.add(action.obs, action._raw, action.log_prob, action.version, action._mask, action._reward)
         action._builder = builder
         traj._last = action
         traj.steps += 1
@@ -331,7 +328,7 @@ class RL4SysAgent(Resource):
         """
         self._io.flushing += 1
         try:
-            self._wait(lambda: self._io.idle, timeout_s, lambda: f"the ack of {self._in_actor} segments")
+            self._wait(lambda: self._io.idle and self._io.gate.error is None, timeout_s, lambda: f"the ack of {self._in_actor} segments")
         finally:
             self._io.flushing -= 1
 
@@ -453,9 +450,7 @@ class RL4SysAgent(Resource):
             self._late.append((time.monotonic() + self.config.reward_timeout_s, traj, builder))
         self._release_of(traj)
         rows = min(self._rollout, traj._cap_left)
-        traj._builder = SegmentBuilder(
-            self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + 1
-        )
+        traj._builder = SegmentBuilder(self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + 1)
         return traj._builder
 
     def _release(self) -> None:
@@ -563,5 +558,3 @@ def _baseline(spec: PolicySpec) -> Any:
     low, high = space.low_array(), space.high_array()
     middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
     return middle.astype(space.dtype)
-
-

@@ -98,11 +98,6 @@ class SegmentBuilder:
             self.missing -= 1
         self._rewards[row] = reward
 
-    def reward_of(self, row: int) -> float | None:
-        """The reward in a row, or None."""
-        reward = float(self._rewards[row])
-        return None if reward != reward else reward
-
     def first_missing(self) -> int:
         """The first row without a reward."""
         return int(np.isnan(self._rewards[: self.steps]).argmax())

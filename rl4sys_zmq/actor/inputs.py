@@ -93,7 +93,9 @@ class Inputs:
                 raise TypeError(f"dtype {array.dtype} does not fit {self._dtype}")
             return np.array(array, dtype=self._dtype)
         except (TypeError, ValueError, OverflowError) as exc:
-            raise ObservationError(f"an observation of {self._dtype} {self._shape} is needed, not {type(given).__name__}: {exc}") from exc
+            raise ObservationError(
+                f"an observation of {self._dtype} {self._shape} is needed, not {type(given).__name__}: {exc}"
+            ) from exc
 
     def _require_finite(self, array: NDArray[Any]) -> None:
         # One reduction instead of two: a sum is finite unless an element is not, or it overflows, which the slow path tells.

@@ -135,7 +135,7 @@ class ActorIO(Worker):
     def _serve(self) -> None:
         """One life of the sockets."""
         with Poller() as poller, Socket.dealer(self._address) as dealer:
-            self._dealer, self._sub, self._poller = dealer, None, poller
+            self._dealer, self._poller = dealer, poller
             poller.register(dealer)
             poller.register(self._wakeup)
             try:
@@ -146,8 +146,7 @@ class ActorIO(Worker):
                     self._do(self._session.close(time.monotonic()))
             finally:
                 self._redial = False
-                if self._sub is not None:
-                    self._sub.close()
+                self._unsubscribe()
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -162,7 +161,8 @@ class ActorIO(Worker):
         self._read_dealer()
         now = time.monotonic()
         self._ship(now)
-        self._do(self._session.want(now, self._session.sent_steps + max(0, self.want_steps - self._assigned_steps)))
+        need = max(self._outbox.steps, self.want_steps - self._assigned_steps)
+        self._do(self._session.want(now, self._session.sent_steps + need))
         self._do(self._session.tick(now, self._held()))
         if self._fetch_at and now >= self._fetch_at:
             self._fetch(now)
@@ -229,9 +229,7 @@ class ActorIO(Worker):
         self.counters.add("joined")
 
     def _subscribe(self, welcome: Welcome) -> None:
-        if self._sub is not None:
-            self._poller.unregister(self._sub)
-            self._sub.close()
+        self._unsubscribe()
         pub = Address.parse(welcome.pub)
         if pub.host == "*":
             pub = Address("tcp", self._address.host, pub.port)
@@ -239,6 +237,12 @@ class ActorIO(Worker):
         self._sub.subscribe(WEIGHTS_TOPIC + welcome.policy_id)
         self._sub.subscribe(BEACON_TOPIC + welcome.policy_id)
         self._poller.register(self._sub)
+
+    def _unsubscribe(self) -> None:
+        if self._sub is not None:
+            self._poller.unregister(self._sub)
+            self._sub.close()
+            self._sub = None
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:
@@ -420,5 +424,3 @@ class ActorIO(Worker):
     def _notify(self) -> None:
         """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""
         self.changed.notify_all()
-
-

@@ -30,7 +30,20 @@ class RL4SysAction:
         done: may be set by hand: True ends the trajectory (as terminated) at the next request.
     """
 
-    __slots__ = ("_agent", "_builder", "_mask", "_raw", "_reward", "_row", "act", "done", "generation", "log_prob", "obs", "version")
+    __slots__ = (
+        "_agent",
+        "_builder",
+        "_mask",
+        "_raw",
+        "_reward",
+        "_row",
+        "act",
+        "done",
+        "generation",
+        "log_prob",
+        "obs",
+        "version",
+    )
 
     def __init__(
         self,
@@ -90,7 +103,19 @@ class RL4SysTrajectory:
         steps: how many actions were added in all.
     """
 
-    __slots__ = ("_agent", "_builder", "_cap_left", "_closed", "_last", "_lost", "_policy", "_sum", "completed", "episode_id", "steps")
+    __slots__ = (
+        "_agent",
+        "_builder",
+        "_cap_left",
+        "_closed",
+        "_last",
+        "_lost",
+        "_policy",
+        "_sum",
+        "completed",
+        "episode_id",
+        "steps",
+    )
 
     def __init__(self, agent: RL4SysAgent, episode_id: int, builder: SegmentBuilder, cap: int) -> None:
         self._agent = agent

@@ -26,7 +26,9 @@ class Stream:
         last_seen: when the actor was last heard, in the owner's clock.
     """
 
-    def __init__(self, client_id: str, actor_id: str, incarnation: int, first_seq: int, now: float, *, submits: bool = True) -> None:
+    def __init__(
+        self, client_id: str, actor_id: str, incarnation: int, first_seq: int, now: float, *, submits: bool = True
+    ) -> None:
         self.client_id = client_id
         self.actor_id = actor_id
         self.incarnation = incarnation

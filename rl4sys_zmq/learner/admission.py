@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.errors import ConfigError, Refusal
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import resolve_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
-from rl4sys_zmq.wire.messages import Assign, Hello, Refused
+from rl4sys_zmq.wire.messages import Assign, Hello
 
-__all__ = ["ClientSettings", "check_hello", "settle"]
+__all__ = ["ClientSettings", "check_names", "require_match", "settle"]
 
 MAX_NAME = 200
 
@@ -53,14 +53,17 @@ class ClientSettings:
         )
 
 
-def check_hello(hello: Hello) -> Refused | None:
-    """Refuses names that no file system, log or label should have to carry."""
+def check_names(hello: Hello) -> None:
+    """Lets nobody in whose names no file system, log or label should have to carry.
+
+    Raises:
+        ConfigError: naming the rule.
+    """
     for key in ("client_id", "actor_id"):
         value = getattr(hello, key)
         if not 1 <= len(value) <= MAX_NAME or not value.isprintable() or value.strip(". ") != value or set(value) & set("/\\:"):
             rule = f"1 to {MAX_NAME} printable characters without / \\ :, not starting or ending with a dot or space"
-            return Refused(Refusal.RANGE, key, f"{key} {value[:40]!r} is not a name: {rule}")
-    return None
+            raise ConfigError(f"{key} {value[:40]!r} is not a name: {rule}", key=key)
 
 
 def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
@@ -104,34 +107,28 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
         float(pick("pacing_lag")),
         pick("publish_every_updates"),
     )
-    refused = mismatch(settings, hello)
-    if refused is not None:
-        raise ConfigError(refused.reason, key=refused.field)
+    require_match(settings, hello)
     return settings
 
 
-def mismatch(settings: ClientSettings, hello: Hello) -> Refused | None:
-    """The first field in which an actor contradicts its client's settings, with both values; None when it does not."""
+def require_match(settings: ClientSettings, hello: Hello) -> None:
+    """Lets an actor in only if what it says of its client is what the client is.
+
+    Raises:
+        ConfigError: for the first field that differs, with both values.
+    """
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
         pairs.append(("algorithm_name", hello.algorithm_name.upper(), settings.algorithm_name))
     for key in ("observation_space", "action_space"):
-        given = getattr(hello, key)
-        if given:
-            try:
-                pairs.append((key, space_to_json(space_from(given)), space_to_json(getattr(settings, key))))
-            except ConfigError as exc:
-                return Refused(Refusal.CONFIG, key, str(exc))
+        if given := getattr(hello, key):
+            pairs.append((key, space_to_json(space_from(given)), space_to_json(getattr(settings, key))))
     for key, value in hello.algorithm_parameters.items():
         pairs.append((f"algorithm_parameters.{key}", value, settings.parameters.get(key, "not set")))
     for field, theirs, ours in pairs:
         if theirs != ours:
-            return Refused(
-                Refusal.MISMATCH,
-                field,
-                f"{field} of client {settings.client_id!r} is {ours!r} on the learner, the actor has {theirs!r}",
-            )
-    return None
+            message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, the actor has {theirs!r}"
+            raise ConfigError(message, key=field)
 
 
 def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:

@@ -1,26 +1,28 @@
-"""The gateway's view of one client: its learner thread, its streams, its credit and its publications."""
+"""The gateway's view of one client: its learner thread, its actors, its credit and its publications."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import CreditPool, Stream
+from rl4sys_zmq.delivery import CreditPool, StreamTable
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.publisher import Publications
-from rl4sys_zmq.learner.thread import LearnerThread
+from rl4sys_zmq.learner.thread import MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.transports import Socket
-from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.wire import SegmentSchema
-from rl4sys_zmq.wire.messages import Frame, Hello, Metrics, Verdict
+from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
+from rl4sys_zmq.wire.messages import Frame, Hello, Metrics, Ready, Stop, Verdict
 
-__all__ = ["Client", "ClientState", "Episodes"]
+__all__ = ["Client", "ClientState"]
 
 EPISODES_KEPT = 100
+QUEUE_ITEMS = 4096
+"""How many segments may wait for one learner thread; credit keeps actors below it."""
+
+QUEUE_MESSAGES = 2 * QUEUE_ITEMS + 16
 
 
 class ClientState(StrEnum):
@@ -31,46 +33,44 @@ class ClientState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class Episodes:
-    """The last episodes that ended: their mean return and mean length, and how many there were in all."""
-
-    total: int
-    mean_return: float | None
-    mean_length: float | None
-
-
 class Client:
-    """One client. Only the gateway thread touches it."""
+    """One client. Only the gateway thread touches it.
 
-    def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int) -> None:
+    Attributes:
+        table: its actors.
+        pool: the credit of the learner thread's present life.
+        publications: what it has published in the present generation.
+        verdicts: what became of its segments, over all lives.
+        dirty: the actors that are owed an ack.
+        waiting: hellos that came while the learner thread was starting, by peer.
+        backlog: messages for the learner thread that are not in its pipeline yet.
+    """
+
+    def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable) -> None:
         self.settings = settings
         self.policy_id = policy_id
+        self.table = table
         self.state = ClientState.STARTING
         self.error = ""
-        self.trace = ""
-        self.life = 0
-        self.restarts = 0
-        self.thread: LearnerThread | None = None
-        self.push: Socket | None = None
-        self.spec: dict[str, Any] = {}
+        self.welcome_spec: dict[str, Any] = {}
         self.rollout_length = 0
         self.schema: SegmentSchema | None = None
         self.publications = Publications(generation)
         self.pool = CreditPool()
-        self.streams: dict[str, Stream] = {}
-        self.peers: dict[str, bytes] = {}
+        self.push: Socket | None = None
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, Hello] = {}
-        self.counters = Counters()
-        self.metrics = Metrics(0, 0, {}, [])
         self.dirty: set[str] = set()
+        self.counters = Counters()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self.accepted = 0
         self.rolled_back = 0
+        self.threads: list[LearnerThread] = []
+        self.life = 0
+        self._metrics = Metrics(0, 0, {}, [])
         self._returns: deque[tuple[float, float]] = deque(maxlen=EPISODES_KEPT)
         self._episodes = 0
-        self._steps_seen: deque[tuple[float, int]] = deque(maxlen=64)
+        self._pace: deque[tuple[float, int]] = deque(maxlen=64)
 
     @property
     def client_id(self) -> str:
@@ -88,39 +88,60 @@ class Client:
         disposed = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
         return self.accepted - disposed - self.rolled_back
 
-    def ready(self, spec: PolicySpec, document: dict[str, Any], rollout_length: int, max_steps: int) -> None:
+    @property
+    def free_items(self) -> int:
+        """How many more segments have a place."""
+        return max(0, QUEUE_ITEMS - self.pending)
+
+    def start(self, up: str, max_parameters: int) -> None:
+        """Gives it a (new) learner thread, whose pipeline ends are at `up` and below it."""
+        self.life += 1
+        down = f"{up}-{self.key.hex()}"
+        self.state, self.error = ClientState.STARTING, ""
+        self.pool = CreditPool()
+        self.push = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
+        assign = self.settings.assign(self.policy_id, self.publications.generation, max_parameters)
+        self.backlog.append(encode(assign))
+        self.threads.append(LearnerThread(f"rl4sys-learner-{self.client_id}", self.key, down, up))
+        self.threads[-1].start()
+
+    def end_thread(self) -> None:
+        """Tells the learner thread to finish what it has been given, and to end."""
+        if self.push is not None:
+            self.push.send(encode(Stop()))
+            self.push.close()
+            self.push = None
+        self.backlog.clear()
+        for thread in self.threads:
+            thread.stop()
+        self.threads = [t for t in self.threads if t.alive]
+
+    def roll_back(self) -> int:
+        """Gives up what is pending, because its learner thread is gone; returns how many segments that are."""
+        lost = self.pending
+        self.rolled_back += lost
+        for stream in self.table.all():
+            stream.roll_back()
+            CreditPool.reclaim(stream)
+        return lost
+
+    def ready(self, message: Ready) -> None:
         """Takes the learner thread's description of its policy."""
-        self.spec, self.rollout_length = document, rollout_length
-        self.schema = SegmentSchema(spec.observation_space, spec.action_space, max_steps)
+        spec = spec_from_document(message.spec)
+        self.welcome_spec, self.rollout_length = message.spec, message.rollout_length
+        self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
     def note(self, metrics: Metrics) -> None:
         """Takes the learner thread's figures."""
-        merged = {**self.metrics.scalars, **metrics.scalars}
-        self.metrics = Metrics(metrics.step, metrics.update, merged, metrics.episodes)
-        self._steps_seen.append((time.monotonic(), metrics.step))
-        for _, total, length in metrics.episodes:
-            self._returns.append((total, length))
-            self._episodes += 1
-
-    @property
-    def episodes(self) -> Episodes:
-        """Of the last hundred episodes."""
-        if not self._returns:
-            return Episodes(0, None, None)
-        returns, lengths = zip(*self._returns, strict=True)
-        return Episodes(self._episodes, sum(returns) / len(returns), sum(lengths) / len(lengths))
-
-    @property
-    def steps_per_s(self) -> float:
-        """Environment steps taken per second, over the last reports."""
-        if len(self._steps_seen) < 2:
-            return 0.0
-        (t0, s0), (t1, s1) = self._steps_seen[0], self._steps_seen[-1]
-        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+        merged = {**self._metrics.scalars, **metrics.scalars}
+        self._metrics = Metrics(metrics.step, metrics.update, merged, [])
+        self._pace.append((time.monotonic(), metrics.step))
+        self._episodes += len(metrics.episodes)
+        self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def report(self, now: float) -> dict[str, Any]:
-        """This client's part of the learner's status."""
-        pub, episodes = self.publications, self.episodes
+        """This client's part of the learner's status; means are over its last hundred episodes."""
+        pub, metrics, count = self.publications, self._metrics, len(self._returns)
         return {
             "state": str(self.state),
             "error": self.error,
@@ -128,22 +149,24 @@ class Client:
             "generation": pub.generation,
             "version": pub.version,
             "digest": f"{pub.digest:016x}",
-            "updates": self.metrics.update,
-            "steps": self.metrics.step,
-            "steps_per_s": self.steps_per_s,
-            "episodes": episodes.total,
-            "mean_return": episodes.mean_return,
-            "mean_length": episodes.mean_length,
-            "policy_lag": self.metrics.scalars.get("dist/policy_lag", 0.0),
-            "scalars": dict(self.metrics.scalars),
+            "updates": metrics.update,
+            "steps": metrics.step,
+            "steps_per_s": self._steps_per_s(),
+            "episodes": self._episodes,
+            "mean_return": sum(r for r, _ in self._returns) / count if count else None,
+            "mean_length": sum(n for _, n in self._returns) / count if count else None,
+            "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
+            "scalars": metrics.scalars,
             "accepted": self.accepted,
             "pending": self.pending,
             "rolled_back": self.rolled_back,
-            "restarts": self.restarts,
+            "restarts": self.life - 1,
             "verdicts": dict(self.verdicts),
             "credit_steps": max(0, self.pool.limit_steps - self.pool.delivered_steps),
+            "counters": self.counters.snapshot(),
             "actors": {
                 s.actor_id: {
+                    "live": self.table.peer_of(s) is not None,
                     "incarnation": s.incarnation,
                     "silent_s": round(now - s.last_seen, 3),
                     "received": s.received,
@@ -154,7 +177,13 @@ class Client:
                     "credit_steps": s.credit_steps,
                     "verdicts": dict(s.verdicts),
                 }
-                for s in self.streams.values()
+                for s in self.table.all()
             },
-            "counters": self.counters.snapshot(),
         }
+
+    def _steps_per_s(self) -> float:
+        """Environment steps taken per second, over the last reports."""
+        if len(self._pace) < 2:
+            return 0.0
+        (t0, s0), (t1, s1) = self._pace[0], self._pace[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0

@@ -107,7 +107,9 @@ class Learner(Resource):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     held = "nothing" if publications is None else f"version {publications.version}"
-                    raise LearnerUnavailable(gateway.address, f"version {version} of client {client_id!r}; it has {held}", timeout_s)
+                    raise LearnerUnavailable(
+                        gateway.address, f"version {version} of client {client_id!r}; it has {held}", timeout_s
+                    )
                 gateway.published.wait(min(left, 0.5))
 
     def digest(self, client_id: str, version: int) -> int:

@@ -57,7 +57,9 @@ class Recorder(Worker):
             (run_dir / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
             self._lines: TextIO = (run_dir / "log.jsonl").open("a", buffering=1 << 16)
         except OSError as exc:
-            raise RunDirectoryError(f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir") from exc
+            raise RunDirectoryError(
+                f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+            ) from exc
         try:
             from tensorboard.summary import Writer
         except ModuleNotFoundError as exc:
@@ -159,5 +161,3 @@ class Recorder(Worker):
             for writer in self._writers.values():
                 writer.close()
             self._lines.close()
-
-

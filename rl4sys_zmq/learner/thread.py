@@ -50,11 +50,13 @@ class LearnerThread(Worker):
     """
 
     def __init__(self, name: str, key: bytes, down: str, up: str) -> None:
-        """Args:
-        name: of the thread.
-        key: put before every message upstream, so that the gateway knows who speaks.
-        down: address of the gateway's PUSH.
-        up: address of the gateway's PULL.
+        """Makes it; `start` starts it.
+
+        Args:
+            name: of the thread.
+            key: put before every message upstream, so that the gateway knows who speaks.
+            down: address of the gateway's PUSH.
+            up: address of the gateway's PULL.
         """
         super().__init__(name)
         self._key = key
@@ -67,7 +69,7 @@ class LearnerThread(Worker):
             mouth = _Mouth(up, self._key)
             try:
                 _Learning(down, mouth, self._stopping).run()
-            except Exception as exc:
+            except Exception as exc:  # noqa: BLE001 - the border of a client: whatever it is, it stops this client alone
                 mouth.say(Failed(f"{type(exc).__name__}: {exc}"[:1000], traceback.format_exc()[-8000:]))
 
     def stop(self) -> None:
@@ -223,11 +225,11 @@ class _Learning:
         flat = self._spec.flatten(self._algorithm.snapshot())
         self._version += 1
         new = PolicySnapshot(self._assign.generation, self._version, digest(flat), flat)
-        body = encode_update(self._assign.policy_id, new.generation, None, new)
+        body: tuple[bytes, ...] = encode_update(self._assign.policy_id, new.generation, None, new)
         if self._snapshot is not None:
             body = (*body, *encode_update(self._assign.policy_id, new.generation, self._snapshot, new))
         self._snapshot = new
-        self._say(Published(new.version, new.digest, tuple(body)))
+        self._say(Published(new.version, new.digest, body))
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:
             self._scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
@@ -269,7 +271,9 @@ def content_error(segment: Segment, schema: SegmentSchema, generation: int, vers
         if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
             return f"{name} lie outside {space.start} to {space.start + space.n - 1}"
     if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
-        return f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"
+        return (
+            f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"
+        )
     if segment.masks is not None and not segment.masks[: segment.steps].any(axis=1).all():
         return "a mask forbids every action"
     return ""

@@ -36,6 +36,7 @@ _MENDS = {
     errno.EADDRNOTAVAIL: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
     errno.ENOENT: "the folder does not exist and could not be made; choose another path",
     errno.ENOTDIR: "a part of the path is a file; choose another path",
+    errno.EEXIST: "a part of the path is a file; choose another path",
     errno.EROFS: "the file system is read-only; choose another path",
     errno.EMFILE: "too many open files; raise the limit with ulimit -n",
     errno.EINVAL: "the host is not one this machine can use; write an IP address",

@@ -132,10 +132,12 @@ def _from_json(form: Mapping[Any, Any]) -> Space:
     kind = form.get("type")
     allowed = {"Box": {"type", "shape", "dtype", "low", "high"}, "Discrete": {"type", "n", "start"}}
     if kind not in allowed:
-        raise ConfigError(f"a space needs \"type\": \"Box\" or \"Discrete\", not {kind!r}", key="type")
+        raise ConfigError(f'a space needs "type": "Box" or "Discrete", not {kind!r}', key="type")
     unknown = sorted(set(form) - allowed[kind])
     if unknown:
-        raise ConfigError(f"unknown key {unknown[0]!r} in a {kind} space; valid: {', '.join(sorted(allowed[kind]))}", key=unknown[0])
+        raise ConfigError(
+            f"unknown key {unknown[0]!r} in a {kind} space; valid: {', '.join(sorted(allowed[kind]))}", key=unknown[0]
+        )
     try:
         if kind == "Discrete":
             return DiscreteSpace(_integer(form["n"]), _integer(form.get("start", 0)))

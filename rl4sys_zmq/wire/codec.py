@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from types import UnionType
 from typing import Any, cast, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
@@ -63,7 +62,7 @@ def _shape(cls: type[Any]) -> _Shape:
     return _Shape(cls, tuple(header), sequenced, "body" in names)
 
 
-_SHAPES: dict[int, _Shape] = {cls.KIND: _shape(cls) for cls in get_args(cast(UnionType, Message))}
+_SHAPES: dict[int, _Shape] = {cls.KIND: _shape(cls) for cls in get_args(Message)}
 
 
 def encode(message: Message) -> list[Frame]:

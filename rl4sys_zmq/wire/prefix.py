@@ -58,7 +58,17 @@ class Prefix:
     def pack(self) -> bytes:
         """The first 40 bytes; the checksum follows."""
         return _FIELDS.pack(
-            MAGIC, MAJOR, self.minor, self.kind, self.frames, self.flags, self.header_bytes, self.body_bytes, self.seq, self.count, 0
+            MAGIC,
+            MAJOR,
+            self.minor,
+            self.kind,
+            self.frames,
+            self.flags,
+            self.header_bytes,
+            self.body_bytes,
+            self.seq,
+            self.count,
+            0,
         )
 
     @staticmethod

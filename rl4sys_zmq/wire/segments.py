@@ -109,7 +109,7 @@ def pack_segment(segment: Segment) -> PackedSegment:
         described.append([letter, column.dtype.str, list(column.shape)])
         data = np.ascontiguousarray(column)
         if data.nbytes >= LARGE_BYTES:
-            large.append(memoryview(data).cast("B"))
+            large.append(data.view(np.uint8).data.cast("B"))
             size += data.nbytes
         else:
             padding = -data.nbytes % _ALIGN

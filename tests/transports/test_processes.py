@@ -53,8 +53,6 @@ def test_exit_after_the_owning_thread_has_ended():
         thread.start()
         thread.join()
         path = kept[0].address.name
-        import atexit
-        from rl4sys_zmq.transports import context as module
         from rl4sys_zmq.transports.context import _at_exit
         _at_exit()
         assert not os.path.exists(path) and not os.path.exists(os.path.dirname(path))

@@ -1,16 +1,19 @@
 import errno
 import fcntl
+import gc
 import os
 import socket as plain
 import stat
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import zmq
 
 from rl4sys_zmq.errors import AddressInUse, Closed, ProtocolError, Refusal, TransportError
-from rl4sys_zmq.testing import CHECKS, check_transport
+from rl4sys_zmq.testing import CHECKS, TransportUnderTest, check_transport
 from rl4sys_zmq.transports import Poller, Sent, Socket, TooManyFrames, Wakeup, context, open_sockets, read_subscription
 
 
@@ -121,19 +124,22 @@ def test_options_are_those_of_the_design(transport):
         made.append(raw)
         assert not raw.getsockopt(zmq.LAST_ENDPOINT).strip(b"\0")
 
-    with Socket.router(transport.address(), send_hwm=5, recv_hwm=6, secure=secure) as router:
-        with Socket.dealer(router.bound, secure=secure), Socket.sub(router.bound, hwm=7, secure=secure):
-            server, client, sub = made
-            for raw in made:
-                assert raw.getsockopt(zmq.LINGER) == 0
-                assert raw.getsockopt(zmq.HEARTBEAT_IVL) == 2_000 and raw.getsockopt(zmq.HANDSHAKE_IVL) == 3_000
-                assert raw.getsockopt(zmq.TCP_KEEPALIVE) == 1 and raw.getsockopt(zmq.IMMEDIATE) == 0
-            assert (server.getsockopt(zmq.SNDHWM), server.getsockopt(zmq.RCVHWM)) == (5, 6)
-            assert server.getsockopt(zmq.MAXMSGSIZE) == 4 * 1024 * 1024
-            assert sub.getsockopt(zmq.RCVHWM) == 7
-            assert 50 <= client.getsockopt(zmq.RECONNECT_IVL) <= 500
-            assert 2_000 <= client.getsockopt(zmq.RECONNECT_IVL_MAX) <= 4_000
-            assert client.getsockopt(zmq.IDENTITY) == b""
+    with (
+        Socket.router(transport.address(), send_hwm=5, recv_hwm=6, secure=secure) as router,
+        Socket.dealer(router.bound, secure=secure),
+        Socket.sub(router.bound, hwm=7, secure=secure),
+    ):
+        server, client, sub = made
+        for raw in made:
+            assert raw.getsockopt(zmq.LINGER) == 0
+            assert raw.getsockopt(zmq.HEARTBEAT_IVL) == 2_000 and raw.getsockopt(zmq.HANDSHAKE_IVL) == 3_000
+            assert raw.getsockopt(zmq.TCP_KEEPALIVE) == 1 and raw.getsockopt(zmq.IMMEDIATE) == 0
+        assert (server.getsockopt(zmq.SNDHWM), server.getsockopt(zmq.RCVHWM)) == (5, 6)
+        assert server.getsockopt(zmq.MAXMSGSIZE) == 4 * 1024 * 1024
+        assert sub.getsockopt(zmq.RCVHWM) == 7
+        assert 50 <= client.getsockopt(zmq.RECONNECT_IVL) <= 500
+        assert 2_000 <= client.getsockopt(zmq.RECONNECT_IVL_MAX) <= 4_000
+        assert client.getsockopt(zmq.IDENTITY) == b""
 
 
 def test_reconnection_intervals_differ():
@@ -156,33 +162,42 @@ def test_a_failed_secure_leaves_no_socket():
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_a_frame_over_the_limit_never_arrives(scheme):
-    with Socket.router("tcp://127.0.0.1:0" if scheme == "tcp" else "ipc://*", max_frame_bytes=1000) as router:
-        with Socket.dealer(router.bound) as rude, Socket.dealer(router.bound) as good:
-            assert rude.send([b"x" * 1001])
-            assert good.send([b"y" * 1000])
-            assert receive(router)[1] == b"y" * 1000
+    with (
+        Socket.router("tcp://127.0.0.1:0" if scheme == "tcp" else "ipc://*", max_frame_bytes=1000) as router,
+        Socket.dealer(router.bound) as rude,
+        Socket.dealer(router.bound) as good,
+    ):
+        assert rude.send([b"x" * 1001])
+        assert good.send([b"y" * 1000])
+        assert receive(router)[1] == b"y" * 1000
 
 
 def test_poller_knows_sockets_descriptors_and_wakeups(transport):
     ours, theirs = plain.socketpair()
-    with ours, theirs, Wakeup() as wakeup, Socket.router(transport.address()) as router, Socket.dealer(router.bound) as dealer:
-        with Poller() as poller:
-            for source in (router, wakeup, ours.fileno()):
-                poller.register(source)
-            assert poller.poll(0) == set()
-            wakeup.set()
-            assert poller.poll(10) == {wakeup}
-            theirs.send(b"x")
-            dealer.send([b"x"])
-            wait(router)
-            assert poller.poll(10) == {wakeup, router, ours.fileno()}
-            poller.unregister(wakeup)
-            poller.unregister(wakeup)
-            router.recv()
-            ours.recv(1)
-            assert poller.poll(0.001) == set()
-            poller.register(dealer, read=False, write=True)
-            assert poller.poll(10) == {dealer}
+    with (
+        ours,
+        theirs,
+        Wakeup() as wakeup,
+        Socket.router(transport.address()) as router,
+        Socket.dealer(router.bound) as dealer,
+        Poller() as poller,
+    ):
+        for source in (router, wakeup, ours.fileno()):
+            poller.register(source)
+        assert poller.poll(0) == set()
+        wakeup.set()
+        assert poller.poll(10) == {wakeup}
+        theirs.send(b"x")
+        dealer.send([b"x"])
+        wait(router)
+        assert poller.poll(10) == {wakeup, router, ours.fileno()}
+        poller.unregister(wakeup)
+        poller.unregister(wakeup)
+        router.recv()
+        ours.recv(1)
+        assert poller.poll(0.001) == set()
+        poller.register(dealer, read=False, write=True)
+        assert poller.poll(10) == {dealer}
 
 
 def test_polling_a_closed_socket_says_so(transport):
@@ -194,27 +209,27 @@ def test_polling_a_closed_socket_says_so(transport):
             poller.poll(0)
 
 
-def test_a_socket_unused_for_ever_is_not_closed_by_the_collector():
+def test_a_forgotten_socket_is_not_closed_by_the_collector():
     """Only its own thread may close it; the register keeps it until then."""
-    import gc
-
-    made = []
-    router = Socket.router("inproc://*", secure=made.append)
-    keep = router.close
-    del router
+    before = open_sockets()
+    Socket.router("inproc://*")
     gc.collect()
-    assert not made[0].closed
-    keep()
-    assert made[0].closed
+    assert open_sockets() == before + 1
+    (forgotten,) = [s for s in sys.modules["rl4sys_zmq.transports.context"]._process.open if s.role == "router"]
+    forgotten.close()
 
 
 # ---- binding
 
 
-def test_ipc_lock_outlives_nothing(tmp_path):
-    folder = tmp_path / "made" / "here"
-    if len(str(folder)) > 90:
-        pytest.skip("this temporary folder has too long a path")
+@pytest.fixture
+def ipc():
+    with TransportUnderTest("ipc") as under_test:
+        yield under_test
+
+
+def test_ipc_lock_outlives_nothing(ipc):
+    folder = Path(ipc.address().removeprefix("ipc://")).parent / "made" / "here"
     path = folder / "s"
     with Socket.router(f"ipc://{path}") as router:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -226,10 +241,8 @@ def test_ipc_lock_outlives_nothing(tmp_path):
     assert list(folder.iterdir()) == []
 
 
-def test_ipc_takes_over_a_dead_socket_but_nothing_else(transport):
-    if transport.scheme != "ipc":
-        pytest.skip("about ipc")
-    dead, alive, file = (transport.address() for _ in range(3))
+def test_ipc_takes_over_a_dead_socket_but_nothing_else(ipc):
+    dead, alive, file = (ipc.address() for _ in range(3))
     with plain.socket(plain.AF_UNIX) as leftover:
         leftover.bind(dead.removeprefix("ipc://"))
     with Socket.router(dead):
@@ -249,10 +262,8 @@ def test_ipc_takes_over_a_dead_socket_but_nothing_else(transport):
     assert not os.path.exists(file.removeprefix("ipc://") + ".lock")
 
 
-def test_ipc_lock_of_another_process_counts(transport):
-    if transport.scheme != "ipc":
-        pytest.skip("about ipc")
-    address = transport.address()
+def test_ipc_lock_of_another_process_counts(ipc):
+    address = ipc.address()
     with open(address.removeprefix("ipc://") + ".lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(AddressInUse) as caught:

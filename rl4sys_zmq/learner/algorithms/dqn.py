@@ -68,7 +68,7 @@ class DQNParameters:
         True, "the online network chooses the bootstrap action, the target network values it", names=("double_dqn",)
     )
     huber_delta: float = parameter(
-        100.0, "the error beyond which the loss is linear: far below the scale of the values, rare failures are not learnt", low=1e-9
+        100.0, "the error beyond which the loss is linear: well below the values, rare failures go unlearnt", low=1e-9
     )
     max_grad_norm: float = parameter(10.0, "the gradient's norm is clipped to this", low=0.0, names=("grad_norm_clip",))
     adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0)

@@ -42,9 +42,10 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
 class MLPStack:
     """``K`` perceptrons with the same input and hidden sizes, run as batched products, in one flat vector.
 
-    The vector holds network after network; each is laid out as a `PolicySpec` manifest is: weight ``[out, in]`` and
-    bias of each layer, then `extras` further numbers (a log_std, for instance). So the part of network 0 is, as it
-    stands, the snapshot of its policy. Hidden layers of all networks are one strided ``[K, out, in]`` view each.
+    The vector holds network after network, each laid out as a `PolicySpec` manifest is: weight ``[out, in]`` and bias of
+    each layer, then `extras` further numbers (a log_std, for instance). So the part of network 0 is, as it stands, the
+    snapshot of its policy, and a layer of all networks is one strided ``[K, out, in]`` view. That asks for parts of one
+    size: a network with fewer outputs than network 0 has rows that are never read and never move.
 
     Attributes:
         flat: float32 ``[size]``, all parameters. Write to it in place only.
@@ -62,53 +63,45 @@ class MLPStack:
         *,
         extras: int = 0,
     ) -> None:
+        if max(outputs) > outputs[0]:
+            raise ValueError(f"network 0 must have the most outputs, not {outputs[0]} of {tuple(outputs)}")
         self._activation = activation_function(activation)
-        self._count = len(outputs)
-        widths = [features, *hidden_sizes]
-        shapes = list(zip(widths[1:], widths[:-1], strict=True))
-        hidden = sum(rows * columns + rows for rows, columns in shapes)
-        sizes = [hidden + out * widths[-1] + out for out in outputs]
-        sizes[0] += extras
-        if len(set(sizes[:-1])) > 1:
-            raise ValueError(f"only the last network may differ in size, or there is no constant stride: {sizes}")
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + size)
-        self.parts = tuple(slice(start, stop) for start, stop in itertools.pairwise(starts))
-        self.flat = torch.zeros(starts[-1])
-        self._views = self._make_views(self.flat, shapes, outputs, widths[-1], extras)
-        self._grad = torch.zeros(starts[-1])
-        self._grad_views = self._make_views(self._grad, shapes, outputs, widths[-1], extras)
+        self._outputs = tuple(outputs)
+        self._shapes = [(rows, columns) for columns, rows in itertools.pairwise((features, *hidden_sizes, outputs[0]))]
+        self._extras = extras
+        size = sum(rows * columns + rows for rows, columns in self._shapes) + extras
+        self.parts = tuple(slice(k * size, (k + 1) * size) for k in range(len(outputs)))
+        self.flat = torch.zeros(len(outputs) * size)
+        self._views = self._views_of(self.flat)
+        self._grad = torch.zeros_like(self.flat)
+        self._grad_views = self._views_of(self._grad)
         self.leaves = [view.requires_grad_() for view in self._views]
         self.extras = self.leaves[-1] if extras else None
-        self._depth = len(shapes)
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """Each network's outputs ``[B, outputs[k]]`` for one shared input ``[B, features]``."""
-        leaves = self.leaves
-        hidden = x if self._count == 1 else x.expand(self._count, *x.shape)
-        for layer in range(self._depth):
-            weight, bias = leaves[2 * layer], leaves[2 * layer + 1]
-            if self._count == 1:
-                hidden = self._activation(F.linear(hidden, weight, bias))
-            else:
-                hidden = self._activation(torch.baddbmm(bias, hidden, weight.transpose(1, 2)))
-        out = leaves[2 * self._depth :]
-        per_network = [hidden] if self._count == 1 else hidden.unbind(0)
-        return [F.linear(h, out[2 * k], out[2 * k + 1]) for k, h in enumerate(per_network)]
+        count, last = len(self._outputs), len(self._shapes) - 1
+        hidden = x if count == 1 else x.expand(count, *x.shape)
+        for layer in range(last + 1):
+            weight, bias = self.leaves[2 * layer], self.leaves[2 * layer + 1]
+            hidden = F.linear(hidden, weight, bias) if count == 1 else torch.baddbmm(bias, hidden, weight.transpose(1, 2))
+            if layer < last:
+                hidden = self._activation(hidden)
+        if count == 1:
+            return [hidden]
+        return [out if n == self._outputs[0] else out[:, :n] for out, n in zip(hidden.unbind(0), self._outputs, strict=True)]
 
     def initialise(self, generator: torch.Generator, output_gains: Sequence[float]) -> None:
         """Orthogonal weights (gain √2 in hidden layers, as given in each output layer) and zero biases; extras stay."""
         with torch.no_grad():
-            for layer in range(self._depth):
-                weight, bias = self._views[2 * layer], self._views[2 * layer + 1]
-                for matrix in [weight] if self._count == 1 else weight.unbind(0):
-                    torch.nn.init.orthogonal_(matrix, HIDDEN_GAIN, generator=generator)
-                bias.zero_()
-            for k, gain in enumerate(output_gains):
-                weight, bias = self._views[2 * (self._depth + k)], self._views[2 * (self._depth + k) + 1]
-                torch.nn.init.orthogonal_(weight, gain, generator=generator)
-                bias.zero_()
+            for layer, (rows, columns) in enumerate(self._shapes):
+                weights = self._views[2 * layer].view(len(self._outputs), rows, columns)
+                for k, matrix in enumerate(weights):
+                    if layer < len(self._shapes) - 1:
+                        torch.nn.init.orthogonal_(matrix, HIDDEN_GAIN, generator=generator)
+                    else:
+                        torch.nn.init.orthogonal_(matrix[: self._outputs[k]], output_gains[k], generator=generator)
+                self._views[2 * layer + 1].zero_()
 
     def gradient(self, loss: Tensor) -> Tensor:
         """The gradient of a scalar loss, flat like `flat`; zero where the loss does not depend. Overwritten by the next call."""
@@ -120,27 +113,22 @@ class MLPStack:
                 view.copy_(grad)
         return self._grad
 
-    def _make_views(
-        self, flat: Tensor, shapes: Sequence[tuple[int, int]], outputs: Sequence[int], width: int, extras: int
-    ) -> list[Tensor]:
-        count = self._count
-        stride = self.parts[0].stop  # every hidden layer of network 1 lies this far behind network 0's
+    def _views_of(self, flat: Tensor) -> list[Tensor]:
+        """Weight and bias of each layer, ``[out, in]`` and ``[out]``, or ``[K, out, in]`` and ``[K, 1, out]``; the extras."""
+        count = len(self._outputs)
+        table = flat.view(count, -1)
         views: list[Tensor] = []
         at = 0
-        for rows, columns in shapes:
+        for rows, columns in self._shapes:
             end = at + rows * columns
+            weight, bias = table[:, at:end], table[:, end : end + rows]
             if count == 1:
-                views += [flat[at:end].view(rows, columns), flat[end : end + rows]]
+                views += [weight.view(rows, columns), bias.view(rows)]
             else:
-                views.append(flat.as_strided((count, rows, columns), (stride, columns, 1), at))
-                views.append(flat.as_strided((count, 1, rows), (stride, rows, 1), end))
+                views += [weight.view(count, rows, columns), bias.view(count, 1, rows)]
             at = end + rows
-        for part, out in zip(self.parts, outputs, strict=True):
-            start = part.start + at
-            end = start + out * width
-            views += [flat[start:end].view(out, width), flat[end : end + out]]
-        if extras:
-            views.append(flat[self.parts[0].stop - extras : self.parts[0].stop])
+        if self._extras:
+            views.append(table[0, at:])
         return views
 
 

@@ -56,7 +56,7 @@ def parameter(
     """Declares one parameter of a dataclass; `kind` follows from the default where it can."""
     guessed = kind or {bool: "bool", int: "int", float: "float", str: "str", tuple: "sizes"}[type(default)]
     rule = Rule(guessed, low, high, optional or default is None, choices, names, doc)
-    return cast(T, field(default=default, metadata={"rule": rule}))
+    return field(default=default, metadata={"rule": rule})
 
 
 def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str, extra: frozenset[str] = frozenset()) -> T:
@@ -81,7 +81,8 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         if name not in by_name:
             near = difflib.get_close_matches(name, [*by_name, *extra], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; valid: {', '.join(sorted(rules))}"
-            raise ConfigError(f"algorithm_parameters.{name}: {algorithm} has no such parameter{hint}", key=f"algorithm_parameters.{name}")
+            key = f"algorithm_parameters.{name}"
+            raise ConfigError(f"{key}: {algorithm} has no such parameter{hint}", key=key)
         key = by_name[name]
         value = _check(name, raw, rules[key])
         if key in values and values[key] != value:

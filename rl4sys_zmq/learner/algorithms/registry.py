@@ -47,9 +47,12 @@ def resolve_algorithm(name: str) -> AlgorithmFactory:
     try:
         return cast(AlgorithmFactory, getattr(importlib.import_module(module), attribute))
     except ModuleNotFoundError as exc:
-        raise ConfigError(f"{name} needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})", key="algorithm_name") from exc
+        message = f"{name} needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})"
+        raise ConfigError(message, key="algorithm_name") from exc
 
 
-def make_algorithm(name: str, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Algorithm:
+def make_algorithm(
+    name: str, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int
+) -> Algorithm:
     """Builds the algorithm `name` for one client."""
     return resolve_algorithm(name)(observation_space, action_space, parameters, seed)

@@ -17,6 +17,7 @@ from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
 from rl4sys_zmq.learner.algorithms.dqn import DQN, DQNParameters
 from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.presets import PRESETS
 from rl4sys_zmq.learner.algorithms.replay import Batch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
@@ -298,3 +299,11 @@ def test_tau_may_be_said_as_polyak_but_not_otherwise() -> None:
         make(polyak=0.995, tau=0.5)
     with pytest.raises(ConfigError, match="epsilon_min"):
         make(epsilon=0.1, epsilon_min=0.2)
+
+
+def test_the_presets_are_valid() -> None:
+    presets = {env: preset for (env, name), preset in PRESETS.items() if name == "DQN"}
+    assert "CartPole-v1" in presets
+    for preset in presets.values():
+        algorithm = DQN(BoxSpace((4,)), DiscreteSpace(2), preset.parameters, 0)
+        assert algorithm.publish_every_updates * algorithm.parameters.train_frequency == 256

@@ -29,13 +29,12 @@ def stack(outputs=(4, 1), hidden=(16, 8), activation="tanh", features=5, extras=
 
 
 def as_modules(network, outputs, hidden, activation, features, extras):
-    """The same networks as ordinary modules, read from the flat vector in manifest order."""
+    """The same networks as ordinary modules, read from the flat vector in manifest order; all as wide as network 0."""
     modules = []
-    for k, out in enumerate(outputs):
+    for k in range(len(outputs)):
         flat = network.flat[network.parts[k]].detach()
-        flat = flat[: len(flat) - extras] if k == 0 else flat
         layers = []
-        widths = [features, *hidden, out]
+        widths = [features, *hidden, outputs[0]]
         at = 0
         for i, (a, b) in enumerate(itertools.pairwise(widths)):
             linear = nn.Linear(a, b)
@@ -43,20 +42,22 @@ def as_modules(network, outputs, hidden, activation, features, extras):
             linear.bias.data = flat[at + a * b : at + a * b + b].clone()
             at += a * b + b
             layers += [linear] + ([MODULES[activation]()] if i < len(hidden) else [])
-        assert at == len(flat)
+        assert at == len(flat) - extras
         modules.append(nn.Sequential(*layers))
     return modules
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize(
-    ("outputs", "hidden", "extras"), [((4, 1), (16, 8), 0), ((3,), (7,), 0), ((2, 1), (6, 6, 6), 2), ((3, 1), (), 0)]
+    ("outputs", "hidden", "extras"),
+    [((4, 1), (16, 8), 0), ((3,), (7,), 0), ((2, 1), (6, 6, 6), 2), ((3, 1), (), 0), ((3, 2, 3), (6, 4), 1)],
 )
 def test_outputs_and_gradients_are_those_of_ordinary_modules(activation, outputs, hidden, extras):
     network = stack(outputs, hidden, activation, extras=extras)
     modules = as_modules(network, outputs, hidden, activation, 5, extras)
     x = torch.randn(9, 5, generator=torch.Generator().manual_seed(2))
-    mine, theirs = network(x), [module(x) for module in modules]
+    mine, theirs = network(x), [module(x)[:, :n] for module, n in zip(modules, outputs, strict=True)]
+    assert [out.shape for out in mine] == [(9, n) for n in outputs]
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
     gradient = network.gradient(sum(out.square().sum() for out in mine))
@@ -88,9 +89,16 @@ def test_unused_leaves_have_no_gradient():
     assert gradient[network.parts[0]].any() and not gradient[network.parts[1]].any()
 
 
-def test_networks_of_unequal_sizes_in_the_middle_are_refused():
-    with pytest.raises(ValueError, match="stride"):
-        MLPStack(3, (4,), (2, 3, 1))
+def test_outputs_that_are_not_read_do_not_move():
+    network = stack((4, 1))
+    gradient = network.gradient(network(torch.ones(3, 5))[1].sum())[network.parts[1]]
+    weight, bias = gradient[-4 * 8 - 4 : -4].view(4, 8), gradient[-4:]
+    assert weight[0].any() and bias[0] and not weight[1:].any() and not bias[1:].any()
+
+
+def test_network_0_must_have_the_most_outputs():
+    with pytest.raises(ValueError, match="most outputs"):
+        MLPStack(3, (4,), (2, 3))
 
 
 def test_flat_adam_is_adam():

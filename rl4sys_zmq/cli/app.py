@@ -1,0 +1,132 @@
+"""What both commands share: exit codes, one line for each failure, and the extras that a command needs."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from rl4sys_zmq import __version__
+from rl4sys_zmq.cli.signals import INTERRUPTED, Signals, Stopping
+from rl4sys_zmq.errors import ConfigError, RL4SysError, RunDirectoryError, TransportError
+
+__all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "require", "say"]
+
+FAILED, USAGE = 1, 2
+
+option = functools.partial(click.option, show_envvar=True)
+"""An option that shows its environment variable in ``--help``."""
+
+
+def say(text: str = "", *, err: bool = False) -> None:
+    """Prints a line, now: whoever reads a pipe wants it too."""
+    click.echo(text, err=err)
+    (sys.stderr if err else sys.stdout).flush()
+
+
+class Commands(click.Group):
+    """A group whose exit codes are 0, 1 (failed), 2 (usage, configuration, or a place that can't be had) and 130 (Ctrl-C).
+
+    A failure of ours is one line on stderr. A command may return its exit code.
+    """
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Runs the command; in standalone mode it ends the process."""
+        if not standalone_mode:
+            return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        name = prog_name or self.name
+        with Signals():
+            code = _exit_code(
+                name or "", lambda: super(Commands, self).main(args, name, complete_var, standalone_mode=False, **extra)
+            )
+        _leave(code)
+
+
+def _exit_code(name: str, run: Any) -> int:
+    try:
+        result = run()
+    except Stopping as stopping:
+        return stopping.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.ClickException as exc:
+        message = exc.format_message()
+        if "\n" in message:  # a group without a command shows its help
+            exc.show()
+        else:
+            context = getattr(exc, "ctx", None)
+            path = context.command_path if context is not None else name
+            hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
+            say(f"{path}: {message}{hint}", err=True)
+        return exc.exit_code
+    except (ConfigError, TransportError, RunDirectoryError) as exc:
+        say(f"{name}: {_one_line(exc)}", err=True)
+        return USAGE
+    except RL4SysError as exc:
+        say(f"{name}: {_one_line(exc)}", err=True)
+        return FAILED
+    return result if isinstance(result, int) else 0
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _leave(code: int) -> None:
+    """Ends the process. A thread of ours that did not end in time is not waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if any(t.name.startswith("rl4sys") for t in threading.enumerate()):
+        os._exit(code)
+    sys.exit(code)
+
+
+@contextmanager
+def fold_usage(*kinds: type[Exception]) -> Iterator[None]:
+    """Turns foreign exceptions that a user's input causes into a `ConfigError` of one line."""
+    try:
+        yield
+    except kinds as exc:
+        raise ConfigError(_one_line(exc) or type(exc).__name__) from exc
+
+
+def require(extra: str, *modules: str) -> None:
+    """Checks that an extra is installed, without importing it.
+
+    Raises:
+        ConfigError: naming the extra and how to install it.
+    """
+    missing = [m for m in modules if importlib.util.find_spec(m) is None]
+    if missing:
+        raise ConfigError(f"this needs {', '.join(missing)}, which is not installed: pip install 'rl4sys-zmq[{extra}]'")
+
+
+def configure_logging(debug: bool, handler: logging.Handler | None = None) -> None:
+    """Sends the library's log to stderr (or to `handler`): warnings, or everything."""
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, handlers=[handler] if handler is not None else None)
+    if debug:
+        logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
+
+
+def settings(prefix: str) -> dict[str, Any]:
+    """Of a group of commands: every option also from ``PREFIX_COMMAND_OPTION``, defaults shown."""
+    return {"auto_envvar_prefix": prefix, "help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
+
+
+version_option = click.version_option(__version__, prog_name="rl4sys_zmq")

@@ -1,0 +1,73 @@
+"""How Ctrl-C and SIGTERM end a command: an exception in the main thread, once; then, if that is not enough, the process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+__all__ = ["INTERRUPTED", "Signals", "Stopping"]
+
+INTERRUPTED = 130
+PATIENCE_S = 1.85
+_ASKED_TO_END = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class Stopping(BaseException):
+    """A signal asked this process to end. Like KeyboardInterrupt it is no Exception, so that nothing swallows it by mistake."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(signal.Signals(signum).name)
+
+    @property
+    def exit_code(self) -> int:
+        """130 for Ctrl-C, 0 for an orderly request to end."""
+        return INTERRUPTED if self.signum == signal.SIGINT else 0
+
+
+class Signals:
+    """While entered, the first signal raises `Stopping` in the main thread; a second one, or `patience_s`, ends the process.
+
+    Attributes:
+        patience_s: how long cleaning up may take after the first signal, in seconds.
+    """
+
+    current: Signals | None = None
+
+    def __init__(self) -> None:
+        self.patience_s = PATIENCE_S
+        self._before: dict[int, Any] = {}
+        self._stopping: Stopping | None = None
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (getattr(signal, name) for name in _ASKED_TO_END):
+                if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup stays nohup
+                    self._before[number] = signal.signal(number, self._on_signal)
+        Signals.current = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        Signals.current = None
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def check(self) -> None:
+        """Raises `Stopping` again when a signal came and something (a finaliser, say) swallowed the first one."""
+        if self._stopping is not None:
+            raise self._stopping
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._stopping is not None:
+            os._exit(self._stopping.exit_code)
+        self._stopping = Stopping(signum)
+        self._timer = threading.Timer(self.patience_s, os._exit, [self._stopping.exit_code])
+        self._timer.daemon = True
+        self._timer.start()
+        raise self._stopping

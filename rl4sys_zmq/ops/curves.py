@@ -1,0 +1,133 @@
+"""Learning curves from a run's ``log.jsonl``: read, smoothed, drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+
+__all__ = ["WINDOW", "Curve", "draw_curves", "moving_mean", "read_curves"]
+
+WINDOW = 100
+"""Episodes in a moving mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The training episodes of one client, in the order in which they ended. All columns are float64 ``[N]``.
+
+    Attributes:
+        label: the run and its client.
+        client_id: the client.
+        returns: of each episode.
+        steps: environment steps taken by the learner when it ended.
+        seconds: since the client's first actor joined, which is before the first step; as the learner heard of it, so at
+            most 0.1 s late.
+    """
+
+    label: str
+    client_id: str
+    returns: NDArray[np.float64]
+    steps: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+    def reached(self, target: float) -> tuple[float, int] | None:
+        """Seconds and steps until the mean return of `WINDOW` episodes was first at least `target`; None when it never was."""
+        full = moving_mean(self.returns)[WINDOW - 1 :]
+        hits = np.flatnonzero(full >= target)
+        if not len(hits):
+            return None
+        index = int(hits[0]) + WINDOW - 1
+        return float(self.seconds[index]), int(self.steps[index])
+
+
+def moving_mean(values: NDArray[np.float64], window: int = WINDOW) -> NDArray[np.float64]:
+    """The mean of each element and up to `window` - 1 before it."""
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    return np.asarray((sums[ends] - sums[starts]) / (ends - starts), dtype=np.float64)
+
+
+def read_curves(run_dir: Path) -> list[Curve]:
+    """The curves of all clients of a run that have ended an episode.
+
+    Raises:
+        RunDirectoryError: when there is no readable ``log.jsonl``.
+    """
+    started: dict[str, float] = {}
+    base: dict[str, float] = {}
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for record in _records(run_dir / "log.jsonl"):
+        client = record.get("client_id", "")
+        if record["event"] == "actor_joined":
+            started.setdefault(client, record["t"])
+        elif record["event"] == "client_restarted" and rows.get(client):
+            base[client] = rows[client][-1][1]  # the new learner thread counts from 0
+        elif record["event"] == "metrics":
+            began = started.setdefault(client, record["t"])
+            for step, total, _ in record["episodes"]:
+                rows.setdefault(client, []).append((total, base.get(client, 0.0) + step, record["t"] - began))
+    curves = []
+    for client, found in sorted(rows.items()):
+        returns, steps, seconds = np.asarray(found, dtype=np.float64).T
+        label = run_dir.name if run_dir.name == client or len(rows) == 1 else f"{run_dir.name}/{client}"
+        curves.append(Curve(label, client, returns, steps, seconds))
+    return curves
+
+
+def draw_curves(curves: Sequence[Curve], path: Path, *, target: float | None = None) -> None:
+    """Writes a picture (PNG, or what the suffix says): each episode's return and the moving mean, over steps and over seconds.
+
+    Raises:
+        ConfigError: when matplotlib is missing, or does not know the suffix.
+        RunDirectoryError: when the file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as exc:
+        raise ConfigError(f"a plot needs matplotlib: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, sharey=True)
+    for index, curve in enumerate(curves):
+        color = f"C{index % 10}"
+        mean = moving_mean(curve.returns)
+        for axes, x in ((left, curve.steps), (right, curve.seconds)):
+            axes.plot(x, curve.returns, ".", color=color, markersize=2, alpha=0.25)
+            axes.plot(x, mean, color=color, linewidth=2, label=curve.label)
+    for axes, name in ((left, "environment steps"), (right, "seconds since the first actor joined")):
+        if target is not None:
+            axes.axhline(target, color="black", linewidth=0.8, linestyle="--", label=f"target {target:g}")
+        axes.set_xlabel(name)
+        axes.grid(alpha=0.3)
+        axes.set_xlim(left=0)
+    left.set_ylabel(f"episodic return; line: mean of {WINDOW}")
+    if curves:
+        left.legend(fontsize="small")
+    try:
+        figure.savefig(path, dpi=120)
+    except ValueError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    except OSError as exc:
+        raise RunDirectoryError(f"{path} cannot be written: {exc.strerror}") from exc
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n"):  # the last line of a run that still goes on may be half
+                    yield json.loads(line)
+    except OSError as exc:
+        raise RunDirectoryError(f"{path} cannot be read: {exc.strerror}; is this a run directory?") from exc
+    except ValueError as exc:
+        raise RunDirectoryError(f"{path} is not a run's log: {exc}") from exc

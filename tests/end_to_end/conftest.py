@@ -1,0 +1,71 @@
+"""Learners and agents around a fake algorithm, and the small loops that drive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm, TransportUnderTest
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+
+class Lab:
+    """Makes learners and agents that are closed when the test ends."""
+
+    def __init__(self, stack: ExitStack, new_address: Callable[[], str]) -> None:
+        self.stack = stack
+        self.new_address = new_address
+
+    def learner(self, bind: str | None = None, **options: Any) -> Learner:
+        """A running learner without files."""
+        config = LearnerConfig(bind=bind or self.new_address(), run_dir=None, **options)
+        return self.stack.enter_context(Learner(config))
+
+    def agent(self, learner: Learner | str, client_id: str = "lab", **options: Any) -> RL4SysAgent:
+        """An agent of the fake algorithm."""
+        defaults: dict[str, Any] = {
+            "algorithm_name": "FAKE",
+            "observation_space": BoxSpace((4,)),
+            "action_space": DiscreteSpace(2),
+            "linger_ms": 0,
+            "connect_timeout_s": 20.0,
+            "seed": 1,
+        }
+        address = learner if isinstance(learner, str) else learner.address
+        config = AgentConfig(client_id=client_id, train_server_address=address, **{**defaults, **options})
+        return self.stack.enter_context(RL4SysAgent(config=config))
+
+    @staticmethod
+    def episode(agent: RL4SysAgent, steps: int, reward: float = 1.0) -> None:
+        """One episode of `steps` steps."""
+        traj = action = None
+        for step in range(steps):
+            traj, action = agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
+            action.update_reward(reward)
+            agent.add_to_trajectory(traj, action)
+        assert traj is not None
+        agent.mark_end_of_trajectory(traj, action)
+
+
+register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+register_algorithm("FAKE_OFF", FakeAlgorithm.factory("offpolicy", steps_per_update=16, rollout_length=16))
+
+
+@pytest.fixture
+def lab(transport: TransportUnderTest) -> Iterator[Lab]:
+    """A lab on each transport in turn."""
+    with ExitStack() as stack:
+        yield Lab(stack, transport.address)
+
+
+@pytest.fixture
+def inproc_lab() -> Iterator[Lab]:
+    """A lab over inproc alone, for what does not depend on the transport."""
+    with TransportUnderTest("inproc") as under_test, ExitStack() as stack:
+        yield Lab(stack, under_test.address)

@@ -1,0 +1,75 @@
+"""Every version that an actor serves is, bit for bit, the one that the learner published."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import LearnerUnavailable
+
+
+def test_every_version_has_the_learners_digest(lab: Any) -> None:
+    learner = lab.learner()
+    agent = lab.agent(learner)
+    assert agent.version == 0
+    assert agent.digest == learner.digest("lab", 0)
+    seen = {0}
+    for version in range(1, 26):
+        lab.episode(agent, 16)
+        held = agent.wait_version(version, 20.0)
+        assert agent.digest == learner.digest("lab", held)
+        seen.add(held)
+    assert seen == set(range(26))
+    assert agent.stats()["counters"]["weights_applied"] == 26
+    assert not [k for k in agent.stats()["counters"] if k.startswith("weights_refused")]
+
+
+def test_actors_that_come_late_or_share_a_client_agree(lab: Any) -> None:
+    learner = lab.learner()
+    first = lab.agent(learner)
+    for version in range(1, 6):
+        lab.episode(first, 16)
+        first.wait_version(version, 20.0)
+    late = lab.agent(learner)
+    assert late.wait_version(5, 20.0) == 5
+    assert late.digest == first.digest == learner.digest("lab", 5)
+    lab.episode(late, 16)
+    assert first.wait_version(6, 20.0) == late.wait_version(6, 20.0) == 6
+    assert late.digest == first.digest == learner.digest("lab", 6)
+    assert learner.status()["clients"]["lab"]["verdicts"]["trained"] == 6
+
+
+def test_a_learner_that_comes_back_is_joined_again(lab: Any) -> None:
+    """Closed and bound again at the same address, with nothing remembered: a new generation under the same actor."""
+    learner = lab.learner()
+    agent = lab.agent(learner)
+    lab.episode(agent, 16)
+    agent.wait_version(1, 20.0)
+    generation, address, pub = agent.generation, learner.address, learner.pub_address
+    learner.close()
+    lab.episode(agent, 16)  # the host goes on, on its cached weights
+    assert agent.generation == generation
+    second = lab.learner(bind=address, pub=pub)
+    wait_for_generation(agent, generation)
+    assert agent.digest == second.digest("lab", agent.version)
+    assert second.wait(client_id="lab", version=1, timeout_s=20.0) == 1  # what was finished meanwhile is trained there
+    lab.episode(agent, 16)
+    agent.wait_version(2, 20.0)
+    assert agent.digest == second.digest("lab", 2)
+    stats = agent.stats()
+    assert stats["submitted"] == 3
+    assert stats["dropped_at_source"] == 0
+
+
+def wait_for_generation(agent: Any, old: int) -> None:
+    """Polls the agent's own condition; `wait_version` counts within a generation."""
+    io = agent._io
+    with io.changed:
+        assert io.changed.wait_for(lambda: agent.generation != old, timeout=30.0)
+
+
+def test_waiting_for_a_version_that_does_not_come_says_so(inproc_lab: Any) -> None:
+    agent = inproc_lab.agent(inproc_lab.learner())
+    with pytest.raises(LearnerUnavailable, match="version 3"):
+        agent.wait_version(3, 0.05)

@@ -1,0 +1,79 @@
+"""One client's failure is loud, stays its own, and can be mended without restarting the learner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+
+register_algorithm("BRITTLE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, fail_after_updates=2))
+
+
+def test_a_failed_client_is_loud_and_alone(lab: Any) -> None:
+    learner = lab.learner()
+    good, bad = lab.agent(learner, "good"), lab.agent(learner, "bad", algorithm_name="BRITTLE")
+    for version in (1, 2):
+        for agent in (good, bad):
+            lab.episode(agent, 16)
+            agent.wait_version(version, 20.0)
+    lab.episode(bad, 16)
+    with pytest.raises(ClientFailed, match="RuntimeError"):
+        bad.wait_version(3, 20.0)
+    with pytest.raises(ClientFailed, match="restart"):
+        learner.wait(client_id="bad", version=3, timeout_s=20.0)
+    with pytest.raises(ClientFailed):
+        bad.flush(1.0)
+    lab.episode(bad, 16)  # the embedded host never notices
+    status = learner.status()["clients"]
+    assert status["bad"]["state"] == "failed"
+    assert "RuntimeError" in status["bad"]["error"]
+    assert "RuntimeError" in bad.stats()["error"]
+    for version in range(3, 8):
+        lab.episode(good, 16)
+        good.wait_version(version, 20.0)
+    assert good.digest == learner.digest("good", 7)
+    assert learner.status()["clients"]["good"]["state"] == "running"
+
+
+def test_a_failed_client_can_be_restarted(lab: Any) -> None:
+    learner = lab.learner()
+    agent = lab.agent(learner, algorithm_name="BRITTLE")
+    for version in (1, 2):
+        lab.episode(agent, 16)
+        agent.wait_version(version, 20.0)
+    generation = agent.generation
+    lab.episode(agent, 16)
+    with pytest.raises(ClientFailed):
+        agent.wait_version(3, 20.0)
+    learner.restart("lab")
+    with agent._io.changed:
+        assert agent._io.changed.wait_for(lambda: agent.generation != generation, timeout=30.0)
+    lab.episode(agent, 16)
+    agent.wait_version(1, 20.0)
+    assert agent.digest == learner.digest("lab", 1)
+    client = learner.status()["clients"]["lab"]
+    assert client["state"] == "running"
+    assert client["restarts"] == 1
+    assert client["accepted"] == client["verdicts"]["trained"] + client["pending"] + client["rolled_back"]
+    assert client["rolled_back"] == 1  # what the failed update held
+    assert agent.stats()["error"] == ""
+
+
+def test_restarting_a_client_that_is_not_there(inproc_lab: Any) -> None:
+    with pytest.raises(ConfigError, match="no client 'nobody'"):
+        inproc_lab.learner().restart("nobody")
+
+
+def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> None:
+    learner = inproc_lab.learner()
+    good = inproc_lab.agent(learner, "good")
+    with pytest.raises(ClientFailed, match="steps_per_updat"):
+        inproc_lab.agent(learner, "typo", algorithm_parameters={"steps_per_updat": 3})
+    with pytest.raises(HandshakeRefused, match="algorithm_name|unknown algorithm"):
+        inproc_lab.agent(learner, "unknown", algorithm_name="NO_SUCH")
+    inproc_lab.episode(good, 16)
+    good.wait_version(1, 20.0)

@@ -1,0 +1,212 @@
+"""The proxy against plain sockets, whose every byte and error can be seen."""
+
+import socket as plain
+import time
+
+import pytest
+
+from rl4sys_zmq.errors import Closed, TransportError
+from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.transports import Address, Poller, Socket
+
+DATA = bytes(range(256)) * 800
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.002)
+
+
+class Pair:
+    """A client and the upstream's side of its connection, the proxy between them."""
+
+    def __init__(self, faults=None, seed=1):
+        self.server = plain.create_server(("127.0.0.1", 0))
+        self.server.settimeout(10)
+        self.proxy = ChaosProxy(f"127.0.0.1:{self.server.getsockname()[1]}", seed=seed, faults=faults)
+        self.client, self.upstream = self.connect()
+
+    def connect(self):
+        where = Address.parse(self.proxy.address)
+        client = plain.create_connection((where.host, where.port), timeout=10)
+        upstream, _ = self.server.accept()
+        upstream.settimeout(10)
+        return client, upstream
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.proxy.close()
+        for side in (self.client, self.upstream, self.server):
+            side.close()
+
+
+def receive(side, size):
+    """Up to `size` bytes: fewer when the stream ends."""
+    got = bytearray()
+    while len(got) < size:
+        try:
+            data = side.recv(size - len(got))
+        except ConnectionResetError:
+            break
+        if not data:
+            break
+        got += data
+    return bytes(got)
+
+
+def test_carries_both_ways_untouched():
+    with Pair() as pair:
+        for there, back in ((pair.client, pair.upstream), (pair.upstream, pair.client)):
+            there.sendall(DATA)
+            assert receive(back, len(DATA)) == DATA
+        count = pair.proxy.counters.get
+        eventually(lambda: (count("bytes.up"), count("bytes.down")) == (len(DATA), len(DATA)))  # counted just after sending
+        assert count("connections") == 1
+
+
+def test_an_end_is_passed_on_after_the_data():
+    with Pair(Faults(latency_s=0.02)) as pair:
+        pair.client.sendall(b"last words")
+        pair.client.close()
+        assert receive(pair.upstream, 100) == b"last words"
+
+
+def test_latency_and_rate():
+    with Pair(Faults(latency_s=0.1)) as pair:
+        start = time.monotonic()
+        pair.client.sendall(b"x")
+        receive(pair.upstream, 1)
+        assert time.monotonic() - start >= 0.1
+        pair.proxy.faults = Faults(rate_bytes_s=10_000)
+        assert pair.proxy.faults.rate_bytes_s == 10_000
+        start = time.monotonic()
+        pair.client.sendall(DATA[:2_000])
+        assert receive(pair.upstream, 2_000) == DATA[:2_000]
+        assert time.monotonic() - start >= 0.19
+
+
+def test_corruption_flips_bits_and_counts_them():
+    with Pair(Faults(corrupt_probability=1.0)) as pair:
+        pair.client.sendall(DATA)
+        got = receive(pair.upstream, len(DATA))
+        flips = sum((a ^ b).bit_count() for a, b in zip(got, DATA, strict=True))
+        assert 0 < flips == pair.proxy.counters.get("corrupted")
+
+
+def test_a_cut_comes_within_the_data():
+    with Pair(Faults(cut_probability=1.0)) as pair:
+        pair.client.sendall(DATA[:10_000])
+        assert len(receive(pair.upstream, 10_000)) < 10_000
+        with pytest.raises(ConnectionResetError):
+            pair.client.recv(1)
+        assert pair.proxy.counters.get("cuts") == 1
+
+
+def test_a_cut_may_be_a_plain_end():
+    with Pair(Faults(cut_probability=1.0, reset=False)) as pair:
+        pair.client.sendall(b"x")
+        assert receive(pair.upstream, 1) == b"" == pair.client.recv(1)
+
+
+def test_half_open_leaves_the_client_in_belief():
+    with Pair(Faults(cut_probability=1.0, half_open=True)) as pair:
+        pair.client.sendall(b"x" * 1000)
+        assert len(receive(pair.upstream, 1000)) < 1000
+        pair.client.sendall(DATA)  # taken and swallowed
+        eventually(lambda: pair.proxy.counters.get("swallowed_bytes") == len(DATA))
+        pair.client.settimeout(0.02)
+        with pytest.raises(TimeoutError):
+            pair.client.recv(1)
+        assert pair.proxy.counters.get("half_open") == 1
+
+
+def test_pause_loses_nothing():
+    with Pair() as pair:
+        pair.proxy.pause()
+        pair.client.sendall(b"waits")
+        pair.upstream.settimeout(0.02)
+        with pytest.raises(TimeoutError):
+            pair.upstream.recv(1)
+        pair.proxy.resume()
+        pair.upstream.settimeout(10)
+        assert receive(pair.upstream, 5) == b"waits"
+
+
+def test_a_paused_proxy_stops_the_sender():
+    with Pair() as pair:
+        pair.proxy.pause()
+        pair.client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            for _ in range(10_000):
+                pair.client.send(DATA)
+
+
+def test_cut_resets_all_at_once():
+    with Pair() as pair:
+        other, theirs = pair.connect()
+        assert pair.proxy.cut() == 2
+        for side in (pair.client, pair.upstream, other, theirs):
+            with pytest.raises(ConnectionResetError):
+                side.recv(1)
+        other.close()
+        theirs.close()
+        assert pair.proxy.cut() == 0
+
+
+def test_black_hole_swallows_then_resets_what_has_a_hole():
+    with Pair() as pair:
+        other, theirs = pair.connect()
+        pair.proxy.black_hole(True)
+        pair.client.sendall(b"into the void")
+        eventually(lambda: pair.proxy.counters.get("swallowed_bytes") == 13)
+        pair.proxy.black_hole(False)
+        with pytest.raises(ConnectionResetError):
+            pair.client.recv(1)
+        other.sendall(b"unharmed")
+        assert receive(theirs, 8) == b"unharmed"
+        other.close()
+        theirs.close()
+
+
+def test_no_upstream_is_a_refusal():
+    with plain.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with ChaosProxy(f"127.0.0.1:{port}", seed=1) as proxy:
+        where = Address.parse(proxy.address)
+        with plain.create_connection((where.host, where.port), timeout=10) as client, pytest.raises(ConnectionResetError):
+            client.recv(1)
+        assert proxy.counters.get("refused") == 1
+
+
+def test_close_is_final():
+    proxy = ChaosProxy("127.0.0.1:9", seed=1)
+    proxy.close()
+    proxy.close()
+    with pytest.raises(Closed):
+        proxy.pause()
+    for address in ("ipc:///tmp/x", "127.0.0.1:0"):
+        with pytest.raises(TransportError, match="cannot be proxied"):
+            ChaosProxy(address, seed=1)
+
+
+def test_a_dealer_comes_back_after_a_cut():
+    with (
+        Socket.router("tcp://127.0.0.1:0") as router,
+        ChaosProxy(router.bound, seed=3) as proxy,
+        Socket.dealer(proxy.address) as dealer,
+        Poller() as poller,
+    ):
+        poller.register(router)
+        peers = set()
+        for round_ in range(2):
+            while not poller.poll(0.02):  # one sent just as the connection broke may be lost: that is the point
+                dealer.send([b"hello"])
+            while (message := router.recv()) is not None:
+                peers.add(message[0])
+            assert len(peers) == round_ + 1
+            if round_ == 0:
+                assert proxy.cut() == 1

@@ -1,0 +1,92 @@
+"""A contract test is worth what it catches: each planted defect must be named by its clause."""
+
+import os
+import threading
+
+import pytest
+
+from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.testing import ChaosProxy, Faults, TransportUnderTest, check_transport, fresh_address
+from rl4sys_zmq.transports import Address, Sent, Socket
+
+
+def break_method(monkeypatch, name, replacement):
+    original = getattr(Socket, name)
+    monkeypatch.setattr(Socket, name, lambda self, *args: replacement(original, self, *args))
+
+
+def drop_empty_frames(original, self, frames):
+    kept = [f for f in frames if len(f)] or [b""]
+    return original(self, kept if self.role == "dealer" else frames)
+
+
+def forget_gone(original, self, frames):
+    sent = original(self, frames)
+    return Sent.OK if sent is Sent.GONE else sent
+
+
+def claim_room(original, self, frames):
+    sent = original(self, frames)
+    return Sent.OK if sent is Sent.FULL and self.role == "router" else sent
+
+
+def any_thread(original, self):
+    self.owner = threading.get_ident()
+    original(self)
+
+
+@pytest.mark.parametrize(
+    ("name", "defect", "clause"),
+    [
+        ("send", drop_empty_frames, "frames_arrive_exactly"),
+        ("send", forget_gone, "unknown_peers_are_gone"),
+        ("send", claim_room, "a_full_queue_never_blocks"),
+        ("check_owner", any_thread, "other_threads_are_refused"),
+    ],
+)
+def test_a_defect_is_named_by_its_clause(monkeypatch, name, defect, clause):
+    break_method(monkeypatch, name, defect)
+    with pytest.raises(AssertionError, match=clause):
+        check_transport(lambda: "inproc://*")
+
+
+def test_through_a_slow_network():
+    proxies = []
+
+    def through(address):
+        proxies.append(ChaosProxy(address, seed=len(proxies), faults=Faults(latency_s=0.001)))
+        return proxies[-1].address
+
+    try:
+        check_transport(lambda: "tcp://127.0.0.1:0", via=through)
+    finally:
+        for proxy in proxies:
+            proxy.close()
+    assert len(proxies) >= 10 and all(proxy.counters.get("connections") for proxy in proxies)
+
+
+def test_fresh_addresses(tmp_path):
+    assert fresh_address("tcp", tmp_path) == "tcp://127.0.0.1:0"
+    for scheme in ("inproc", "ipc"):
+        one, two = (fresh_address(scheme, "/tmp/short") for _ in range(2))
+        assert one != two and Address.parse(one).scheme == scheme
+    with pytest.raises(TransportError):
+        fresh_address("udp", tmp_path)
+    with pytest.raises(TransportError, match="too long"):
+        fresh_address("ipc", "/tmp/" + "x" * 100)
+
+
+def test_the_fixture_gives_what_it_says(transport):
+    assert transport.scheme in ("tcp", "ipc", "inproc")
+    with Socket.router(transport.address()) as one, Socket.router(transport.address()) as two:
+        assert one.bound != two.bound
+    assert transport.scheme in repr(transport)
+
+
+def test_an_ipc_folder_is_removed():
+    with TransportUnderTest("ipc") as under_test:
+        folder = os.path.dirname(under_test.address().removeprefix("ipc://"))
+        assert os.path.isdir(folder)
+    assert not os.path.exists(folder)
+    with pytest.raises(TransportError):
+        TransportUnderTest("udp")

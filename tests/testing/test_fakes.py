@@ -1,0 +1,125 @@
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.base import Algorithm
+from rl4sys_zmq.testing import FakeAlgorithm, fake_spec, fake_weights
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+SPACES = (BoxSpace((4,)), DiscreteSpace(2))
+
+
+def segment(steps, episode=1, index=0):
+    return Segment(
+        np.zeros((steps + 1, 4), np.float32),
+        np.zeros(steps, np.int64),
+        np.zeros(steps, np.float32),
+        np.zeros(steps, np.float32),
+        np.zeros(steps, np.uint64),
+        None,
+        1,
+        episode,
+        index,
+        False,
+        False,
+    )
+
+
+def make(kind="onpolicy", parameters=None, **defaults):
+    return FakeAlgorithm.factory(kind, **defaults)(*SPACES, parameters or {}, 5)
+
+
+@pytest.mark.parametrize("kind", ["onpolicy", "offpolicy"])
+def test_is_an_algorithm(kind):
+    fake = make(kind)
+    assert isinstance(fake, Algorithm) and fake.kind == kind
+    assert fake.spec() == fake_spec()
+
+
+@pytest.mark.parametrize(("kind", "updates"), [("onpolicy", 1), ("offpolicy", 3)])
+def test_updates_follow_from_steps(kind, updates):
+    fake = make(kind, steps_per_update=10)
+    fake.observe(segment(9))
+    assert fake.update() is None and fake.demand() == 1
+    fake.observe(segment(21, index=1), correct=True)
+    assert fake.demand() == 0
+    done = 0
+    while fake.update() is not None:
+        done += 1
+    assert done == fake.updates == updates and fake.demand() == 10
+    assert (fake.segments, fake.steps, fake.corrected, fake.keys) == (2, 30, 1, [(1, 0), (1, 1)])
+
+
+def test_weights_are_a_function_of_seed_and_updates():
+    fake = make(steps_per_update=1)
+    seen = set()
+    for update in range(4):
+        snapshot = fake.snapshot()
+        flat = fake.spec().flatten(snapshot)
+        assert np.array_equal(flat, fake_weights(fake.spec(), update, 5)) and flat.dtype == np.float32
+        seen.add(flat.tobytes())
+        for tensor in snapshot.values():
+            tensor += 1  # a copy: the algorithm does not notice
+        fake.observe(segment(1))
+        fake.update()
+    assert len(seen) == 4
+
+
+def test_fails_when_told_to():
+    fake = make(steps_per_update=1, fail_after_updates=1)
+    fake.observe(segment(1))
+    assert fake.update() is not None
+    fake.observe(segment(1))
+    with pytest.raises(RuntimeError, match="as it was told to"):
+        fake.update()
+
+
+def test_a_slow_update_goes_on_when_released():
+    factory = FakeAlgorithm.factory(steps_per_update=1, slow_s=60)
+    fake = factory(*SPACES, {}, 0)
+    fake.observe(segment(1))
+    done = threading.Event()
+    thread = threading.Thread(target=lambda: (fake.update(), done.set()), name="rl4sys-slow")
+    thread.start()
+    assert not done.wait(0.02)
+    factory.release.set()
+    assert done.wait(10)
+    thread.join()
+
+
+def test_state_goes_back():
+    fake, other = make(steps_per_update=10), make(steps_per_update=10)
+    fake.observe(segment(12, episode=2**64 - 1))
+    fake.update()
+    fake.observe(segment(3))
+    other.load(fake.state())
+    assert other.state() == fake.state()
+    assert other.demand() == 7 and other.keys == fake.keys
+    assert np.array_equal(other.spec().flatten(other.snapshot()), fake.spec().flatten(fake.snapshot()))
+
+
+def test_parameters_override_defaults_and_are_checked():
+    factory = FakeAlgorithm.factory(steps_per_update=5)
+    fake = factory(*SPACES, {"steps_per_update": 7, "rollout_length": 3}, 0)
+    assert (fake.demand(), fake.rollout_length) == (7, 3)
+    assert factory.made == [fake]
+    with pytest.raises(ConfigError, match="steps_per_update"):
+        factory(*SPACES, {"step_per_update": 7}, 0)
+    with pytest.raises(ConfigError):
+        FakeAlgorithm.factory(nonsense=1)
+    with pytest.raises(ConfigError, match="onpolicy"):
+        FakeAlgorithm.factory("sideways")
+
+
+def test_acts_in_a_box_too():
+    fake = FakeAlgorithm.factory()(DiscreteSpace(3), BoxSpace((2,)), {}, 0)
+    assert fake.spec().head == "gaussian"
+
+
+def test_needs_no_torch():
+    code = "import sys, rl4sys_zmq.testing; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -435,7 +435,7 @@ class RL4SysAgent(Resource):
 
     def _must_cut(self, builder: SegmentBuilder) -> bool:
         steps = builder.steps
-        return steps >= self._rollout or (steps > 0 and builder.generation != self._policy.generation)
+        return steps >= builder.limit or (steps > 0 and builder.generation != self._policy.generation)
 
     def _cut(self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None) -> SegmentBuilder:
         """Ends the running segment, of which `observation` is the one to bootstrap from, and begins the next."""

@@ -21,6 +21,7 @@ class SegmentBuilder:
 
     Attributes:
         generation: of the policy that chose the actions; set by the first.
+        limit: how many rows it may have.
         steps: rows written.
         missing: rows whose reward has not come.
         left: the segment has been handed over (or dropped), so that a reward comes too late.
@@ -39,6 +40,7 @@ class SegmentBuilder:
         "capped",
         "generation",
         "left",
+        "limit",
         "missing",
         "segment_index",
         "steps",
@@ -48,6 +50,7 @@ class SegmentBuilder:
 
     def __init__(self, observation_space: Space, action_space: Space, max_steps: int, segment_index: int) -> None:
         rows = min(max_steps, FIRST_ROWS)
+        self.limit = max_steps
         self._rows = rows
         self._space = action_space
         self._observations = np.empty((rows + 1, *observation_space.shape), dtype=observation_space.dtype)

@@ -38,7 +38,7 @@ class Commands(click.Group):
     A failure of ours is one line on stderr. A command may return its exit code.
     """
 
-    def main(  # type: ignore[override]
+    def main(
         self,
         args: Sequence[str] | None = None,
         prog_name: str | None = None,

@@ -26,12 +26,12 @@ from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refuse
 __all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Send", "SessionState"]
 
 HELLO_RETRY_S = 0.5
-REFUSED_RETRY_S = 5.0
+REFUSED_RETRY_S = 2.0
 SILENT_BEATS = 3.0
 RESEND_S = (0.5, 10.0)
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
-_PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT}
+_PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
 _SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
 
 
@@ -111,6 +111,7 @@ class ActorSession:
         self._last_heard = self._last_sent = self._next_hello = 0.0
         self._resend_at = self._resend_s = 0.0
         self._want_steps = 0
+        self._gap_at: int | None = None
 
     # ---- what the owner does
 
@@ -150,7 +151,8 @@ class ActorSession:
         if self.state is SessionState.CLOSED:
             return []
         if self.state is not SessionState.JOINED:
-            if now - self._last_heard > SILENT_BEATS * self.heartbeat_s and self.state is SessionState.JOINING:
+            beat = REFUSED_RETRY_S if self.state is SessionState.REFUSED else self.heartbeat_s
+            if now - self._last_heard > SILENT_BEATS * beat:
                 silence, self._last_heard = now - self._last_heard, now
                 return [Redial(silence)]
             return self._join(now, held) if now >= self._next_hello else []
@@ -174,6 +176,8 @@ class ActorSession:
     def on_message(self, now: float, message: Message) -> list[Action]:
         """Takes a message from the learner."""
         self._last_heard = now
+        if self.state is SessionState.CLOSED:
+            return []
         match message:
             case Welcome():
                 return self._on_welcome(now, message)
@@ -226,7 +230,9 @@ class ActorSession:
         self.received = max(first, welcome.received)
         self.durable = self.trained = welcome.durable
         self._release()
-        self._session_verdicts = {}
+        if not welcome.accepted_steps:  # a stream that the learner has just begun: its verdicts count from 0 again
+            self._session_verdicts = {}
+        self._gap_at = None
         self._credit_items = self._next_seq
         in_flight = sum(f.packed.steps for f in self._window if f.seq >= self.received)
         self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + in_flight
@@ -240,6 +246,7 @@ class ActorSession:
             return
         if ack.received > self.received:
             self.received = ack.received
+            self._gap_at = None
             self._resend_s = RESEND_S[0]
             self._arm(now)
         self.durable = ack.durable
@@ -250,20 +257,20 @@ class ActorSession:
         for verdict in Verdict.ALL:
             count = ack.verdicts.get(verdict, 0)
             if type(count) is int:
-                self.verdicts[verdict] += max(0, count - self._session_verdicts.get(verdict, 0))
-                self._session_verdicts[verdict] = count
+                known = self._session_verdicts.get(verdict, 0)
+                self.verdicts[verdict] += max(0, count - known)
+                self._session_verdicts[verdict] = max(count, known)
         self._release()
 
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
-        self._counters.add(f"refused_by_learner.{refused.code}")
         try:
             code = Refusal(refused.code)
         except ValueError:
             code = Refusal.MALFORMED
+        self._counters.add(f"refused_by_learner.{code.value}")
         if self.state is SessionState.JOINED:
-            if code is Refusal.GAP and refused.expected_seq <= self._next_seq:
-                self.received = max(self.received, refused.expected_seq)
-                return self._resend(now)
+            if code is Refusal.GAP:
+                return self._on_gap(now, refused.expected_seq)
             if code in _SESSION_LOST:
                 self._counters.add("sessions_lost.learner")
                 self.state = SessionState.JOINING
@@ -272,10 +279,27 @@ class ActorSession:
             if code is not Refusal.FAILED:
                 return []  # a message refusal: the mark did not move, the resend timer takes care
         if code in _PASSING:
+            if code in _SESSION_LOST and self.state is SessionState.REFUSED:
+                self.state = SessionState.JOINING  # what was refused for good has been mended
+                self._next_hello = now
             return []
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [Rejected(refused)]
+
+    def _on_gap(self, now: float, expected: int) -> list[Action]:
+        """The learner misses something: sends it again, once for each place where it waits; the timer does the rest."""
+        first = self._window[0].seq if self._window else self._next_seq
+        if expected > self._next_seq:
+            self._counters.add("ignored.gap")
+        elif expected < first:  # nobody holds that any more, which only a HELLO says
+            self._counters.add("sessions_lost.gap")
+            self.state = SessionState.JOINING
+            self._next_hello = now + HELLO_RETRY_S * self._rng.uniform(0.8, 1.2)
+        elif expected != self._gap_at:
+            self._gap_at = self.received = expected
+            return self._resend(now)
+        return []
 
     def _resend(self, now: float) -> list[Action]:
         """Everything that the learner has not received, in batches."""

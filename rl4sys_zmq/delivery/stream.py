@@ -41,6 +41,7 @@ class Stream:
         self.last_seen = now
         self._first_seq = first_seq
         self._disposed: set[int] = set()
+        self._holes: dict[int, int] = {}
 
     def admit(self, first_seq: int, count: int) -> int:
         """How many of the segments `first_seq`, ... were seen before; the rest are accepted by `accept`.
@@ -53,6 +54,19 @@ class Stream:
         skip = min(count, self.received - first_seq)
         self.verdicts[Verdict.DUPLICATE] += skip
         return skip
+
+    def resume(self, first_seq: int) -> int:
+        """Notes that the actor holds nothing below `first_seq` any more; returns how many segments will never come.
+
+        They were acknowledged by another life of the learner, or forgotten; waiting for them would stop the stream for good.
+        """
+        lost = max(0, first_seq - self.received)
+        if lost:
+            self._holes[self.received] = first_seq
+            self.received = self.durable = first_seq
+            self._first_seq += lost
+            self._advance()
+        return lost
 
     def accept(self, count: int, steps: int) -> None:
         """Takes the next `count` segments with `steps` steps in all."""
@@ -72,22 +86,27 @@ class Stream:
                     self._disposed.add(seq)
                     fresh += 1
         self.verdicts[verdict] += fresh
-        while self.trained in self._disposed:
-            self._disposed.discard(self.trained)
-            self.trained += 1
+        self._advance()
         return fresh
 
     def roll_back(self) -> int:
         """Forgets what is pending, because its learner thread is gone; returns how many segments that were."""
         pending = self.pending
         self._disposed.clear()
+        self._holes.clear()
         self.trained = self.received
         return pending
+
+    def _advance(self) -> None:
+        while self.trained in self._disposed or self.trained in self._holes:
+            self._disposed.discard(self.trained)
+            self.trained = self._holes.pop(self.trained, self.trained + 1)
 
     @property
     def pending(self) -> int:
         """Accepted and not yet disposed of."""
-        return self.received - self.trained - len(self._disposed)
+        holes = sum(end - first for first, end in self._holes.items())
+        return self.received - self.trained - len(self._disposed) - holes
 
     @property
     def accepted(self) -> int:

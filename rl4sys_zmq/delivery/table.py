@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from rl4sys_zmq.delivery.stream import Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["StreamTable"]
+
+MAX_EXPIRED = 16_384
+"""How many streams are remembered after their lease, so that an actor that comes back is not trained on twice."""
 
 
 class StreamTable:
@@ -20,13 +25,14 @@ class StreamTable:
         """Args:
         client_id: whose.
         silence_s: after how long an actor that says nothing is no longer live.
-        lease_s: after how long its stream is forgotten, if nothing of it is pending.
+        lease_s: after how long its place is given up, if nothing of it is pending; only its marks are kept then.
         max_actors: how many streams there may be.
         """
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors = silence_s, lease_s, max_actors
         self._streams: dict[str, Stream] = {}
         self._peers: dict[str, bytes] = {}
+        self._expired: OrderedDict[str, Stream] = OrderedDict()
 
     def open(self, hello: Hello, peer: bytes, now: float) -> tuple[Stream, bytes | None]:
         """The stream of an actor that says HELLO from `peer`, and the peer that spoke for it before, if another did.
@@ -36,18 +42,20 @@ class StreamTable:
                 ``QUOTA`` when there are too many actors.
         """
         actor_id = hello.actor_id
-        stream = self._streams.get(actor_id)
+        stream = self._streams.get(actor_id) or self._expired.get(actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
             if hello.incarnation < stream.incarnation:
                 raise ProtocolError(Refusal.FENCED, f"incarnation {hello.incarnation}; {stream.incarnation} is on record")
             if actor_id in self._peers and now - stream.last_seen < self._silence_s:
                 raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
             stream = None
+        if actor_id not in self._streams and len(self._streams) >= self._max_actors:
+            raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {len(self._streams)} actors (max_actors)")
         if stream is None:
-            if actor_id not in self._streams and len(self._streams) >= self._max_actors:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {len(self._streams)} actors (max_actors)")
             stream = Stream(self.client_id, actor_id, hello.incarnation, hello.first_seq, now, submits=hello.submits)
-            self._streams[actor_id] = stream
+        self._streams[actor_id] = stream
+        self._expired.pop(actor_id, None)
+        stream.resume(hello.first_seq)
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
@@ -79,7 +87,9 @@ class StreamTable:
         return [s for s in self.live() if now - s.last_seen > self._silence_s]
 
     def expire(self, now: float) -> None:
-        """Forgets the streams whose lease has run out."""
+        """Gives up the places of the streams whose lease has run out."""
         gone = [s for s in self.all() if s.actor_id not in self._peers and now - s.last_seen > self._lease_s and not s.pending]
         for stream in gone:
-            del self._streams[stream.actor_id]
+            self._expired[stream.actor_id] = self._streams.pop(stream.actor_id)
+        while len(self._expired) > MAX_EXPIRED:
+            self._expired.popitem(last=False)

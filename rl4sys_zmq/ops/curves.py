@@ -30,6 +30,7 @@ class Curve:
         steps: environment steps taken by the learner when it ended.
         seconds: since the client's first actor joined, which is before the first step; as the learner heard of it, so at
             most 0.1 s late.
+        policy_lag: how many versions old the data was on average; None when nothing was trained.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Curve:
     returns: NDArray[np.float64]
     steps: NDArray[np.float64]
     seconds: NDArray[np.float64]
+    policy_lag: float | None
 
     def reached(self, target: float) -> tuple[float, int] | None:
         """Seconds and steps until the mean return of `WINDOW` episodes was first at least `target`; None when it never was."""
@@ -65,6 +67,7 @@ def read_curves(run_dir: Path) -> list[Curve]:
     started: dict[str, float] = {}
     base: dict[str, float] = {}
     rows: dict[str, list[tuple[float, float, float]]] = {}
+    lags: dict[str, list[float]] = {}
     for record in _records(run_dir / "log.jsonl"):
         client = record.get("client_id", "")
         if record["event"] == "actor_joined":
@@ -73,13 +76,16 @@ def read_curves(run_dir: Path) -> list[Curve]:
             base[client] = rows[client][-1][1]  # the new learner thread counts from 0
         elif record["event"] == "metrics":
             began = started.setdefault(client, record["t"])
+            if "dist/policy_lag" in record["scalars"]:
+                lags.setdefault(client, []).append(record["scalars"]["dist/policy_lag"])
             for step, total, _ in record["episodes"]:
                 rows.setdefault(client, []).append((total, base.get(client, 0.0) + step, record["t"] - began))
     curves = []
     for client, found in sorted(rows.items()):
         returns, steps, seconds = np.asarray(found, dtype=np.float64).T
         label = run_dir.name if run_dir.name == client or len(rows) == 1 else f"{run_dir.name}/{client}"
-        curves.append(Curve(label, client, returns, steps, seconds))
+        lag = float(np.mean(lags[client])) if client in lags else None
+        curves.append(Curve(label, client, returns, steps, seconds, lag))
     return curves
 
 

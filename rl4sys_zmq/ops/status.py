@@ -127,7 +127,9 @@ def text_table(rows: Sequence[ClientRow]) -> list[str]:
     widths = [max(len(cells[i]) for cells in table) for i in range(len(HEADINGS))]
     left = 3  # names are aligned to the left, numbers to the right
     lines = [
-        "  ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))).rstrip()
+        "  ".join(
+            cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(cells, widths, strict=True))
+        ).rstrip()
         for cells in table
     ]
     return [*lines, *(f"{row.client_id}: {row.error}" for row in rows if row.error)]

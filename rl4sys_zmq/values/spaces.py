@@ -17,6 +17,12 @@ __all__ = ["DTYPES", "BoxSpace", "DiscreteSpace", "Space", "space_from", "space_
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 """The dtypes that may travel, as numpy writes them: little-endian numbers and booleans, nothing else."""
 
+MAX_DIMENSIONS = 7
+"""Of a box: a column has one more."""
+MAX_ELEMENTS = 1 << 26
+"""Of a box: a description that somebody sent must not make anybody allocate more."""
+
+_BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 Bound = float | tuple[float, ...]
 
 
@@ -36,13 +42,15 @@ class BoxSpace:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ConfigError(f"a box of dtype {self.dtype!r} cannot travel; use one of {', '.join(DTYPES)}", key="dtype")
-        if not all(type(n) is int and n > 0 for n in self.shape):
-            raise ConfigError(f"a box needs positive dimensions, not {self.shape}", key="shape")
+        if len(self.shape) > MAX_DIMENSIONS or not all(type(n) is int and n > 0 for n in self.shape):
+            raise ConfigError(f"a box needs at most {MAX_DIMENSIONS} positive dimensions, not {self.shape!s:.80}", key="shape")
+        if self.size > MAX_ELEMENTS:
+            raise ConfigError(f"a box of {self.size} elements; the limit is {MAX_ELEMENTS}", key="shape")
         for key in ("low", "high"):
             bound = getattr(self, key)
             if isinstance(bound, tuple) and len(bound) != self.size:
                 raise ConfigError(f"{key} has {len(bound)} numbers for a box of {self.size} elements", key=key)
-        if not bool(np.all(self.low_array() <= self.high_array())):
+        if not bool(np.all(np.asarray(self.low) <= np.asarray(self.high))):
             raise ConfigError(f"a box needs low <= high, not {self.low} and {self.high}", key="low")
 
     @property
@@ -74,6 +82,8 @@ class DiscreteSpace:
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 1:
             raise ConfigError(f"a discrete space needs n >= 1, not {self.n!r}", key="n")
+        if type(self.start) is not int:
+            raise ConfigError(f"a discrete space starts at an integer, not {self.start!r}", key="start")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -107,7 +117,8 @@ def space_from(value: object) -> Space:
         return DiscreteSpace(int(getattr(value, "n")), int(getattr(value, "start", 0)))
     if kind == "Box":
         low, high = np.asarray(getattr(value, "low")), np.asarray(getattr(value, "high"))
-        return BoxSpace(tuple(int(n) for n in low.shape), low.dtype.newbyteorder("<").str, _fold(low), _fold(high))
+        dtype = np.dtype(getattr(value, "dtype", low.dtype)).newbyteorder("<").str
+        return BoxSpace(tuple(int(n) for n in low.shape), dtype, _fold(low), _fold(high))
     raise ConfigError(
         f"a space of type {kind} is not supported: use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
     )
@@ -131,9 +142,9 @@ def _finite_or_name(value: float) -> float | str:
 def _from_json(form: Mapping[Any, Any]) -> Space:
     kind = form.get("type")
     allowed = {"Box": {"type", "shape", "dtype", "low", "high"}, "Discrete": {"type", "n", "start"}}
-    if kind not in allowed:
+    if type(kind) is not str or kind not in allowed:
         raise ConfigError(f'a space needs "type": "Box" or "Discrete", not {kind!r}', key="type")
-    unknown = sorted(set(form) - allowed[kind])
+    unknown = sorted(set(form) - allowed[kind], key=str)
     if unknown:
         raise ConfigError(
             f"unknown key {unknown[0]!r} in a {kind} space; valid: {', '.join(sorted(allowed[kind]))}", key=unknown[0]
@@ -142,10 +153,17 @@ def _from_json(form: Mapping[Any, Any]) -> Space:
         if kind == "Discrete":
             return DiscreteSpace(_integer(form["n"]), _integer(form.get("start", 0)))
         shape = tuple(_integer(n) for n in form["shape"])
-        dtype = np.dtype(form.get("dtype", "float32")).newbyteorder("<").str
+        dtype = _dtype(form.get("dtype", "float32"))
         return BoxSpace(shape, dtype, _bound(form.get("low", -np.inf), shape), _bound(form.get("high", np.inf), shape))
     except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(f"not a {kind} space: {dict(form)!r} ({exc})") from exc
+        raise ConfigError(f"not a {kind} space: {dict(form)!r:.200} ({exc})") from exc
+
+
+def _dtype(name: object) -> str:
+    """Looked up, never built out of somebody's words: numpy reads a small language there."""
+    if type(name) is not str or name not in _BY_NAME:
+        raise ConfigError(f"a box of dtype {name!r:.60} cannot travel; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
+    return _BY_NAME[name]
 
 
 def _integer(value: object) -> int:

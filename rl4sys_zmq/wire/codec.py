@@ -18,6 +18,9 @@ _IN_PREFIX = ("first_seq", "count")
 """Fields of Submit that live in the prefix, where a router may read them without touching the header."""
 
 _U64 = 1 << 64
+MAX_COUNT = (1 << 63) - 1
+"""The largest number in a message that is no hash: what is added to one still fits its place."""
+_HASHES = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
 _CHECKERS: dict[object, Checker] = {
@@ -25,7 +28,7 @@ _CHECKERS: dict[object, Checker] = {
     float: lambda v: type(v) in (int, float) and math.isfinite(v),
     bool: lambda v: type(v) is bool,
     str: lambda v: type(v) is str,
-    bytes: lambda v: type(v) is bytes and len(v) <= 64,
+    bytes: lambda v: type(v) is bytes and len(v) == 8,
     list[Any]: lambda v: type(v) is list,
     dict[str, Any]: lambda v: type(v) is dict,
 }
@@ -103,6 +106,8 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32) -> Message:
         raise ProtocolError(Refusal.FRAMES, f"{shape.cls.__name__} carries no body, {len(frames) - 1} frames came with it")
     values = _fields(shape, unpack_header(memoryview(frames[0])[PREFIX_BYTES:]), prefix.minor)
     if shape.sequenced:
+        if prefix.seq > MAX_COUNT:
+            raise ProtocolError(Refusal.RANGE, f"sequence number {prefix.seq}; the limit is {MAX_COUNT}")
         values.update(first_seq=prefix.seq, count=prefix.count)
     if shape.body:
         values["body"] = tuple(frames[1:])
@@ -121,6 +126,8 @@ def _fields(shape: _Shape, header: Any, minor: int) -> dict[str, Any]:
         value = header[f.name]
         if not f.check(value):
             raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
+        if type(value) is int and value > MAX_COUNT and f.name not in _HASHES:
+            raise ProtocolError(Refusal.RANGE, f"{shape.cls.__name__}.{f.name} is {value}; the limit is {MAX_COUNT}")
         values[f.name] = value
     if len(values) != len(header) and minor <= MINOR:
         unknown = sorted(set(header) - {f.name for f in shape.header})

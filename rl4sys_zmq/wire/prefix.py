@@ -30,11 +30,12 @@ import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 
-__all__ = ["MAGIC", "MAJOR", "MINOR", "PREFIX_BYTES", "Prefix", "checksum"]
+__all__ = ["MAGIC", "MAJOR", "MAX_BODY_FRAMES", "MINOR", "PREFIX_BYTES", "Prefix", "checksum"]
 
 MAGIC = b"R4SZ"
 MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
+MAX_BODY_FRAMES = 255
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
 _CHECKSUM = struct.Struct("<Q")
@@ -56,20 +57,18 @@ class Prefix:
     minor: int = MINOR
 
     def pack(self) -> bytes:
-        """The first 40 bytes; the checksum follows."""
-        return _FIELDS.pack(
-            MAGIC,
-            MAJOR,
-            self.minor,
-            self.kind,
-            self.frames,
-            self.flags,
-            self.header_bytes,
-            self.body_bytes,
-            self.seq,
-            self.count,
-            0,
-        )
+        """The first 40 bytes; the checksum follows.
+
+        Raises:
+            ProtocolError: ``frames`` for more body frames than one byte counts, ``range`` for another field out of its place.
+        """
+        if self.frames > MAX_BODY_FRAMES:
+            raise ProtocolError(Refusal.FRAMES, f"{self.frames} body frames; the limit is {MAX_BODY_FRAMES}")
+        lengths = self.frames, self.flags, self.header_bytes, self.body_bytes
+        try:
+            return _FIELDS.pack(MAGIC, MAJOR, self.minor, self.kind, *lengths, self.seq, self.count, 0)
+        except struct.error as exc:
+            raise ProtocolError(Refusal.RANGE, f"a field of {self} does not fit its place: {exc}") from exc
 
     @staticmethod
     def unpack(frames: Sequence[Frame]) -> Prefix:
@@ -93,8 +92,10 @@ class Prefix:
         if PREFIX_BYTES + header != len(head) or body != sum(len(f) for f in frames[1:]):
             raise ProtocolError(Refusal.MALFORMED, "the lengths in the prefix are not those of the frames")
         (expected,) = _CHECKSUM.unpack_from(head, 40)
-        if reserved or checksum(head, frames[1:]) != expected:
+        if checksum(head, frames[1:]) != expected:
             raise ProtocolError(Refusal.CHECKSUM, "the bytes are not those that were sent")
+        if reserved:
+            raise ProtocolError(Refusal.MALFORMED, f"{reserved:#x} where the prefix must be 0")
         return Prefix(kind, count_frames, header, body, seq, count, flags, minor)
 
     def join(self, header: bytes, body: Sequence[Frame]) -> bytes:

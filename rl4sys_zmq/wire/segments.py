@@ -13,7 +13,6 @@ and perhaps ``m``. A version column of one row stands for all steps.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire.messages import Frame, Submit
+from rl4sys_zmq.wire.values import elements
 
 __all__ = ["LARGE_BYTES", "PackedSegment", "SegmentSchema", "action_dtype", "join_submit", "pack_segment", "read_submit"]
 
@@ -95,7 +95,11 @@ def action_dtype(space: Space) -> str:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Packs a finished segment; its columns may be reused afterwards, except the large ones, which are not copied."""
+    """Packs a finished segment; its columns may be reused afterwards, except the large ones, which are not copied.
+
+    Raises:
+        ProtocolError: when a column's dtype cannot travel.
+    """
     versions = segment.versions
     oldest = int(versions.min())
     if len(versions) > 1 and oldest == int(versions.max()):
@@ -106,6 +110,8 @@ def pack_segment(segment: Segment) -> PackedSegment:
     described, small, large = [], [], []
     size = 0
     for letter, column in zip(_LETTERS, columns, strict=False):
+        if column.dtype.str not in DTYPES:
+            raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {column.dtype} cannot travel")
         described.append([letter, column.dtype.str, list(column.shape)])
         data = np.ascontiguousarray(column)
         if data.nbytes >= LARGE_BYTES:
@@ -174,14 +180,15 @@ def _columns(header: list[Any], blob: memoryview, large: Iterator[Frame]) -> dic
     out: dict[str, NDArray[Any]] = {}
     start = 0
     described = header[8]
-    if [d[0] if type(d) is list and len(d) == 3 else None for d in described] not in (list(_LETTERS), list(_LETTERS[:5])):
+    letters = [d[0] if type(d) is list and len(d) == 3 and type(d[0]) is str else "" for d in described]
+    if letters not in (list(_LETTERS), list(_LETTERS[:5])):
         raise ProtocolError(Refusal.MALFORMED, f"a segment with other columns than {' '.join(_LETTERS)}")
     for letter, dtype, shape in described:
         if type(dtype) is not str or dtype not in DTYPES:
             raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {dtype!r:.40}")
-        if type(shape) is not list or not 1 <= len(shape) <= 8 or any(type(n) is not int or n < 0 for n in shape):
+        count = elements(shape)
+        if not shape or 0 in shape[1:]:  # so that nobody claims rows for which there are no bytes
             raise ProtocolError(Refusal.SHAPE, f"column {letter} of shape {shape!r:.80}")
-        count = math.prod(shape)
         size = count * np.dtype(dtype).itemsize
         if size >= LARGE_BYTES:
             frame = next(large, b"")

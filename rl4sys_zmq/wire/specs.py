@@ -9,6 +9,8 @@ from rl4sys_zmq.values import PolicySpec, TensorSpec, space_from, space_to_json
 
 __all__ = ["spec_from_document", "spec_to_document"]
 
+MAX_DIMENSIONS = 8
+MAX_LAYERS = 64
 _KEYS = {
     "observation_space": dict,
     "action_space": dict,
@@ -46,12 +48,12 @@ def spec_from_document(form: dict[str, Any]) -> PolicySpec:
     if set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
     try:
-        tensors = tuple(TensorSpec(_string(name), _sizes(shape)) for name, shape in form["tensors"])
+        tensors = tuple(TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS)) for name, shape in form["tensors"])
         return PolicySpec(
             space_from(form["observation_space"]),
             space_from(form["action_space"]),
             form["head"],
-            _sizes(form["hidden_sizes"]),
+            _sizes(form["hidden_sizes"], MAX_LAYERS),
             form["activation"],
             form["normalise_observations"],
             form["squash"],
@@ -64,11 +66,11 @@ def spec_from_document(form: dict[str, Any]) -> PolicySpec:
 
 def _string(value: object) -> str:
     if type(value) is not str:
-        raise TypeError(f"{value!r} is not a name")
+        raise TypeError(f"{value!r:.80} is not a name")
     return value
 
 
-def _sizes(value: object) -> tuple[int, ...]:
-    if type(value) is not list or any(type(n) is not int or n < 1 for n in value):
-        raise TypeError(f"{value!r} are not sizes")
+def _sizes(value: object, at_most: int) -> tuple[int, ...]:
+    if type(value) is not list or len(value) > at_most or any(type(n) is not int or n < 1 for n in value):
+        raise TypeError(f"{value!r:.80} are not sizes")
     return tuple(value)

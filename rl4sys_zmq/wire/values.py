@@ -16,13 +16,14 @@ import numpy as np
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["MAX_HEADER_BYTES", "pack_header", "unpack_header"]
+__all__ = ["MAX_HEADER_BYTES", "elements", "pack_header", "unpack_header"]
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_STRING = 16_384
 MAX_ITEMS = 65_536
 MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 1 << 40
 _ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _SCALAR_KEYS = {b"nd", b"type", b"data"}
 
@@ -57,8 +58,8 @@ def unpack_header(data: bytes | memoryview) -> Any:
             strict_map_key=True,
             max_str_len=MAX_STRING,
             max_bin_len=len(data),
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
+            max_array_len=min(MAX_ITEMS, len(data)),  # else a short message could announce, and allocate, long lists
+            max_map_len=min(MAX_ITEMS, len(data)),
             max_ext_len=0,
             object_pairs_hook=_pairs,
         )
@@ -67,6 +68,20 @@ def unpack_header(data: bytes | memoryview) -> Any:
     except Exception as exc:  # msgpack raises ValueError, StackError, ExtraData, UnicodeDecodeError, TypeError
         raise ProtocolError(Refusal.MALFORMED, f"not a msgpack value: {type(exc).__name__}") from exc
     return _decode(value, 0)
+
+
+def elements(shape: object) -> int:
+    """How many elements an array of this shape has, the shape being what a header says.
+
+    Raises:
+        ProtocolError: when it is no list of a few dimensions, or of more elements than numpy could count (it multiplies the
+            other dimensions even when one is 0).
+    """
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60}")
+    if prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
+        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} has more than {MAX_ELEMENTS} elements")
+    return prod(shape)
 
 
 def _encode(value: object) -> object:
@@ -115,8 +130,6 @@ def _array(form: dict[Any, Any]) -> Any:
     if form[b"nd"] is not True or set(form) != _ARRAY_KEYS or form[b"kind"] != b"":
         raise ProtocolError(Refusal.MALFORMED, "not an array of ours")
     shape = form[b"shape"]
-    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
-        raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60}")
-    if type(data) is not bytes or prod(shape) * itemsize != len(data):
+    if type(data) is not bytes or elements(shape) * itemsize != len(data):
         raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
     return np.frombuffer(data, dtype=dtype).reshape(shape)

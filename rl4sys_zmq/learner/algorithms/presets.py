@@ -51,7 +51,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     ("LunarLander-v3", "PPO"): Preset(
         parameters={
-            "steps_per_epoch": 4096,
+            "steps_per_epoch": 2048,
             "rollout_length": 64,
             "minibatch_size": 256,
             "update_epochs": 6,

@@ -1,0 +1,202 @@
+"""``rl4sys-actor run``: plain Gymnasium environments, acted in with one batched policy."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.actor import RL4SysAgent
+from rl4sys_zmq.cli.app import configure_logging, fold_usage, require, say
+from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["Run", "act", "make_environments", "play"]
+
+LAST_FLUSH_S = 10.0
+SIGNALLED_FLUSH_S = 0.5
+VERBOSE_S = 5.0
+CHECK_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """The options of ``rl4sys-actor run``; its help says what they mean."""
+
+    env_id: str
+    learner: str | None
+    client_id: str | None
+    config_path: Path | None
+    num_envs: int
+    episodes: int | None
+    seed: int | None
+    algorithm: str | None
+    connect_timeout_s: float | None
+    exit_with_stdin: bool
+    verbose: bool
+    debug: bool
+
+
+def act(run: Run) -> None:
+    """Acts until it is done or a signal ends it.
+
+    Raises:
+        ConfigError: for a wrong configuration or an environment that cannot be made.
+        RL4SysError: when the learner does not answer, or refuses.
+    """
+    configure_logging(run.debug)
+    if run.exit_with_stdin:
+        threading.Thread(target=_end_with_stdin, name="stdin-watch", daemon=True).start()
+    seeds = np.random.SeedSequence(run.seed).spawn(2)
+    envs = make_environments(run.env_id, run.num_envs)
+    try:
+        config = agent_config(run, envs[0], _number(seeds[0]))
+        tally = Tally(run.episodes, VERBOSE_S if run.verbose else None)
+        agent = RL4SysAgent(config=config, debug=run.debug)
+        flush_s = SIGNALLED_FLUSH_S
+        try:
+            say(
+                f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}, "
+                f"acting with version {agent.version} as actor {agent.actor_id}"
+            )
+            play(agent, envs, [_number(s) for s in seeds[1].spawn(run.num_envs)], tally)
+            flush_s = LAST_FLUSH_S
+        finally:
+            agent.close(flush_s)
+            say(f"{tally.summary()}; last version {agent.version}")
+    finally:
+        for env in envs:
+            env.close()
+
+
+def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
+    """The file's configuration, under what the command line and the environment say; without a file, simulators wait."""
+    given = read_mapping(run.config_path) if run.config_path is not None else {}
+    known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
+    overrides: dict[str, Any] = {
+        "client_id": run.client_id,
+        "train_server_address": run.learner,
+        "algorithm_name": run.algorithm,
+        "connect_timeout_s": run.connect_timeout_s,
+        "seed": seed if known.seed is None or run.seed is not None else None,
+        "overflow": None if "overflow" in given else "wait",
+        "observation_space": env.observation_space if known.observation_space is None else None,
+        "action_space": env.action_space if known.action_space is None else None,
+    }
+    if run.client_id is None and "client_id" not in given:
+        raise ConfigError("client_id is missing; say --client-id NAME or give it in the --config file", key="client_id")
+    chosen = {k: v for k, v in overrides.items() if v is not None}
+    return AgentConfig.from_mapping(given, source=str(run.config_path or ""), **chosen)
+
+
+def make_environments(env_id: str, count: int) -> list[Any]:
+    """`count` environments of one kind.
+
+    Raises:
+        ConfigError: when Gymnasium, the environment or what it needs is missing.
+    """
+    require("gym", "gymnasium")
+    import gymnasium
+
+    try:
+        with fold_usage(gymnasium.error.Error, ModuleNotFoundError, TypeError):
+            return [gymnasium.make(env_id, disable_env_checker=True) for _ in range(count)]
+    except ConfigError as exc:
+        needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
+        hint = "; pip install 'rl4sys-zmq[gym]' brings Box2D" if needs else ""
+        raise ConfigError(f"environment {env_id!r}: {exc}{hint}") from exc.__cause__
+
+
+class Tally:
+    """Counts episodes and steps, says so now and then, and knows when it is enough."""
+
+    def __init__(self, episodes: int | None = None, every_s: float | None = None) -> None:
+        self.steps = 0
+        self.returns: deque[float] = deque(maxlen=100)
+        self.episodes = 0
+        self._limit = episodes
+        self._every_s = every_s
+        self._began = self._said = time.monotonic()
+
+    @property
+    def done(self) -> bool:
+        """True when all episodes that were asked for have ended."""
+        return self._limit is not None and self.episodes >= self._limit
+
+    def ended(self, total: float) -> None:
+        """An episode ended."""
+        self.episodes += 1
+        self.returns.append(total)
+
+    def summary(self) -> str:
+        """What was done so far."""
+        seconds = time.monotonic() - self._began
+        mean = f", mean return of the last {len(self.returns)}: {np.mean(self.returns):.1f}" if self.returns else ""
+        rate = self.steps / max(seconds, 1e-9)
+        return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
+
+    def speak(self, version: Callable[[], int]) -> None:
+        """A line when it is time for one."""
+        if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
+            self._said = time.monotonic()
+            say(f"{self.summary()}, version {version()}")
+
+
+def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: Tally) -> None:
+    """Acts in all environments together until `tally` says that it is enough.
+
+    The hot loop of every actor process: one request for all environments, then one step in each.
+    """
+    request, add = agent.request_for_actions, agent.add_to_trajectory
+    indices = range(len(envs))
+    steps = [env.step for env in envs]
+    obs = np.stack([env.reset(seed=seed)[0] for env, seed in zip(envs, seeds, strict=True)])
+    totals = [0.0] * len(envs)
+    signals = Signals.current
+    trajs: Any = None
+    rounds = 0
+    while not tally.done:
+        trajs, actions = request(trajs, obs)
+        for i in indices:
+            action = actions[i]
+            observation, reward, terminated, truncated, _ = steps[i](action.act)
+            action.update_reward(reward)
+            add(trajs[i], action)
+            totals[i] += reward
+            if terminated or truncated:
+                cut = not terminated
+                agent.mark_end_of_trajectory(trajs[i], action, truncated=cut, final_obs=observation if cut else None)
+                tally.ended(float(totals[i]))
+                totals[i] = 0.0
+                observation, _ = envs[i].reset()
+            obs[i] = observation
+        tally.steps += len(envs)
+        rounds += 1
+        if rounds % CHECK_STEPS == 0:
+            if signals is not None:
+                signals.check()
+            tally.speak(lambda: agent.version)
+
+
+def _number(seed: np.random.SeedSequence) -> int:
+    return int(seed.generate_state(1)[0])
+
+
+def _end_with_stdin() -> None:
+    """Asks this process to end when whoever holds the other end of its stdin is gone."""
+    try:
+        while os.read(0, 4096):
+            pass
+    except OSError:
+        pass  # a closed stdin is an ended one
+    os.kill(os.getpid(), signal.SIGTERM)

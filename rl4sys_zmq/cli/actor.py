@@ -1,0 +1,47 @@
+"""``rl4sys-actor``: the commands of the actor's side, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rl4sys_zmq.cli.app import Commands, option, settings, version_option
+
+__all__ = ["main"]
+
+
+@click.group(name="rl4sys-actor", cls=Commands, context_settings=settings("RL4SYS_ACTOR"))
+@version_option
+def main() -> None:
+    """Actors for RL4Sys learners: they act with the learner's policy and send back what happened.
+
+    Exit codes: 0, 1 (failed), 2 (usage or configuration), 130 (Ctrl-C).
+    """
+
+
+@main.command()
+@option("--env", "env_id", required=True, metavar="ID", help="A Gymnasium environment.")
+@option("--learner", metavar="ADDRESS", help="host:port or a URI.  [default: the file's, else localhost:50051]")
+@option("--client-id", metavar="NAME", help="The policy to act with and to train; required unless the file names it.")
+@option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="An agent's configuration.")
+@option("--num-envs", type=click.IntRange(1, 4096), default=4, help="Environments in this process, one batch for all.")
+@option("--episodes", type=click.IntRange(1), help="End after so many episodes.  [default: never]")
+@option("--seed", type=click.IntRange(0), help="Of the environments and of the actor.  [default: from the OS]")
+@option("--algorithm", metavar="NAME", help="What shall learn, if neither the file nor the learner says it.")
+@option(
+    "--connect-timeout", "connect_timeout_s", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]"
+)
+@option("--exit-with-stdin", is_flag=True, help="End when stdin is closed: a child then never outlives its parent.")
+@option("-v", "--verbose", is_flag=True, help="A line every few seconds.")
+@option("--debug", is_flag=True, help="Log everything.")
+def run(**options: Any) -> None:
+    """Run environments against a learner, until --episodes, Ctrl-C or SIGTERM."""
+    from rl4sys_zmq.cli.act import Run, act
+
+    act(Run(**options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""``rl4sys-learner demo``: a task trained on this machine, from nothing to a picture.
+
+The learner binds first (that needs no torch), then the actor processes start, then this process imports torch while they
+import Gymnasium: nobody waits for anybody longer than necessary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.cli.app import FAILED, USAGE, require, say
+from rl4sys_zmq.cli.progress import make_progress
+from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.cli.serve import await_status, warm_up
+from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.config import ClientConfig, LearnerConfig
+from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
+from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.algorithms.presets import PRESETS, Preset
+from rl4sys_zmq.ops.curves import WINDOW, Curve, draw_curves, read_curves
+from rl4sys_zmq.resource import Resource
+
+__all__ = ["Demo", "demo"]
+
+POLL_S = 0.1
+LINES_S = 1.0
+START_TIMEOUT_S = 120.0
+CHILD_TERM_S = 1.0
+SHUTDOWN_S = 1.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo:
+    """The options of ``rl4sys-learner demo``; its help says what they mean."""
+
+    env_id: str
+    algorithm: str
+    seed: int
+    actors: int | None
+    max_seconds: float
+    target: float | None
+    run_dir: Path | None
+    debug: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a demo trains.
+
+    Attributes:
+        target: the mean return to reach; None when nobody knows one, then the demo runs until its time is up.
+        known: whether there is a preset.
+    """
+
+    env_id: str
+    algorithm: str
+    preset: Preset
+    target: float | None
+    known: bool
+
+    @property
+    def client_id(self) -> str:
+        """The environment's name, fit for a file name."""
+        return "".join(c if c.isalnum() or c in "-_." else "-" for c in self.env_id).strip(".")
+
+
+def demo(options: Demo) -> int:
+    """Trains until the target is reached or time is up; returns 0 when it was reached.
+
+    Raises:
+        ConfigError: when something that it needs is not installed, or the environment cannot be made.
+        ClientFailed: when the algorithm raised.
+    """
+    require("learner", "torch", "tensorboard", "rich", "matplotlib")
+    require("gym", "gymnasium")
+    task = find_task(options)
+    goal = f"to a mean return of {task.target:g}" if task.target is not None else f"for {options.max_seconds:g} s"
+    say(f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ...")
+    preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
+    with fresh_run_dir(preferred) as run_dir:
+        learner = Learner(learner_config(task, options, run_dir)).start()
+    outcome = Outcome()
+    with learner, Actors(learner.address, task, options.seed, run_dir) as actors:
+        with make_progress(debug=options.debug, every_s=LINES_S) as progress:
+            warm_up()
+            for report, elapsed_s in _reports(learner, actors, task.client_id):
+                outcome.take(report, task)
+                progress.show(report, _note(elapsed_s, task))
+                if outcome.reached or elapsed_s >= options.max_seconds:
+                    break
+        actors.stop()
+    return summarise(task, options, run_dir, outcome)
+
+
+def find_task(options: Demo) -> Task:
+    """The preset of the task, or a sensible start for one that has none.
+
+    Raises:
+        ConfigError: for an environment that does not exist, or that the algorithm does not fit.
+    """
+    name = options.algorithm.upper()
+    preset = PRESETS.get((options.env_id, name))
+    known = preset is not None
+    target = options.target
+    if preset is None:
+        threshold = _probe(options.env_id, name)
+        preset = Preset(parameters={}, num_envs=8, actors=2, pacing_lag=1, target_return=threshold or 0.0)
+        target = target if target is not None else threshold
+    elif target is None:
+        target = preset.target_return
+    if options.actors is not None:
+        preset = replace(preset, actors=options.actors)
+    return Task(options.env_id, name, preset, target, known)
+
+
+def _probe(env_id: str, algorithm: str) -> float | None:
+    """Makes an environment once: does it exist, does the algorithm fit, when does it count as solved?"""
+    from rl4sys_zmq.cli.act import make_environments
+
+    (env,) = make_environments(env_id, 1)
+    discrete = type(env.action_space).__name__ == "Discrete"
+    threshold = env.spec.reward_threshold if env.spec is not None else None
+    env.close()
+    if algorithm == "DQN" and not discrete:
+        raise ConfigError(f"DQN needs discrete actions; {env_id} has {env.action_space}; try --algorithm ppo")
+    return threshold
+
+
+def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
+    """A learner on a free port of this machine, that knows its one client beforehand."""
+    client = ClientConfig(
+        algorithm_name=task.algorithm,
+        algorithm_parameters=dict(task.preset.parameters),
+        pacing_lag=task.preset.pacing_lag,
+    )
+    return LearnerConfig(
+        bind="tcp://127.0.0.1:0",
+        run_dir=run_dir,
+        clients={task.client_id: client},
+        seed=options.seed,
+        shutdown_timeout_s=SHUTDOWN_S,
+    )
+
+
+class Actors(Resource):
+    """The actor processes. They end with this one, however it ends: each watches the pipe that is its stdin."""
+
+    def __init__(self, address: str, task: Task, seed: int, run_dir: Path) -> None:
+        self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._stopped = False
+        seeds = np.random.SeedSequence(seed).generate_state(task.preset.actors)
+        try:
+            for log, number in zip(self._logs, seeds, strict=True):
+                with log.open("wb") as output:
+                    self._processes.append(
+                        subprocess.Popen(
+                            [
+                                *(sys.executable, "-m", "rl4sys_zmq.cli.actor", "run", "--exit-with-stdin", "--verbose"),
+                                *("--env", task.env_id, "--learner", address, "--client-id", task.client_id),
+                                *("--num-envs", str(task.preset.num_envs), "--seed", str(number)),
+                                *("--connect-timeout", str(START_TIMEOUT_S)),
+                            ],
+                            stdin=subprocess.PIPE,
+                            stdout=output,
+                            stderr=subprocess.STDOUT,
+                            env=_child_environment(),
+                            start_new_session=True,  # a Ctrl-C in the terminal is for this process; it tells them
+                        )
+                    )
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Looks whether all of them still run.
+
+        Raises:
+            ConfigError: when one has ended because of what it was told, an environment that cannot be made for instance.
+            RL4SysError: when one has ended for another reason.
+        """
+        for process, log in zip(self._processes, self._logs, strict=True):
+            if process.poll() is not None:
+                lines = log.read_text(errors="replace").strip().splitlines() or ["nothing"]
+                kind = ConfigError if process.returncode == USAGE else RL4SysError
+                raise kind(f"an actor process ended with exit code {process.returncode}; it said: {lines[-1]} (all of it: {log})")
+
+    def stop(self) -> None:
+        """Asks all of them to end, without waiting."""
+        if not self._stopped:
+            self._stopped = True
+            for process in self._processes:
+                if process.poll() is None:
+                    process.terminate()
+
+    def close(self) -> None:
+        """Ends all of them: asked first, then killed."""
+        self.stop()
+        deadline = time.monotonic() + CHILD_TERM_S
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+class Outcome:
+    """What the run has come to so far."""
+
+    def __init__(self) -> None:
+        self.reached = False
+        self.client: Mapping[str, Any] = {}
+
+    def take(self, report: Mapping[str, Any], task: Task) -> None:
+        """Looks at a status report."""
+        self.client = report["clients"].get(task.client_id, {})
+        if self.client and self.client["state"] == "failed":
+            raise ClientFailed(task.client_id, self.client["error"])
+        enough = self.client and self.client["episodes"] >= WINDOW and task.target is not None
+        self.reached = bool(enough and self.client["mean_return"] >= task.target)
+
+
+def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
+    """Status reports, with the seconds since the first actor joined.
+
+    Raises:
+        RL4SysError: when an actor process ends by itself, or a thread of the learner dies.
+    """
+    began: float | None = None
+    signals = Signals.current
+    while True:
+        actors.check()
+        report = await_status(learner)
+        if report is not None:
+            client = report["clients"].get(client_id)
+            if began is None and client is not None and client["actors"]:
+                began = time.monotonic()
+            yield report, time.monotonic() - began if began is not None else 0.0
+        time.sleep(POLL_S)
+        if signals is not None:
+            signals.check()
+
+
+def _note(elapsed_s: float, task: Task) -> str:
+    goal = f"target {task.target:g}" if task.target is not None else "no known target"
+    return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "actors and torch are loading"
+
+
+def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int:
+    """Draws the curve and says what came out; every figure is read back from the run's own log."""
+    curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
+    picture = run_dir / "curve.png"
+    draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
+    say()
+    for name, value in _facts(task, curves[0] if curves else None, outcome):
+        say(f"  {name:<18}{value}")
+    say(f"  {'curve':<18}{picture}")
+    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}")
+    say(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
+    say()
+    if task.target is None:
+        say(f"{task.env_id} has no known target (--target sets one); its time was up")
+        return 0
+    if outcome.reached:
+        return 0
+    say(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
+    return FAILED
+
+
+def _facts(task: Task, curve: Curve | None, outcome: Outcome) -> Iterator[tuple[str, str]]:
+    client = outcome.client
+    if curve is None or not client:
+        yield "episodes", "none ended"
+        return
+    reached = curve.reached(task.target) if task.target is not None else None
+    if reached is not None:
+        rate = reached[1] / max(reached[0], 1e-9)
+        yield "target reached", f"{reached[0]:.1f} s after the first actor joined, {reached[1]:,} steps ({rate:,.0f} steps/s)"
+    last = curve.returns[-WINDOW:]
+    yield f"mean of last {len(last)}", f"{last.mean():.1f}  (episodes: {len(curve.returns):,}, best {curve.returns.max():.1f})"
+    yield "steps", f"{client['steps']:,}"
+    yield (
+        "policy",
+        f"version {client['version']:,} after {client['updates']:,} updates, mean lag {client['policy_lag']:.2f} versions",
+    )
+    verdicts = {k: v for k, v in client["verdicts"].items() if v}
+    yield (
+        "segments",
+        f"{client['accepted']:,} accepted: " + (", ".join(f"{v:,} {k}" for k, v in verdicts.items()) or "none used yet"),
+    )
+
+
+def _actors(task: Task) -> str:
+    count, envs = task.preset.actors, task.preset.num_envs
+    return f"{count} actor process{'es' if count != 1 else ''} with {envs} environment{'s' if envs != 1 else ''} each"
+
+
+def _child_environment() -> dict[str, str]:
+    """This environment, with the package found where this process found it, and one thread for numpy's small products."""
+    package = Path(importlib.import_module("rl4sys_zmq").__file__ or "").parent.parent
+    path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
+    ours = {k: v for k, v in os.environ.items() if not k.startswith("RL4SYS_ACTOR_")}
+    return {**ours, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,125 @@
+"""``rl4sys-learner``: the commands of the learner's side, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rl4sys_zmq.cli.app import Commands, option, settings, version_option
+
+__all__ = ["main"]
+
+FILE = click.Path(path_type=Path)
+
+
+@click.group(name="rl4sys-learner", cls=Commands, context_settings=settings("RL4SYS_LEARNER"))
+@version_option
+def main() -> None:
+    """Central learner for RL4Sys actors: it trains policies from what they send, and sends them the weights.
+
+    Exit codes: 0, 1 (failed), 2 (usage, configuration, or an address or directory that can't be had), 130 (Ctrl-C).
+    """
+
+
+@main.command()
+@option("--port", type=click.IntRange(0, 65535), help="Listen on this port of 127.0.0.1; 0 picks a free one.  [default: 50051]")
+@option("--bind", metavar="ADDRESS", help="Listen here instead: host:port, tcp://, ipc:// or inproc://.")
+@option("--pub", metavar="ADDRESS", help="Publish weights here.  [default: a free port of the same host]")
+@option("--advertise", metavar="HOST", help="Tell actors this host for the weights.  [default: the one they dialled]")
+@option("--config", "config_path", type=FILE, metavar="FILE", help="Our learner configuration or RL4Sys's config.json.")
+@option("--run-dir", type=FILE, help="Files go here, or to DIR-2, DIR-3, ... when it holds a run.  [default: runs/learner]")
+@option("--debug", is_flag=True, help="Log everything.")
+@option("--insecure", is_flag=True, help="Let other machines connect without keys.")
+def serve(
+    port: int | None,
+    bind: str | None,
+    pub: str | None,
+    advertise: str | None,
+    config_path: Path | None,
+    run_dir: Path | None,
+    debug: bool,
+    insecure: bool,
+) -> None:
+    """Serve actors until Ctrl-C or SIGTERM.
+
+    The first line says the address. A client that fails is shown, and the others go on.
+    """
+    from rl4sys_zmq.cli.serve import serve as run
+
+    if port is not None and bind is not None:
+        raise click.UsageError("give either --port or --bind")
+    given: dict[str, Any] = {"bind": bind, "pub": pub, "advertise": advertise, "run_dir": run_dir, "insecure": insecure or None}
+    if port is not None:
+        given["bind"] = f"tcp://127.0.0.1:{port}"
+    run(config_path, {k: v for k, v in given.items() if v is not None}, debug=debug)
+
+
+@main.command()
+@option("--env", "env_id", default="CartPole-v1", metavar="ID", help="A Gymnasium environment.")
+@option("--algorithm", type=click.Choice(["ppo", "dqn"], case_sensitive=False), default="ppo", help="What learns.")
+@option("--seed", type=click.IntRange(0), default=1, help="Of everything that is random.")
+@option("--actors", type=click.IntRange(1, 64), help="Actor processes.  [default: the task's, mostly 2]")
+@option("--max-seconds", type=click.FloatRange(0, min_open=True), default=300.0, help="Give up after this long.")
+@option("--target", type=float, help="The mean return of 100 episodes to reach.  [default: the task's]")
+@option("--run-dir", type=FILE, help="Files go here.  [default: runs/demo-ENV-ALGORITHM-SEED, then -2, -3, ...]")
+@option("--debug", is_flag=True, help="Log everything.")
+def demo(**options: Any) -> int:
+    """Train a task on this machine: a learner in this process, and actors in processes of their own.
+
+    Ends with a summary, a PNG learning curve and a TensorBoard directory. Exits 0 when the target was reached, 1 otherwise.
+    """
+    from rl4sys_zmq.cli.demo import Demo
+    from rl4sys_zmq.cli.demo import demo as run
+
+    return run(Demo(**options))
+
+
+@main.command()
+@click.argument("address")
+@option("--json", "as_json", is_flag=True, help="The whole report, as JSON.")
+@option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
+def status(address: str, as_json: bool, watch: bool, timeout_s: float) -> None:
+    """Show the clients of the learner at ADDRESS (host:port or a URI)."""
+    from rl4sys_zmq.cli.look import show_status
+
+    show_status(address, timeout_s, as_json=as_json, watch=watch)
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=FILE)
+@option("-o", "--output", type=FILE, default=Path("curve.png"), help="The picture; its suffix chooses the format.")
+@option("--target", type=float, help="Draw a line at this return.")
+def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
+    """Draw the learning curves of run directories into one picture."""
+    from rl4sys_zmq.cli.look import plot as run
+
+    run(runs, output, target)
+
+
+@main.group()
+def config() -> None:
+    """Look at configuration files."""
+
+
+@config.command()
+@click.argument("file", type=FILE)
+def check(file: Path) -> None:
+    """Validate FILE, an actor's or a learner's configuration in any accepted form, and say what will be used."""
+    from rl4sys_zmq.cli.check import check_file
+
+    check_file(file)
+
+
+@main.command()
+def algorithms() -> None:
+    """List the algorithms with their parameters, defaults, synonyms and meaning."""
+    from rl4sys_zmq.cli.check import list_algorithms
+
+    list_algorithms()
+
+
+if __name__ == "__main__":
+    main()

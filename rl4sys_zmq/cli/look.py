@@ -1,0 +1,69 @@
+"""``rl4sys-learner status`` and ``plot``: looking at a learner and at its runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
+from rl4sys_zmq.ops.status import client_rows, request_status, text_table
+
+__all__ = ["plot", "show_status"]
+
+WATCH_S = 1.0
+CLEAR = "\x1b[H\x1b[J"
+
+
+def show_status(address: str, timeout_s: float, *, as_json: bool, watch: bool) -> None:
+    """Prints a learner's status, once or again and again.
+
+    Raises:
+        LearnerUnavailable: when the learner does not answer.
+    """
+    signals = Signals.current
+    while True:
+        report = request_status(address, timeout_s)
+        if as_json:
+            say(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
+        else:
+            lead = CLEAR if watch and sys.stdout.isatty() else ""
+            say(lead + "\n".join(_lines(report)))
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+        if signals is not None:
+            signals.check()
+
+
+def _lines(report: Mapping[str, Any]) -> list[str]:
+    head = f"learner at {report['address']}, process {report['pid']}, up {report['uptime_s']:,.0f} s"
+    refusals = {k.removeprefix("refused."): v for k, v in report["counters"].items() if k.startswith("refused.") and v}
+    counted = [f"messages refused: {', '.join(f'{v} {k}' for k, v in sorted(refusals.items()))}"] if refusals else []
+    rows = client_rows(report)
+    return [head, *counted, *(text_table(rows) if rows else ["no clients yet"])]
+
+
+def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
+    """Draws runs into one picture and says what is in it.
+
+    Raises:
+        RunDirectoryError: when a run has no log, or the picture cannot be written.
+        ConfigError: when no run has an episode to draw.
+    """
+    require("learner", "matplotlib")
+    curves = [curve for run in runs for curve in read_curves(run)]
+    if not curves:
+        raise ConfigError(f"no episode has ended in {', '.join(map(str, runs))}")
+    draw_curves(curves, output, target=target)
+    for curve in curves:
+        mean = moving_mean(curve.returns)[-1]
+        last = min(WINDOW, len(curve.returns))
+        say(f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}")
+    say(str(output))

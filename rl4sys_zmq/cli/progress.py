@@ -1,0 +1,139 @@
+"""Progress while a learner runs: a live table on a terminal, plain lines where somebody reads a pipe or a file."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rl4sys_zmq.cli.app import configure_logging, say
+from rl4sys_zmq.ops.status import HEADINGS, ClientRow, client_rows
+from rl4sys_zmq.resource import Resource
+
+__all__ = ["Progress", "make_progress"]
+
+RATE_WINDOW_S = 3.0
+REFRESH_S = 0.25
+LINES_S = 3.0
+
+
+class Progress(Resource):
+    """Shows one status report after another."""
+
+    def __init__(self) -> None:
+        self._rates = _Rates()
+
+    def show(self, report: Mapping[str, Any], note: str = "") -> None:
+        """Shows a learner's status, and a note of the command's own; far too often is fine."""
+        self._show(self._rates.applied(client_rows(report)), note)
+
+    @abstractmethod
+    def _show(self, rows: list[ClientRow], note: str) -> None: ...
+
+
+def make_progress(*, debug: bool = False, every_s: float = LINES_S) -> Progress:
+    """What fits stdout; the library's log goes to the same place without tearing it."""
+    if sys.stdout.isatty():
+        with contextlib.suppress(ModuleNotFoundError):
+            return _Table(debug)
+    configure_logging(debug)
+    return _Lines(every_s)
+
+
+class _Rates:
+    """Steps per second over the last seconds, which falls to 0 when nothing comes any more."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[tuple[float, int]]] = {}
+
+    def applied(self, rows: list[ClientRow]) -> list[ClientRow]:
+        now = time.monotonic()
+        return [replace(row, steps_per_s=self._rate(row, now)) for row in rows]
+
+    def _rate(self, row: ClientRow, now: float) -> float:
+        seen = self._seen.setdefault(row.client_id, deque())
+        if seen and seen[-1][1] > row.steps:  # the client was restarted
+            seen.clear()
+        seen.append((now, row.steps))
+        while len(seen) > 2 and now - seen[1][0] >= RATE_WINDOW_S:
+            seen.popleft()
+        (t0, s0), (t1, s1) = seen[0], seen[-1]
+        return (s1 - s0) / (t1 - t0) if t1 - t0 > 0.2 else row.steps_per_s
+
+
+class _Lines(Progress):
+    """A line for each client every few seconds, when it has changed; at once when its state has."""
+
+    def __init__(self, every_s: float) -> None:
+        super().__init__()
+        self._every_s = every_s
+        self._said: dict[str, tuple[float, ClientRow]] = {}
+
+    def _show(self, rows: list[ClientRow], note: str) -> None:
+        now = time.monotonic()
+        for row in rows:
+            at, last = self._said.get(row.client_id, (0.0, None))
+            urgent = last is None or last.state != row.state
+            if urgent or (now - at >= self._every_s and _news(row) != _news(last)):
+                self._said[row.client_id] = now, row
+                say(row.line() + (f"; {note}" if note else ""))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _news(row: ClientRow | None) -> object:
+    return row and replace(row, steps_per_s=0.0)
+
+
+class _Table(Progress):
+    """A table that is redrawn in place."""
+
+    def __init__(self, debug: bool) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.logging import RichHandler
+
+        super().__init__()
+        self._console = Console()
+        handler = RichHandler(console=self._console, show_path=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        configure_logging(debug, handler)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+        self._drawn_at = 0.0
+        self._last: tuple[list[ClientRow], str] = ([], "")
+
+    def _show(self, rows: list[ClientRow], note: str) -> None:
+        self._last = rows, note
+        now = time.monotonic()
+        if now - self._drawn_at >= REFRESH_S:
+            self._drawn_at = now
+            self._draw()
+
+    def _draw(self) -> None:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        rows, note = self._last
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for i, heading in enumerate(HEADINGS):
+            table.add_column(heading, justify="left" if i < 3 else "right", no_wrap=True)
+        for row in rows:
+            table.add_row(*map(Text, row.cells()), style="bold red" if row.state == "failed" else "")
+        errors = [Text(f"{row.client_id} FAILED: {row.error}", style="bold red") for row in rows if row.error]
+        notes = [Text(note, style="dim")] if note else []
+        self._live.update(Group(*([table] if rows else []), *errors, *notes), refresh=True)
+
+    def close(self) -> None:
+        """Leaves the last table standing."""
+        if self._live.is_started:
+            self._draw()
+            self._live.stop()

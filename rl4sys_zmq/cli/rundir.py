@@ -1,0 +1,48 @@
+"""Which directory a run gets: runs are never mixed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rl4sys_zmq.errors import RunDirectoryError
+
+__all__ = ["fresh_run_dir"]
+
+
+@contextmanager
+def fresh_run_dir(preferred: Path) -> Iterator[Path]:
+    """A directory that holds no run yet: `preferred`, or else `preferred`-2, -3, ...
+
+    It is taken by creating its ``config.json``, so that two processes never take the same one. When the block that starts
+    the run raises, an empty directory is given back.
+
+    Raises:
+        RunDirectoryError: when it cannot be written.
+    """
+    for number in itertools.count(1):
+        run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / "config.json").touch(exist_ok=False)
+            break
+        except FileExistsError as exc:
+            if not run_dir.is_dir():
+                raise RunDirectoryError(f"the run directory {run_dir} is a file; choose another --run-dir") from exc
+        except OSError as exc:
+            raise RunDirectoryError(
+                f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+            ) from exc
+    try:
+        yield run_dir
+    except BaseException:
+        with contextlib.suppress(OSError):
+            log = run_dir / "log.jsonl"
+            if not log.exists() or not log.stat().st_size:
+                log.unlink(missing_ok=True)
+                (run_dir / "config.json").unlink()
+                run_dir.rmdir()
+        raise

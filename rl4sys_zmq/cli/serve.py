@@ -1,0 +1,83 @@
+"""``rl4sys-learner serve``: a learner in the foreground, until a signal."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as CallTimeout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.progress import make_progress
+from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.learner import Learner
+
+__all__ = ["await_status", "serve", "warm_up"]
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+
+
+def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) -> None:
+    """Serves until a signal ends it.
+
+    Raises:
+        ConfigError, TransportError, RunDirectoryError: when it cannot start as asked.
+        WorkerDied: when the gateway or the recorder died.
+    """
+    require("learner", "torch", "tensorboard", "rich")
+    config = LearnerConfig.load(config_path, **options) if config_path is not None else LearnerConfig.from_mapping(options)
+    signals = Signals.current
+    if signals is not None:
+        signals.patience_s = config.shutdown_timeout_s + 0.35
+    with start(config) as learner:
+        say(f"learner at {learner.address} (weights at {learner.pub_address}, files in {learner.config.run_dir}); Ctrl-C ends it")
+        with make_progress(debug=debug) as progress:
+            warm_up()
+            while True:
+                time.sleep(POLL_S)
+                if signals is not None:
+                    signals.check()
+                report = await_status(learner)
+                if report is not None:
+                    progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
+
+
+def start(config: LearnerConfig) -> Learner:
+    """A learner that is bound, with a run directory of its own."""
+    if config.run_dir is None:
+        return Learner(config).start()
+    with fresh_run_dir(config.run_dir) as run_dir:
+        if run_dir != config.run_dir:
+            say(f"{config.run_dir} holds an earlier run; this one goes to {run_dir}")
+        return Learner(replace(config, run_dir=run_dir)).start()
+
+
+def warm_up() -> None:
+    """Imports what the first client needs, so that the gateway need not stand still for it."""
+    importlib.import_module("rl4sys_zmq.learner.algorithms.ppo")
+
+
+def await_status(learner: Learner) -> dict[str, Any] | None:
+    """The learner's status; None while its gateway is too busy to answer.
+
+    Raises:
+        WorkerDied: when a thread of it has died.
+    """
+    try:
+        learner.raise_if_dead()
+        return learner.status()
+    except CallTimeout:
+        log.warning("the gateway has not answered for a while; the machine may be overloaded")
+        return None
+    except Closed:
+        learner.raise_if_dead()
+        raise

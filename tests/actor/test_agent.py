@@ -1,0 +1,542 @@
+"""The agent as its host sees it, against a learner that keeps every segment it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.errors import (
+    ActionError,
+    Closed,
+    ConfigError,
+    HandshakeRefused,
+    LearnerUnavailable,
+    MaskError,
+    ObservationError,
+    RewardError,
+)
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
+
+OBS = BoxSpace((4,))
+
+
+class Keeper(FakeAlgorithm):
+    """A fake algorithm for any spaces that keeps what it observes."""
+
+    def __init__(self, spec: PolicySpec, kept: list[Segment]) -> None:
+        super().__init__(spec, FakeParameters(steps_per_update=10_000, rollout_length=8))
+        self.kept = kept
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        super().observe(segment, correct=correct)
+        self.kept.append(segment)
+
+
+class Bench:
+    """One learner and its kept segments; agents on demand."""
+
+    def __init__(self, stack: ExitStack, learner: Learner, kept: list[Segment]) -> None:
+        self.stack, self.learner, self.kept = stack, learner, kept
+
+    def agent(self, **options: Any) -> RL4SysAgent:
+        defaults: dict[str, Any] = {
+            "client_id": "lab",
+            "algorithm_name": "KEEPER",
+            "observation_space": OBS,
+            "action_space": DiscreteSpace(3),
+            "train_server_address": self.learner.address,
+            "seed": 7,
+            "linger_ms": 0,
+        }
+        return self.stack.enter_context(RL4SysAgent(config=AgentConfig(**{**defaults, **options})))
+
+    def segments(self, agent: RL4SysAgent, count: int) -> list[Segment]:
+        """The segments kept, once `agent` is flushed and `count` have been observed."""
+        agent.flush(10.0)
+        for _ in range(2000):
+            client = self.learner.status()["clients"]["lab"]
+            if len(self.kept) >= count:
+                break
+            assert client["state"] == "running", client["error"]
+        assert len(self.kept) == count
+        return self.kept
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    kept: list[Segment] = []
+
+    def factory(observation_space: Space, action_space: Space, parameters: Any, seed: int) -> Keeper:
+        head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
+        return Keeper(PolicySpec(observation_space, action_space, head, (8,)), kept)
+
+    register_algorithm("KEEPER", factory)
+    with ExitStack() as stack:
+        yield Bench(stack, stack.enter_context(Learner(LearnerConfig(bind="inproc://*", run_dir=None))), kept)
+
+
+def obs(value: float) -> np.ndarray[Any, Any]:
+    return np.full(4, value, dtype=np.float32)
+
+
+# ---- what is stored
+
+
+def test_an_episode_arrives_as_it_was_lived(bench: Bench) -> None:
+    agent = bench.agent()
+    traj = action = None
+    chosen = []
+    for step in range(5):
+        traj, action = agent.request_for_action(traj, obs(step))
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(step / 2)
+        chosen.append((int(action.act), action.log_prob))
+    assert traj is not None and action is not None
+    agent.mark_end_of_trajectory(traj, action)
+    (segment,) = bench.segments(agent, 1)
+    assert segment.terminated and not segment.truncated
+    assert segment.observations.dtype == np.float32
+    np.testing.assert_array_equal(segment.observations, [obs(i) for i in range(5)])
+    np.testing.assert_array_equal(segment.rewards, [0, 0.5, 1, 1.5, 2])
+    np.testing.assert_array_equal(segment.actions, [a for a, _ in chosen])
+    np.testing.assert_allclose(segment.log_probs, [p for _, p in chosen], rtol=1e-6)
+    np.testing.assert_array_equal(segment.versions, [0] * 5)
+    assert (segment.generation, segment.masks) == (agent.generation, None)
+    assert (segment.episode_return, segment.episode_length) == (5.0, 5)
+    assert traj.completed and len(traj) == 5
+
+
+def test_a_long_episode_is_cut_with_its_bootstrap_observation(bench: Bench) -> None:
+    agent = bench.agent()
+    traj = action = None
+    for step in range(20):
+        traj, action = agent.request_for_action(traj, obs(step))
+        action.update_reward(1)
+        agent.add_to_trajectory(traj, action)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(20))
+    first, second, third = bench.segments(agent, 3)
+    assert [s.segment_index for s in (first, second, third)] == [0, 1, 2]
+    assert len({s.episode_id for s in (first, second, third)}) == 1
+    np.testing.assert_array_equal(first.observations[:, 0], range(9))
+    np.testing.assert_array_equal(second.observations[:, 0], range(8, 17))
+    np.testing.assert_array_equal(third.observations[:, 0], range(16, 21))
+    assert not first.ended and not second.ended and third.truncated
+    assert (first.episode_return, third.episode_return, third.episode_length) == (None, 20.0, 20)
+
+
+def test_max_traj_length_marks_the_segment_that_fills_it(bench: Bench) -> None:
+    agent = bench.agent(max_traj_length=12)
+    traj = None
+    for step in range(26):
+        traj, action = agent.request_for_action(traj, obs(step))
+        action.update_reward(1)
+        agent.add_to_trajectory(traj, action)
+    segments = bench.segments(agent, 4)
+    assert [(s.steps, s.capped) for s in segments] == [(8, False), (4, True), (8, False), (4, True)]
+
+
+def test_an_action_that_is_never_added_costs_nothing(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, first = agent.request_for_action(None, obs(1))
+    traj, second = agent.request_for_action(traj, obs(2))
+    agent.add_to_trajectory(traj, second)
+    second.update_reward(3)
+    agent.mark_end_of_trajectory(traj, second)
+    (segment,) = bench.segments(agent, 1)
+    np.testing.assert_array_equal(segment.observations, [obs(2)])
+    assert not first.stored
+
+
+def test_the_last_action_is_stored_once_whether_added_or_not(bench: Bench) -> None:
+    agent = bench.agent()
+    for added in (True, False):
+        traj, action = agent.request_for_action(None, obs(0))
+        action.update_reward(1)
+        if added:
+            agent.add_to_trajectory(traj, action)
+        agent.mark_end_of_trajectory(traj, action)
+        agent.mark_end_of_trajectory(traj, action)  # a second call changes nothing
+    assert [s.steps for s in bench.segments(agent, 2)] == [1, 1]
+
+
+def test_done_set_by_hand_ends_the_trajectory_at_the_next_request(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0))
+    agent.add_to_trajectory(traj, action)
+    agent.update_action_reward(action, 2.5)
+    action.done = True
+    after, _ = agent.request_for_action(traj, obs(1))
+    assert traj.completed and after is not traj
+    (segment,) = bench.segments(agent, 1)
+    assert segment.terminated and segment.episode_return == 2.5
+
+
+def test_an_action_may_be_added_to_a_later_trajectory(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, early = agent.request_for_action(None, obs(1))
+    early.update_reward(1)
+    later, action = agent.request_for_action(None, obs(2))
+    agent.add_to_trajectory(later, early)
+    action.update_reward(2)
+    agent.mark_end_of_trajectory(later, action)
+    (segment,) = bench.segments(agent, 1)
+    np.testing.assert_array_equal(segment.rewards, [1, 2])
+    assert not len(traj)
+
+
+def test_what_the_host_does_to_its_buffers_afterwards_does_not_matter(bench: Bench) -> None:
+    agent = bench.agent()
+    buffer = obs(1)
+    traj, action = agent.request_for_action(None, buffer)
+    buffer[:] = 99
+    action.update_reward(1)
+    agent.mark_end_of_trajectory(traj, action)
+    (segment,) = bench.segments(agent, 1)
+    np.testing.assert_array_equal(segment.observations, [obs(1)])
+
+
+# ---- rewards
+
+
+def test_late_rewards_are_waited_for_and_keep_their_order(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, actions = None, []
+    for step in range(17):
+        traj, action = agent.request_for_action(traj, obs(step))
+        agent.add_to_trajectory(traj, action)
+        actions.append(action)
+    assert agent.stats()["submitted"] == 0
+    for action in actions[8:16]:
+        action.update_reward(2)
+    assert agent.stats()["submitted"] == 0  # the first segment is still waiting, and it goes first
+    for action in actions[:8]:
+        action.update_reward(1)
+    agent.update_action_reward(actions[16], 3)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj, actions[16])
+    segments = bench.segments(agent, 3)
+    assert [s.segment_index for s in segments] == [0, 1, 2]
+    assert segments[2].episode_return == 8 + 16 + 3
+    with pytest.raises(RewardError, match="has left"):
+        actions[0].update_reward(5)
+
+
+def test_rewards_that_never_come_are_dropped_at_the_source(bench: Bench) -> None:
+    agent = bench.agent(reward_timeout_s=0.0)
+    traj = None
+    for step in range(9):
+        traj, action = agent.request_for_action(traj, obs(step))
+        agent.add_to_trajectory(traj, action)
+    traj, last = agent.request_for_action(traj, obs(9))
+    stats = agent.stats()
+    assert (stats["dropped"], stats["submitted"]) == ({"reward_timeout": 1}, 1)
+    for late in (action, last):
+        late.update_reward(1)
+    agent.mark_end_of_trajectory(traj, last)
+    (segment,) = bench.segments(agent, 1)
+    assert (segment.segment_index, segment.episode_return, segment.episode_length) == (1, None, 10)
+
+
+def test_a_missing_reward_at_the_end_names_its_step(bench: Bench) -> None:
+    agent = bench.agent()
+    traj = None
+    for step in range(3):
+        traj, action = agent.request_for_action(traj, obs(step))
+        agent.add_to_trajectory(traj, action)
+        if step != 1:
+            action.update_reward(1)
+        else:
+            forgotten = action
+    with pytest.raises(RewardError, match="step 1 "):
+        agent.mark_end_of_trajectory(traj, action)
+    forgotten.update_reward(4)
+    agent.mark_end_of_trajectory(traj, action)
+    assert bench.segments(agent, 1)[0].episode_return == 6
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "much", None, [1.0, 2.0]])
+def test_a_reward_is_one_finite_number(bench: Bench, reward: object) -> None:
+    agent = bench.agent()
+    _, action = agent.request_for_action(None, obs(0))
+    with pytest.raises(RewardError):
+        action.update_reward(reward)
+
+
+def test_rewards_in_the_forms_that_hosts_have(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0))
+    agent.add_to_trajectory(traj, action)
+    for reward in (1, True, np.float32(1), np.array(1.0), np.array([1.0])):
+        action.update_reward(reward)
+        assert action.reward == 1.0
+
+
+# ---- actions, shapes, masks
+
+
+def test_one_leading_axis_is_one_step(bench: Bench) -> None:
+    agent = bench.agent()
+    _, action = agent.request_for_action(None, obs(0)[None])
+    assert isinstance(action.act, np.integer)
+    assert action.obs.shape == (4,)
+
+
+@pytest.mark.parametrize("leading", [False, True])
+def test_a_box_action_has_the_spaces_shape_dtype_and_bounds(bench: Bench, leading: bool) -> None:
+    space = BoxSpace((2,), "<f8", -0.05, 0.05)
+    agent = bench.agent(action_space=space)
+    traj = None
+    acts = []
+    for step in range(8):
+        given = obs(step)[None] if leading else obs(step)
+        traj, action = agent.request_for_action(traj, given)
+        assert action.act.shape == ((1, 2) if leading else (2,))
+        assert action.act.dtype == np.float64
+        assert (np.abs(action.act) <= 0.05).all()
+        acts.append(action.act)
+        action.update_reward(0)
+        agent.add_to_trajectory(traj, action)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj)
+    (segment,) = bench.segments(agent, 1)
+    assert segment.actions.dtype == np.float32
+    assert (np.abs(segment.actions) > 0.05).any()  # the raw sample is what is trained on
+
+
+def test_masks_are_obeyed_and_travel(bench: Bench) -> None:
+    agent = bench.agent()
+    traj = action = None
+    for step in range(6):
+        mask = [[0, 1, 0]] if step % 2 else np.array([True, False, False])
+        traj, action = agent.request_for_action(traj, obs(step), mask)
+        assert action.act == step % 2
+        assert action.log_prob == 0.0
+        action.update_reward(0)
+        agent.add_to_trajectory(traj, action)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(9))
+    (segment,) = bench.segments(agent, 1)
+    assert segment.masks is not None
+    np.testing.assert_array_equal(segment.masks[:2], [[1, 0, 0], [0, 1, 0]])
+    np.testing.assert_array_equal(segment.masks[6], [1, 1, 1])
+
+
+class Tensor:
+    """What the actor asks of a tensor."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self._array
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.asarray, lambda v: np.asarray(v, dtype=np.float64), lambda v: Tensor(np.asarray(v))])
+def test_observations_in_the_forms_that_hosts_have(bench: Bench, make: Callable[[list[float]], object]) -> None:
+    _, action = bench.agent().request_for_action(None, make([1.0, 2.0, 3.0, 4.0]))
+    np.testing.assert_array_equal(action.obs, np.array([1, 2, 3, 4], dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.zeros(5, dtype=np.float32), r"shape \(5,\)"),
+        (np.zeros((2, 4), dtype=np.float32), r"shape \(2, 4\)"),
+        (np.array([0, np.nan, 0, 0], dtype=np.float32), "element 1 is nan"),
+        ([0, 0, float("inf"), 0], "element 2 is inf"),
+        (["a", "b", "c", "d"], "dtype"),
+        (np.zeros(4, dtype=np.complex64), "dtype"),
+        (None, "NoneType"),
+        ([[1, 2], [3]], "list"),
+    ],
+)
+def test_a_bad_observation_raises_and_changes_nothing(bench: Bench, given: object, message: str) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0))
+    with pytest.raises(ObservationError, match=message):
+        agent.request_for_action(traj, given)
+    action.update_reward(1)
+    agent.mark_end_of_trajectory(traj, action)
+    assert bench.segments(agent, 1)[0].steps == 1
+
+
+def test_values_that_only_overflow_a_sum_are_fine(bench: Bench) -> None:
+    _, action = bench.agent().request_for_action(None, np.full(4, 3e38, dtype=np.float32))
+    assert action.act in (0, 1, 2)
+
+
+def test_an_observation_that_loses_information_is_refused(bench: Bench) -> None:
+    agent = bench.agent(observation_space=BoxSpace((4,), "|u1", 0, 255))
+    with pytest.raises(ObservationError, match="float64"):
+        agent.request_for_action(None, np.array([0.5, 1, 2, 3]))
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"), [([0, 0, 0], "forbids all 3"), ([1, 1], "shape"), ([1, 2, 0], "0 and 1"), ([[1, 0, 0]] * 2, "shape")]
+)
+def test_a_bad_mask_raises(bench: Bench, mask: object, message: str) -> None:
+    with pytest.raises(MaskError, match=message):
+        bench.agent().request_for_action(None, obs(0), mask)
+
+
+def test_bad_input_can_be_answered_instead(bench: Bench) -> None:
+    agent = bench.agent(on_bad_input="drop")
+    traj, first = agent.request_for_action(None, [float("nan")] * 4)
+    assert first.act == 0  # the baseline
+    traj, good = agent.request_for_action(traj, obs(0))
+    traj, bad = agent.request_for_action(traj, obs(0), [0, 0, 0])
+    assert bad.act == good.act
+    for action in (first, good, bad):
+        action.update_reward(1)
+        agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(traj, bad)
+    assert bench.segments(agent, 1)[0].steps == 1
+    assert agent.stats()["counters"]["bad_input.ObservationError"] == 1
+    assert agent.stats()["counters"]["bad_input.MaskError"] == 1
+
+
+# ---- misuse
+
+
+def test_actions_and_trajectories_belong_to_their_agent(bench: Bench) -> None:
+    one, two = bench.agent(), bench.agent()
+    traj, action = one.request_for_action(None, obs(0))
+    other, foreign = two.request_for_action(None, obs(0))
+    with pytest.raises(ActionError, match="this agent"):
+        one.add_to_trajectory(traj, foreign)
+    with pytest.raises(ActionError, match="another agent"):
+        one.request_for_action(other, obs(0))
+    with pytest.raises(ActionError, match="another agent"):
+        one.mark_end_of_trajectory(other, action)
+    one.add_to_trajectory(traj, action)
+    with pytest.raises(ActionError, match="stored already"):
+        one.add_to_trajectory(traj, action)
+
+
+def test_truncation_needs_the_final_observation(bench: Bench) -> None:
+    agent = bench.agent()
+    traj, action = agent.request_for_action(None, obs(0))
+    action.update_reward(1)
+    with pytest.raises(ObservationError, match="final_obs"):
+        agent.mark_end_of_trajectory(traj, action, truncated=True)
+    agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=obs(1))
+    assert bench.segments(agent, 1)[0].truncated
+
+
+def test_a_closed_agent_says_so(bench: Bench) -> None:
+    agent = bench.agent()
+    agent.close()
+    agent.close()
+    with pytest.raises(Closed):
+        agent.request_for_action(None, obs(0))
+    with pytest.raises(Closed):
+        agent.request_for_actions(None, obs(0)[None])
+
+
+def test_no_learner_is_an_error_that_says_what_was_waited_for() -> None:
+    config = AgentConfig(client_id="lab", train_server_address="inproc://nobody-here", connect_timeout_s=0.05)
+    with pytest.raises(LearnerUnavailable, match=r"inproc://nobody-here within 0.05 s \(waiting for the learner to answer\)"):
+        RL4SysAgent(config=config)
+
+
+def test_what_differs_from_the_learner_is_named_with_both_values(bench: Bench) -> None:
+    bench.agent()
+    with pytest.raises(HandshakeRefused, match=r"action_space .*'n': 3.*'n': 5") as caught:
+        bench.agent(action_space=DiscreteSpace(5))
+    assert caught.value.field == "action_space"
+    with pytest.raises(HandshakeRefused, match=r"algorithm_parameters.gamma of client 'lab' is 'not set'.* 0.5"):
+        bench.agent(algorithm_parameters={"gamma": 0.5})
+    with pytest.raises(HandshakeRefused, match="algorithm_name of client 'lab' is 'KEEPER' on the learner, the actor has 'PPO'"):
+        bench.agent(algorithm_name="PPO")
+    with pytest.raises(HandshakeRefused, match="is not a name"):
+        bench.agent(client_id="../up")
+    with pytest.raises(HandshakeRefused, match="observation_space"):
+        bench.agent(client_id="other", observation_space=None)
+
+
+def test_an_agent_needs_one_configuration() -> None:
+    with pytest.raises(ConfigError, match="either"):
+        RL4SysAgent()
+
+
+# ---- many environments, evaluation, several threads
+
+
+def test_many_environments_are_cut_together(bench: Bench) -> None:
+    agent = bench.agent()
+    trajs: Any = None
+    for step in range(16):
+        trajs, actions = agent.request_for_actions(trajs, np.stack([obs(10 * env + step) for env in range(3)]))
+        for env, (traj, action) in enumerate(zip(trajs, actions, strict=True)):
+            action.update_reward(env)
+            agent.add_to_trajectory(traj, action)
+            if env == 1 and step == 4:
+                agent.mark_end_of_trajectory(traj, action)
+    trajs, _ = agent.request_for_actions(trajs, np.stack([obs(env) for env in range(3)]))
+    segments = bench.segments(agent, 7)
+    assert sorted(s.steps for s in segments) == [3, 5, 8, 8, 8, 8, 8]
+    for segment in segments:
+        env = int(segment.rewards[0])
+        assert (segment.rewards == env).all()
+        rows = segment.observations[: segment.steps, 0]
+        np.testing.assert_array_equal(rows, rows[0] + np.arange(segment.steps))
+
+
+def test_masks_and_shapes_of_a_batch_are_checked(bench: Bench) -> None:
+    agent = bench.agent()
+    with pytest.raises(ObservationError, match=r"\(2, 3\)"):
+        agent.request_for_actions([None, None], np.zeros((2, 3), dtype=np.float32))
+    with pytest.raises(MaskError, match="forbids"):
+        agent.request_for_actions(None, np.zeros((2, 4), dtype=np.float32), [[1, 1, 1], [0, 0, 0]])
+    _, actions = agent.request_for_actions(None, np.zeros((2, 4), dtype=np.float32), [[0, 1, 0], [0, 0, 1]])
+    assert [int(a.act) for a in actions] == [1, 2]
+
+
+def test_an_evaluating_actor_takes_the_mode_and_submits_nothing(bench: Bench) -> None:
+    agent = bench.agent(explore=False)
+    acts = set()
+    for _ in range(10):
+        traj, action = agent.request_for_action(None, obs(1))
+        agent.add_to_trajectory(traj, action)
+        agent.mark_end_of_trajectory(traj, action)
+        acts.add(int(action.act))
+    agent.flush(5.0)
+    assert len(acts) == 1
+    assert agent.stats()["submitted"] == 0
+
+
+def test_the_same_seed_acts_the_same(bench: Bench) -> None:
+    runs = []
+    for _ in range(2):
+        agent = bench.agent(seed=3)
+        runs.append([int(agent.request_for_action(None, obs(1))[1].act) for _ in range(50)])
+    other = bench.agent(seed=4)
+    assert runs[0] == runs[1]
+    assert runs[0] != [int(other.request_for_action(None, obs(1))[1].act) for _ in range(50)]
+
+
+def test_the_counts_add_up(bench: Bench) -> None:
+    agent = bench.agent(queue_items=4)
+    for _ in range(50):
+        traj, action = agent.request_for_action(None, obs(0))
+        action.update_reward(1)
+        agent.mark_end_of_trajectory(traj, action)
+    agent.flush(10.0)
+    stats = agent.stats()
+    assert stats["submitted"] == 50
+    assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"]
+    assert stats["in_actor"] == 0

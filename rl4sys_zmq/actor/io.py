@@ -176,6 +176,8 @@ class ActorIO(Worker):
                 message = decode(frames)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
+                if exc.code is Refusal.VERSION:
+                    self._set_error(HandshakeRefused(exc.code, f"it answers in {exc.detail}; install the same major version"))
                 continue
             if isinstance(message, Weights):
                 self._on_fetched(message)

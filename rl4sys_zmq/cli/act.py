@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -62,7 +63,12 @@ def act(run: Run) -> None:
     try:
         config = agent_config(run, envs[0], _number(seeds[0]))
         tally = Tally(run.episodes, VERBOSE_S if run.verbose else None)
+        library = logging.getLogger("rl4sys_zmq")
+        if not run.debug:
+            library.setLevel(logging.ERROR)  # what goes wrong in joining is raised, and said once
         agent = RL4SysAgent(config=config, debug=run.debug)
+        if not run.debug:
+            library.setLevel(logging.WARNING)
         flush_s = SIGNALLED_FLUSH_S
         try:
             say(

@@ -22,25 +22,23 @@ def main() -> None:
 
 
 @main.command()
-@option("--env", "env_id", required=True, metavar="ID", help="A Gymnasium environment.")
+@option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
 @option("--learner", metavar="ADDRESS", help="host:port or a URI.  [default: the file's, else localhost:50051]")
 @option("--client-id", metavar="NAME", help="The policy to act with and to train; required unless the file names it.")
-@option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="An agent's configuration.")
+@option("--config", type=click.Path(path_type=Path), metavar="FILE", help="An agent's configuration.")
 @option("--num-envs", type=click.IntRange(1, 4096), default=4, help="Environments in this process, one batch for all.")
 @option("--episodes", type=click.IntRange(1), help="End after so many episodes.  [default: never]")
 @option("--seed", type=click.IntRange(0), help="Of the environments and of the actor.  [default: from the OS]")
 @option("--algorithm", metavar="NAME", help="What shall learn, if neither the file nor the learner says it.")
-@option(
-    "--connect-timeout", "connect_timeout_s", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]"
-)
+@option("--connect-timeout", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]")
 @option("--exit-with-stdin", is_flag=True, help="End when stdin is closed: a child then never outlives its parent.")
 @option("-v", "--verbose", is_flag=True, help="A line every few seconds.")
 @option("--debug", is_flag=True, help="Log everything.")
-def run(**options: Any) -> None:
+def run(env: str, config: Path | None, connect_timeout: float | None, **options: Any) -> None:
     """Run environments against a learner, until --episodes, Ctrl-C or SIGTERM."""
     from rl4sys_zmq.cli.act import Run, act
 
-    act(Run(**options))
+    act(Run(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options))
 
 
 if __name__ == "__main__":

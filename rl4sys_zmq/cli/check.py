@@ -13,7 +13,7 @@ from rl4sys_zmq.cli.app import require, say
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import algorithm_names, make_algorithm
+from rl4sys_zmq.learner.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from rl4sys_zmq.learner.algorithms.parameters import parameter_table
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 
@@ -82,7 +82,7 @@ def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
         else:
             yield f"  algorithms.{name}: this learner has no such algorithm; the entry is not used"
     if config.default_algorithm is not None:
-        yield from _algorithm(config.default_algorithm, {}, None, None, "default_algorithm")
+        resolve_algorithm(config.default_algorithm)
     for client_id, entry in config.clients.items():
         chosen = entry.algorithm_name or config.default_algorithm
         if chosen is not None:

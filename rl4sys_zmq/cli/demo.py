@@ -92,6 +92,7 @@ def demo(options: Demo) -> int:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = Outcome()
     with learner, Actors(learner.address, task, options.seed, run_dir) as actors:
+        say(f"learner at {learner.address}, files in {run_dir}; loading torch here and Gymnasium there ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             warm_up()
             for report, elapsed_s in _reports(learner, actors, task.client_id):
@@ -258,17 +259,17 @@ def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple
 
 def _note(elapsed_s: float, task: Task) -> str:
     goal = f"target {task.target:g}" if task.target is not None else "no known target"
-    return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "actors and torch are loading"
+    return f"{elapsed_s:.1f} s, {goal}" if elapsed_s else "waiting for the actors to join"
 
 
 def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int:
     """Draws the curve and says what came out; every figure is read back from the run's own log."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
-    picture = run_dir / "curve.png"
-    draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
     say()
     for name, value in _facts(task, curves[0] if curves else None, outcome):
         say(f"  {name:<18}{value}")
+    picture = run_dir / "curve.png"
+    draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
     say(f"  {'curve':<18}{picture}")
     say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}")
     say(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
@@ -294,10 +295,8 @@ def _facts(task: Task, curve: Curve | None, outcome: Outcome) -> Iterator[tuple[
     last = curve.returns[-WINDOW:]
     yield f"mean of last {len(last)}", f"{last.mean():.1f}  (episodes: {len(curve.returns):,}, best {curve.returns.max():.1f})"
     yield "steps", f"{client['steps']:,}"
-    yield (
-        "policy",
-        f"version {client['version']:,} after {client['updates']:,} updates, mean lag {client['policy_lag']:.2f} versions",
-    )
+    lag = "" if curve.policy_lag is None else f"; its data was {curve.policy_lag:.2f} versions old on average"
+    yield "policy", f"version {client['version']:,} after {client['updates']:,} updates{lag}"
     verdicts = {k: v for k, v in client["verdicts"].items() if v}
     yield (
         "segments",

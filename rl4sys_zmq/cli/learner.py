@@ -28,7 +28,7 @@ def main() -> None:
 @option("--bind", metavar="ADDRESS", help="Listen here instead: host:port, tcp://, ipc:// or inproc://.")
 @option("--pub", metavar="ADDRESS", help="Publish weights here.  [default: a free port of the same host]")
 @option("--advertise", metavar="HOST", help="Tell actors this host for the weights.  [default: the one they dialled]")
-@option("--config", "config_path", type=FILE, metavar="FILE", help="Our learner configuration or RL4Sys's config.json.")
+@option("--config", type=FILE, metavar="FILE", help="Our learner configuration or RL4Sys's config.json.")
 @option("--run-dir", type=FILE, help="Files go here, or to DIR-2, DIR-3, ... when it holds a run.  [default: runs/learner]")
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
@@ -37,7 +37,7 @@ def serve(
     bind: str | None,
     pub: str | None,
     advertise: str | None,
-    config_path: Path | None,
+    config: Path | None,
     run_dir: Path | None,
     debug: bool,
     insecure: bool,
@@ -53,11 +53,11 @@ def serve(
     given: dict[str, Any] = {"bind": bind, "pub": pub, "advertise": advertise, "run_dir": run_dir, "insecure": insecure or None}
     if port is not None:
         given["bind"] = f"tcp://127.0.0.1:{port}"
-    run(config_path, {k: v for k, v in given.items() if v is not None}, debug=debug)
+    run(config, {k: v for k, v in given.items() if v is not None}, debug=debug)
 
 
 @main.command()
-@option("--env", "env_id", default="CartPole-v1", metavar="ID", help="A Gymnasium environment.")
+@option("--env", default="CartPole-v1", metavar="ID", help="A Gymnasium environment.")
 @option("--algorithm", type=click.Choice(["ppo", "dqn"], case_sensitive=False), default="ppo", help="What learns.")
 @option("--seed", type=click.IntRange(0), default=1, help="Of everything that is random.")
 @option("--actors", type=click.IntRange(1, 64), help="Actor processes.  [default: the task's, mostly 2]")
@@ -65,7 +65,7 @@ def serve(
 @option("--target", type=float, help="The mean return of 100 episodes to reach.  [default: the task's]")
 @option("--run-dir", type=FILE, help="Files go here.  [default: runs/demo-ENV-ALGORITHM-SEED, then -2, -3, ...]")
 @option("--debug", is_flag=True, help="Log everything.")
-def demo(**options: Any) -> int:
+def demo(env: str, **options: Any) -> int:
     """Train a task on this machine: a learner in this process, and actors in processes of their own.
 
     Ends with a summary, a PNG learning curve and a TensorBoard directory. Exits 0 when the target was reached, 1 otherwise.
@@ -73,19 +73,19 @@ def demo(**options: Any) -> int:
     from rl4sys_zmq.cli.demo import Demo
     from rl4sys_zmq.cli.demo import demo as run
 
-    return run(Demo(**options))
+    return run(Demo(env_id=env, **options))
 
 
 @main.command()
 @click.argument("address")
-@option("--json", "as_json", is_flag=True, help="The whole report, as JSON.")
+@option("--json", is_flag=True, help="The whole report, as JSON.")
 @option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
-@option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
-def status(address: str, as_json: bool, watch: bool, timeout_s: float) -> None:
+@option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
+def status(address: str, json: bool, watch: bool, timeout: float) -> None:
     """Show the clients of the learner at ADDRESS (host:port or a URI)."""
     from rl4sys_zmq.cli.look import show_status
 
-    show_status(address, timeout_s, as_json=as_json, watch=watch)
+    show_status(address, timeout, as_json=json, watch=watch)
 
 
 @main.command()
@@ -99,12 +99,12 @@ def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
     run(runs, output, target)
 
 
-@main.group()
-def config() -> None:
+@main.group("config")
+def configuration() -> None:
     """Look at configuration files."""
 
 
-@config.command()
+@configuration.command()
 @click.argument("file", type=FILE)
 def check(file: Path) -> None:
     """Validate FILE, an actor's or a learner's configuration in any accepted form, and say what will be used."""

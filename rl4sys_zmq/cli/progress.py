@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rl4sys_zmq.cli.app import configure_logging, say
-from rl4sys_zmq.ops.status import HEADINGS, ClientRow, client_rows
+from rl4sys_zmq.ops.status import HEADINGS, ClientRow, client_rows, text_table
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["Progress", "make_progress"]
@@ -79,6 +79,8 @@ class _Lines(Progress):
         now = time.monotonic()
         for row in rows:
             at, last = self._said.get(row.client_id, (0.0, None))
+            if last is None and row.state == "starting":
+                continue
             urgent = last is None or last.state != row.state
             if urgent or (now - at >= self._every_s and _news(row) != _news(last)):
                 self._said[row.client_id] = now, row
@@ -86,6 +88,10 @@ class _Lines(Progress):
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _style(row: ClientRow) -> str:
+    return "bold red" if row.state == "failed" else ""
 
 
 def _news(row: ClientRow | None) -> object:
@@ -123,14 +129,20 @@ class _Table(Progress):
         from rich.text import Text
 
         rows, note = self._last
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for i, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if i < 3 else "right", no_wrap=True)
-        for row in rows:
-            table.add_row(*map(Text, row.cells()), style="bold red" if row.state == "failed" else "")
+        narrow = self._console.width < max(map(len, text_table(rows)))
+        body: list[Any] = []
+        if narrow:
+            body = [Text(line, style=_style(row)) for row in rows for line in row.lines()]
+        elif rows:
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+            for i, heading in enumerate(HEADINGS):
+                table.add_column(heading, justify="left" if i < 3 else "right", no_wrap=True)
+            for row in rows:
+                table.add_row(*map(Text, row.cells()), style=_style(row))
+            body = [table]
         errors = [Text(f"{row.client_id} FAILED: {row.error}", style="bold red") for row in rows if row.error]
         notes = [Text(note, style="dim")] if note else []
-        self._live.update(Group(*([table] if rows else []), *errors, *notes), refresh=True)
+        self._live.update(Group(*body, *errors, *notes), refresh=True)
 
     def close(self) -> None:
         """Leaves the last table standing."""

@@ -40,6 +40,8 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) 
         signals.patience_s = config.shutdown_timeout_s + 0.35
     with start(config) as learner:
         say(f"learner at {learner.address} (weights at {learner.pub_address}, files in {learner.config.run_dir}); Ctrl-C ends it")
+        if learner.config.run_dir != config.run_dir:
+            say(f"{config.run_dir} holds an earlier run, which is left as it is")
         with make_progress(debug=debug) as progress:
             warm_up()
             while True:
@@ -56,8 +58,6 @@ def start(config: LearnerConfig) -> Learner:
     if config.run_dir is None:
         return Learner(config).start()
     with fresh_run_dir(config.run_dir) as run_dir:
-        if run_dir != config.run_dir:
-            say(f"{config.run_dir} holds an earlier run; this one goes to {run_dir}")
         return Learner(replace(config, run_dir=run_dir)).start()
 
 

@@ -12,7 +12,10 @@ from collections.abc import Iterable
 
 from rl4sys_zmq.delivery.stream import Stream
 
-__all__ = ["CreditPool"]
+__all__ = ["IDLE_S", "CreditPool"]
+
+IDLE_S = 1.0
+"""How long an actor may sit on credit before it is offered to others, in seconds."""
 
 
 class CreditPool:
@@ -38,19 +41,24 @@ class CreditPool:
         """Notes steps that were accepted for the learner thread."""
         self.delivered_steps += steps
 
-    def grant(self, streams: Iterable[Stream]) -> list[Stream]:
+    def grant(self, streams: Iterable[Stream], now: float) -> list[Stream]:
         """Raises the credit of the streams that want more, and returns those.
 
-        The streams with the fewest steps accepted come first, so that actors of unequal speed are served alike.
+        The streams with the fewest steps accepted come first, so that actors of unequal speed are served alike. Credit that
+        its actor has left unused for `IDLE_S` is granted once more, to another: nobody may starve a batch by holding on to
+        a share of it. Should the idle actor use it after all, the batch after that begins with older data.
         """
         members = list(streams)
-        free = self.limit_steps - self.delivered_steps - sum(max(0, s.credit_steps - s.accepted_steps) for s in members)
+        held = sum(max(0, s.credit_steps - s.accepted_steps) for s in members if now - s.progress_at < IDLE_S)
+        free = self.limit_steps - self.delivered_steps - held
         granted = []
         for stream in sorted(members, key=lambda s: s.accepted_steps):
             wanted = stream.want_steps - max(stream.credit_steps, stream.accepted_steps)
             if wanted <= 0 or free <= 0:
                 continue
             share = min(wanted, free)
+            if stream.credit_steps <= stream.accepted_steps:
+                stream.progress_at = now
             stream.credit_steps = max(stream.credit_steps, stream.accepted_steps) + share
             free -= share
             granted.append(stream)

@@ -24,6 +24,7 @@ class Stream:
         want_steps: up to where the actor would like credit, in the same units.
         verdicts: how many segments met each verdict.
         last_seen: when the actor was last heard, in the owner's clock.
+        progress_at: when it last delivered, or first got credit after it had none.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Stream:
         self.credit_steps = 0
         self.want_steps = 0
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
-        self.last_seen = now
+        self.last_seen = self.progress_at = now
         self._first_seq = first_seq
         self._disposed: set[int] = set()
         self._holes: dict[int, int] = {}

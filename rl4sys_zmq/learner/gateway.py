@@ -303,6 +303,7 @@ class Gateway(Worker):
             client.counters.add(f"items_refused.{error.code.value}")
             self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
         client.accepted += intake.accepted
+        stream.progress_at = stream.last_seen
         if intake.entry is not None:
             client.pool.delivered(intake.entry.steps)
             self._ledger.append([intake.entry])
@@ -488,7 +489,7 @@ class Gateway(Worker):
         if not client.dirty:
             return
         live = client.table.live()
-        client.dirty.update(s.actor_id for s in client.pool.grant(live))
+        client.dirty.update(s.actor_id for s in client.pool.grant(live, time.monotonic()))
         share = client.free_items // max(1, len(live))
         for stream in live:
             peer = client.table.peer_of(stream)
@@ -505,6 +506,7 @@ class Gateway(Worker):
                 if peer is not None:
                     self._hang_up(peer, client, stream)
                     self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
+            client.dirty.update(s.actor_id for s in client.table.live())
             client.table.expire(now)
 
     def _read_subscriptions(self) -> None:

@@ -101,7 +101,6 @@ class _Learning:
         self._algorithm = self._build()
         self._spec = self._algorithm.spec()
         self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
-        self._publish_every = self._assign.publish_every_updates or self._algorithm.publish_every_updates
         self._snapshot: PolicySnapshot | None = None
         self._version = -1
         self._updates = 0
@@ -132,6 +131,8 @@ class _Learning:
                     self._say_metrics(0.0)
                     return
                 self._take(cast(Deliver, message))
+                if not self._algorithm.demand():
+                    break  # a batch is full: what has come beyond it belongs to the next
             self._train()
             self._tell()
             self._say_metrics(METRICS_PERIOD_S)
@@ -160,6 +161,8 @@ class _Learning:
         size = algorithm.spec().size
         if size > a.max_parameters:
             raise ConfigError(f"a policy of {size} parameters; max_parameters is {a.max_parameters}", key="max_parameters")
+        if a.publish_every_updates:
+            algorithm.publish_every_updates = a.publish_every_updates
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)  # small networks: a second thread doubles the CPU and gains nothing
@@ -218,7 +221,8 @@ class _Learning:
             for actor_id, incarnation, seq in self._pending:
                 self._dispose(actor_id, incarnation, seq, Verdict.TRAINED)
             self._pending.clear()
-            if self._updates % self._publish_every == 0:
+            self._tell_dispositions()
+            if self._updates % self._algorithm.publish_every_updates == 0:
                 self._publish()
 
     def _publish(self) -> None:
@@ -237,11 +241,14 @@ class _Learning:
 
     # ---- words upstream
 
-    def _tell(self) -> None:
-        """Dispositions and demand, when there is something new to say."""
+    def _tell_dispositions(self) -> None:
         for (actor_id, incarnation, verdict, reason), ranges in self._disposed.items():
             self._say(Disposed(actor_id, incarnation, ranges, verdict, reason))
         self._disposed.clear()
+
+    def _tell(self) -> None:
+        """Dispositions and demand, when there is something new to say."""
+        self._tell_dispositions()
         demand = Demand(self._taken_steps + self._algorithm.demand() + self._slack_steps, self._version)
         if demand.steps > self._demand.steps or demand.min_version > self._demand.min_version:
             self._demand = demand

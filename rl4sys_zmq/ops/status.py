@@ -16,6 +16,8 @@ from rl4sys_zmq.wire.messages import Refused, Status, StatusRequest
 __all__ = ["HEADINGS", "ClientRow", "client_rows", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
+SILENT_S = 3.0
+"""An actor that was not heard of for so long is gone, or as good as gone."""
 
 
 def request_status(address: str, timeout_s: float) -> dict[str, Any]:
@@ -50,6 +52,7 @@ class ClientRow:
     Attributes:
         mean_return: of the last hundred episodes; None before the first has ended.
         policy_lag: mean versions behind of the data trained last.
+        actors: those that were heard of lately.
         pending: segments accepted and not yet used.
         refused: segments refused or quarantined.
         stale: segments dropped because they were too old.
@@ -88,6 +91,15 @@ class ClientRow:
             f"{self.actors:,}",
             f"{self.refused:,}/{self.stale:,}",
         )
+
+    def lines(self) -> list[str]:
+        """The same for a narrow terminal: a few short lines."""
+        named = [f"{name} {cell}" for name, cell in zip(HEADINGS, self.cells(), strict=True)]
+        return [
+            f"{self.client_id}: {self.state}, {self.algorithm}",
+            "  " + "   ".join(named[3:7]),
+            "  " + "   ".join(named[7:]),
+        ]
 
     def line(self) -> str:
         """One line with the same."""
@@ -149,7 +161,7 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientRow:
         client["updates"],
         client["policy_lag"],
         client["pending"],
-        len(client["actors"]),
+        sum(actor["silent_s"] < SILENT_S for actor in client["actors"].values()),
         verdicts["refused"] + verdicts["quarantined"],
         verdicts["stale"],
         client["error"],

@@ -7,7 +7,6 @@ against the guarantees; every breach is a `Violation` with the name of its rule.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 __all__ = ["RULES", "History", "Violation"]
 
@@ -19,7 +18,7 @@ RULES = {
     "disposed": "what is in the ledger is disposed of, unless the learner or its thread dies",
     "conserved": "submitted = dropped_at_source + in_actor + refused + accepted",
     "wedged": "when the faults are over, every queue and window drains",
-    "credit": "no more is asked for than was demanded, but for one segment of each stream and what was in flight at a HELLO",
+    "credit": "what came and what is promised never exceed the demand, but for what came without credit or was taken back",
     "verdicts": "an actor counts no verdict that no learner gave",
 }
 

@@ -1,4 +1,19 @@
-"""Parameters that are known to solve a task, for the demo, the benchmarks and the slow tests."""
+"""Parameters that are known to solve a task, for the demo, the benchmarks and the slow tests.
+
+What was measured for PPO, in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length`
+and a policy lag of exactly one version; seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean
+return of the last 100 training episodes, read at each update:
+
+======================  =====================  ==================================  =======================
+task                    steps to the target    lowest score in as many steps more  CPU seconds of training
+======================  =====================  ==================================  =======================
+CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)          1.5 to 1.9
+LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
+======================  =====================  ==================================  =======================
+
+The lowest score was always that of the crossing itself, or of the update after it: nothing fell back. The schedules go
+on at their floor of 5 % after `total_steps`, so that training goes on, too.
+"""
 
 from __future__ import annotations
 

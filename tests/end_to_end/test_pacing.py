@@ -1,0 +1,128 @@
+"""Credit: simulators wait for it and stay fresh, hosts never do; what is too old is dropped or corrected, and counted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import Closed, LearnerUnavailable
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+
+STEPS = 64
+
+
+def simulate(agent: Any, calls: int, width: int = 2) -> None:
+    trajs: Any = None
+    for _ in range(calls):
+        trajs, actions = agent.request_for_actions(trajs, np.zeros((width, 4), dtype=np.float32))
+        for traj, action in zip(trajs, actions, strict=True):
+            action.update_reward(1.0)
+            agent.add_to_trajectory(traj, action)
+
+
+@pytest.mark.parametrize("pacing_lag", [0, 1, 2])
+def test_waiting_actors_are_no_older_than_the_pacing_means(lab: Any, pacing_lag: int) -> None:
+    """Two actors of 2 environments; batches of 64 steps in blocks of 16, so credit runs out exactly at a batch."""
+    factory = FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=8)
+    register_algorithm("PACED", factory)
+    learner = lab.learner(pacing_lag=pacing_lag)
+    agents = [lab.agent(learner, algorithm_name="PACED", overflow="wait") for _ in range(2)]
+    threads = [threading.Thread(target=simulate, args=(agent, 160)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
+    for agent in agents:
+        agent.flush(20.0)
+    client = learner.status()["clients"]["lab"]
+    assert client["version"] >= 7
+    assert client["policy_lag"] <= pacing_lag
+    for agent in agents:
+        assert agent.stats()["dropped_at_source"] == 0
+
+
+def test_a_host_that_only_acts_never_waits(inproc_lab: Any) -> None:
+    release = threading.Event()
+    register_algorithm("STUCK", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, slow_s=60.0, release=release))
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="STUCK", queue_items=8)
+    for _ in range(100):
+        inproc_lab.episode(agent, 16)
+    stats = agent.stats()
+    assert stats["submitted"] == 100
+    assert stats["dropped"]["overflow"] > 50
+    release.set()
+    agent.flush(20.0)
+    stats = agent.stats()
+    assert stats["submitted"] == stats["dropped_at_source"] + stats["refused"] + stats["accepted"]
+
+
+def test_waiting_ends_with_the_timeout_and_with_close(inproc_lab: Any) -> None:
+    release = threading.Event()
+    register_algorithm("STUCK", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, slow_s=60.0, release=release))
+    learner = inproc_lab.learner(pacing_lag=0)
+    agent = inproc_lab.agent(learner, algorithm_name="STUCK", overflow="wait", wait_timeout_s=0.1)
+    try:
+        with pytest.raises(LearnerUnavailable, match=r"0\.1 s \(waiting for credit or newer weights\)"):
+            simulate(agent, 100)
+        caught: list[BaseException] = []
+        patient = inproc_lab.agent(learner, algorithm_name="STUCK", overflow="wait")
+
+        def wait() -> None:
+            try:
+                simulate(patient, 100)
+            except Closed as exc:
+                caught.append(exc)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        with patient._io.changed:
+            patient._io.changed.wait_for(lambda: patient._io.waiting, timeout=10.0)
+        patient.close(0.1)
+        thread.join(10.0)
+        assert caught
+    finally:
+        release.set()
+
+
+def test_old_data_is_dropped_or_corrected(inproc_lab: Any) -> None:
+    for on_lag, verdict in (("drop", "stale"), ("correct", "trained")):
+        factory = FakeAlgorithm.factory(steps_per_update=16, rollout_length=16)
+        register_algorithm("LAGGED", factory)
+        learner = inproc_lab.learner(max_policy_lag=0, on_lag=on_lag)
+        agent = inproc_lab.agent(learner, algorithm_name="LAGGED", swap="episode")
+        traj, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
+        for version in (1, 2, 3):
+            inproc_lab.episode(agent, 16)
+            agent.wait_version(version, 20.0)
+        action.update_reward(1.0)
+        agent.mark_end_of_trajectory(traj, action)  # chosen by version 0
+        inproc_lab.episode(agent, 16)
+        agent.wait_version(4, 20.0)
+        agent.flush(20.0)
+        stats = agent.stats()
+        verdicts = learner.status()["clients"]["lab"]["verdicts"]
+        if on_lag == "drop":
+            assert verdicts["stale"] + stats["dropped"].get("lag", 0) == 1
+        else:
+            assert verdicts["stale"] == 0
+            assert factory.made[-1].corrected >= 1
+        assert verdict in verdicts
+
+
+def test_an_actor_may_start_before_its_learner(lab: Any) -> None:
+    address = lab.new_address()
+    if address.endswith(":0"):
+        address = lab.learner().address  # a port that was free a moment ago
+        lab.stack.pop_all().close()
+    joined: list[Any] = []
+    thread = threading.Thread(target=lambda: joined.append(lab.agent(address)))
+    thread.start()
+    learner = lab.learner(bind=address)
+    thread.join(30.0)
+    assert joined[0].digest == learner.digest("lab", 0)

@@ -148,11 +148,12 @@ class RL4SysAgent(Resource):
         if traj is not None and traj._last is not None and traj._last.done and not traj.completed:
             self.mark_end_of_trajectory(traj, traj._last)
         if traj is None or traj.completed:
-            self._enter(self._rollout)
             traj = self._begin()
         elif self._must_cut(traj._builder):
             self._cut(traj, observation, allowed)
+        if not traj._entered:
             self._enter(self._rollout)
+            traj._entered = True
         policy = self._policy_for(traj)
         raw, act, log_prob = policy.act(observation, allowed, self._sampler, self.config.explore)
         if leading and isinstance(act, np.ndarray):
@@ -328,7 +329,9 @@ class RL4SysAgent(Resource):
         """
         self._io.flushing += 1
         try:
-            self._wait(lambda: self._io.idle and self._io.gate.error is None, timeout_s, lambda: f"the ack of {self._in_actor} segments")
+            self._wait(
+                lambda: self._io.idle and self._io.gate.error is None, timeout_s, lambda: f"the ack of {self._in_actor} segments"
+            )
         finally:
             self._io.flushing -= 1
 
@@ -449,6 +452,7 @@ class RL4SysAgent(Resource):
         if builder.missing:
             self._late.append((time.monotonic() + self.config.reward_timeout_s, traj, builder))
         self._release_of(traj)
+        traj._entered = False
         rows = min(self._rollout, traj._cap_left)
         traj._builder = SegmentBuilder(self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + 1)
         return traj._builder

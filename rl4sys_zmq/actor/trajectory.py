@@ -88,7 +88,7 @@ class RL4SysAction:
         if builder is not None:
             builder.set_reward(self._row, value)
             self._reward = value
-            if not builder.missing:
+            if not builder.missing and self._agent._late:
                 self._agent._release()
         else:
             self._reward = value
@@ -108,6 +108,7 @@ class RL4SysTrajectory:
         "_builder",
         "_cap_left",
         "_closed",
+        "_entered",
         "_last",
         "_lost",
         "_policy",
@@ -129,6 +130,7 @@ class RL4SysTrajectory:
         self._last: RL4SysAction | None = None
         self._policy: object = None
         self._cap_left = cap
+        self._entered = False
 
     def __len__(self) -> int:
         return self.steps

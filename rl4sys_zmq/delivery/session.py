@@ -80,6 +80,7 @@ Action = Send | Joined | Rejected | Redial
 class _InFlight:
     seq: int
     packed: PackedSegment
+    before_steps: int
 
 
 class ActorSession:
@@ -106,6 +107,8 @@ class ActorSession:
         self._rng = rng
         self._window: deque[_InFlight] = deque()
         self._next_seq = 0
+        self._taken_steps = 0
+        self._generation = 0
         self._credit_items = 0
         self._session_verdicts: dict[str, int] = {}
         self._last_heard = self._last_sent = self._next_hello = 0.0
@@ -132,19 +135,24 @@ class ActorSession:
         """Sends segments, which the session keeps until they are durable. Call it only while `can_take`."""
         first = self._next_seq
         for p in packed:
-            self._window.append(_InFlight(self._next_seq, p))
+            self._window.append(_InFlight(self._next_seq, p, self._taken_steps))
             self._next_seq += 1
+            self._taken_steps += p.steps
             self.sent_steps += p.steps
         if self._resend_at == 0.0:
             self._arm(now)
         return [self._send(now, join_submit(first, self._want_steps, packed))]
 
     def want(self, now: float, steps: int) -> list[Action]:
-        """Says that the actor would like to have sent `steps` steps in all; silent when that is granted already."""
-        if self.state is not SessionState.JOINED or steps <= self._want_steps:
+        """Says that the actor would like to have sent `steps` steps in all; silent when that is granted already.
+
+        Wanting less gives credit back, which the next message that leaves anyway tells the learner.
+        """
+        if self.state is not SessionState.JOINED or steps == self._want_steps:
             return []
-        self._want_steps = steps
-        return [self._send(now, Heartbeat(steps))] if steps > self.credit_steps else []
+        more, self._want_steps = steps > self._want_steps, steps
+        self.credit_steps = min(self.credit_steps, steps)
+        return [self._send(now, Heartbeat(steps))] if more and steps > self.credit_steps else []
 
     def tick(self, now: float, held: tuple[int, int]) -> list[Action]:
         """Does what the clock asks for: hellos, heartbeats, resends, and giving up on a silent learner."""
@@ -230,12 +238,12 @@ class ActorSession:
         self.received = max(first, welcome.received)
         self.durable = self.trained = welcome.durable
         self._release()
-        if not welcome.accepted_steps:  # a stream that the learner has just begun: its verdicts count from 0 again
-            self._session_verdicts = {}
+        if welcome.generation != self._generation and not welcome.accepted_steps:
+            self._session_verdicts = {}  # another life of the learner, whose verdicts count from 0 again
+        self._generation = welcome.generation
         self._gap_at = None
         self._credit_items = self._next_seq
-        in_flight = sum(f.packed.steps for f in self._window if f.seq >= self.received)
-        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + in_flight
+        self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
         self._want_steps = self.min_version = 0
         self._resend_s = RESEND_S[0]
         return [Joined(welcome, gap), *self._resend(now)]
@@ -251,7 +259,9 @@ class ActorSession:
             self._arm(now)
         self.durable = ack.durable
         self.trained = max(self.trained, min(ack.trained, ack.durable))
-        self.credit_steps = ack.credit_steps
+        if ack.received >= self.received:  # else it is older than what is known, or has not seen a GAP
+            self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
+        self.credit_steps = min(ack.credit_steps, max(self._want_steps, self.sent_steps))
         self._credit_items = ack.credit_items
         self.min_version = ack.min_version
         for verdict in Verdict.ALL:
@@ -328,6 +338,13 @@ class ActorSession:
         waiting = self.received < self._next_seq
         self._resend_s = max(self._resend_s, RESEND_S[0])
         self._resend_at = now + self._resend_s * self._rng.uniform(0.9, 1.3) if waiting else 0.0
+
+    def _steps_from(self, seq: int) -> int:
+        """The steps in flight from `seq` on."""
+        if not self._window or seq >= self._next_seq:
+            return 0
+        first = self._window[max(0, seq - self._window[0].seq)]
+        return self._taken_steps - first.before_steps
 
     def _release(self) -> None:
         while self._window and self._window[0].seq < self.durable:

@@ -74,6 +74,11 @@ class Stream:
         self.received += count
         self.accepted_steps += steps
 
+    def wish(self, want_steps: int) -> None:
+        """Takes the actor's word for how far it would like to go; credit beyond that goes back to the others."""
+        self.want_steps = want_steps
+        self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
+
     def commit(self, end_seq: int) -> None:
         """Everything below `end_seq` is in the ledger."""
         self.durable = max(self.durable, end_seq)
@@ -121,6 +126,7 @@ class Stream:
             self.durable,
             self.trained,
             0,
+            self.accepted_steps,
             self.credit_steps,
             self.received + free_items,
             min_version,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rl4sys_zmq.delivery import CreditPool, Entry, Ledger, MemoryLedger, Stream, StreamTable, take_submit
+from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.testing.history import History, Violation
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -110,11 +111,10 @@ class SimLearner:
         stream.last_seen = now
         match message:
             case Submit():
-                stream.want_steps = max(stream.want_steps, message.want_steps)
                 self._dirty.add(stream.actor_id)
-                self._on_submit(stream, message, frames)
+                self._on_submit(now, stream, message, frames)
             case Heartbeat():
-                stream.want_steps = max(stream.want_steps, message.want_steps)
+                self._wish(stream, message.want_steps)
                 self._dirty.add(stream.actor_id)
             case Fetch():
                 pass
@@ -136,9 +136,12 @@ class SimLearner:
         welcome = Welcome(b"sim     ", self._generation, 0, 0, {}, "", *marks, "SIM", 0, -1, "drop", 1 << 26, MAX_STEPS, 1.0)
         return [(peer, welcome)]
 
-    def _on_submit(self, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
+    def _on_submit(self, now: float, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
+        if now - stream.progress_at >= IDLE_S:  # its credit may have been granted once more, to another
+            self.slack_steps += max(0, stream.credit_steps - stream.accepted_steps)
         before, credit = stream.accepted_steps, max(stream.credit_steps, stream.accepted_steps)
         intake = take_submit(stream, SCHEMA, message, frames)
+        self._wish(stream, message.want_steps)
         self._accepted += intake.accepted
         over = max(0, stream.accepted_steps - credit) if stream.accepted_steps > before else 0
         if self.strict and over > MAX_STEPS:
@@ -146,6 +149,7 @@ class SimLearner:
         self.slack_steps += over
         if intake.entry is None:
             return
+        stream.progress_at = now
         key = (stream.actor_id, stream.incarnation)
         for index, header in enumerate(message.segments[intake.entry.skip :]):
             seq = message.first_seq + intake.entry.skip + index
@@ -157,6 +161,11 @@ class SimLearner:
         self._sessions.pop(peer, None)
         self._table.hang_up(stream)
         self._reclaim(stream)
+
+    def _wish(self, stream: Stream, want_steps: int) -> None:
+        before = stream.credit_steps
+        stream.wish(want_steps)
+        self.slack_steps += before - stream.credit_steps
 
     def _reclaim(self, stream: Stream) -> None:
         """What is taken back may be on its way all the same."""
@@ -179,8 +188,8 @@ class SimLearner:
         if not self._dirty:
             return []
         live = self._table.live()
-        self._dirty.update(s.actor_id for s in self._pool.grant(live))
-        self._check_credit(live)
+        self._dirty.update(s.actor_id for s in self._pool.grant(live, now))
+        self._check_credit(live, now)
         share = max(0, QUEUE_ITEMS - sum(s.pending for s in self._table.all())) // max(1, len(live))
         out: list[tuple[bytes, Message]] = []
         for stream in live:
@@ -204,8 +213,8 @@ class SimLearner:
         if pending:
             raise Violation("disposed", f"the streams say that {pending} segments are pending")
 
-    def _check_credit(self, live: Sequence[Stream]) -> None:
-        promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in live)
+    def _check_credit(self, live: Sequence[Stream], now: float) -> None:
+        promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in live if now - s.progress_at < IDLE_S)
         limit = self._pool.limit_steps + self.slack_steps
         if self._pool.delivered_steps + promised > limit:
             raise Violation("credit", f"{self._pool.delivered_steps} came, {promised} are promised; the limit is {limit}")

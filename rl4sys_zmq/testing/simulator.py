@@ -350,7 +350,7 @@ class _Actor:
         self._sim.carry(self, self.link, message, up=False)
         if not self._sim.quiet and self._sim.rng.random() < self._sim.schedule.lie:
             end = self.session.submitted + self._sim.rng.choice([1000, 1 << 62])
-            lie = Ack(end, end, end, 0, 0, 0, 0, {})
+            lie = Ack(end, end, end, 0, 0, 0, 0, 0, {})
             self._sim.carry(self, self.link, lie, up=False)
 
     def _dial(self) -> None:

@@ -114,7 +114,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """I am alive, and would like to have submitted `want_steps` steps in all (in the units of `Ack.credit_steps`)."""
+    """I am alive, and would like to have submitted `want_steps` steps in all (in the units of `Ack.credit_steps`).
+
+    The last word counts: an actor that wants less than before gives credit back.
+    """
 
     KIND: ClassVar[int] = 3
     want_steps: int
@@ -197,6 +200,7 @@ class Ack:
         durable: all below are in the ledger.
         trained: all below have been disposed of.
         checkpointed: all below are covered by a checkpoint.
+        accepted_steps: the steps of all segments below `received`, in the units of `credit_steps`.
         credit_steps: a segment may leave while the steps accepted and in flight are fewer than this.
         credit_items: the first sequence number that may not leave yet.
         min_version: the least version to start a segment with (within the current generation).
@@ -208,6 +212,7 @@ class Ack:
     durable: int
     trained: int
     checkpointed: int
+    accepted_steps: int
     credit_steps: int
     credit_items: int
     min_version: int

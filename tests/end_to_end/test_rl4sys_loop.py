@@ -1,0 +1,146 @@
+"""A program written for RL4Sys trains here: its documented calls, its tensors, its configuration; only the import differs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq import RL4SysAgent
+
+torch = pytest.importorskip("torch")
+gym = pytest.importorskip("gymnasium")
+
+MAX_STEPS = 400_000
+CONFIGURATION: dict[str, Any] = {
+    "client_id": "cart-pole",
+    "algorithm_name": "PPO",
+    "algorithm_parameters": {
+        "batch_size": 64,
+        "act_dim": 2,
+        "seed": 0,
+        "traj_per_epoch": 16,
+        "clip_ratio": 0.2,
+        "gamma": 0.99,
+        "lam": 0.95,
+        "pi_lr": 1e-3,
+        "vf_lr": 1e-3,
+        "train_pi_iters": 10,
+        "train_v_iters": 10,
+        "target_kl": None,
+        "input_size": 4,
+    },
+    "act_limit": 1.0,
+    "max_traj_length": 1000,
+    "type": "onpolicy",
+    "send_frequency": 10,
+}
+
+
+def serve(pipe: Connection, max_policy_lag: int | None) -> None:
+    """The learner's process: says its address, serves until told, says its status."""
+    from rl4sys_zmq.learner import Learner, LearnerConfig
+
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, max_policy_lag=max_policy_lag, shutdown_timeout_s=10.0)
+    with Learner(config) as learner:
+        pipe.send(learner.address)
+        pipe.recv()
+        pipe.send(learner.status())
+
+
+class LearnerProcess:
+    """A learner in another process, as RL4Sys's users have it; two Python loops in one would wait for each other's lock."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.address: str = pipe.recv() if pipe.poll(60.0) else ""
+        self._pipe = pipe
+        self._status: dict[str, Any] = {}
+
+    def stop(self) -> dict[str, Any]:
+        """Ends it; returns its last status."""
+        if not self._status:
+            self._pipe.send("stop")
+            self._status = self._pipe.recv()
+        return self._status
+
+
+@contextmanager
+def learner_process(max_policy_lag: int | None) -> Iterator[LearnerProcess]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs, max_policy_lag))
+    process.start()
+    try:
+        learner = LearnerProcess(ours)
+        assert learner.address, "the learner has not started"
+        yield learner
+        learner.stop()
+        process.join(30.0)
+        assert process.exitcode == 0
+    finally:
+        if process.is_alive():
+            process.kill()
+        process.join()
+        ours.close()
+        theirs.close()
+
+
+def test_a_loop_of_rl4syss_calls_trains_cartpole(tmp_path: Path, seed: int) -> None:
+    """The default overflow drops and never waits; what the learner finds too old is dropped, at the source mostly."""
+    with learner_process(max_policy_lag=4) as learner:
+        parameters = {**CONFIGURATION["algorithm_parameters"], "seed": seed}
+        configuration = {**CONFIGURATION, "algorithm_parameters": parameters, "train_server_address": learner.address}
+        conf_path = tmp_path / "cart_conf.json"
+        conf_path.write_text(json.dumps(configuration))
+
+        agent = RL4SysAgent(conf_path=str(conf_path))
+        try:
+            mean, steps, episodes = train(agent, seed)
+            stats = agent.stats()
+        finally:
+            agent.close()
+        client = learner.stop()["clients"]["cart-pole"]
+    print(f"seed {seed}: mean return {mean:.1f} after {steps} steps, {episodes} episodes, {client['updates']} updates")
+    print(f"dropped at the source {stats['dropped']}, verdicts {client['verdicts']}, policy lag {client['policy_lag']:.2f}")
+    assert mean >= 195
+    assert client["state"] == "running"
+    assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"]
+    assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
+
+
+def train(agent: RL4SysAgent, seed: int) -> tuple[float, int, int]:
+    """RL4Sys's lunar loop with another environment: returns the mean return of 100 episodes, the steps and the episodes."""
+    env = gym.make("CartPole-v1")
+    returns: deque[float] = deque(maxlen=100)
+    steps = episodes = 0
+    mean = 0.0
+    while steps < MAX_STEPS and mean < 195:
+        obs, _ = env.reset(seed=seed % 1_000_000 + episodes)
+        obs_tensor = torch.as_tensor(obs, dtype=torch.float32).unsqueeze(0)
+        traj, done, cumulative_reward = None, False, 0.0
+        while not done:
+            traj, action = agent.request_for_action(traj, obs_tensor)
+            act = action.act
+            act_val = int(act.item()) if hasattr(act, "item") else int(act[0]) if hasattr(act, "__len__") else int(act)
+            next_obs, reward, terminated, truncated, _ = env.step(act_val)
+            done = terminated or truncated
+            action.update_reward(reward)
+            agent.add_to_trajectory(traj, action)
+            cumulative_reward += float(reward)
+            steps += 1
+            obs_tensor = torch.as_tensor(next_obs, dtype=torch.float32).unsqueeze(0)
+            if done:
+                agent.mark_end_of_trajectory(traj, action)
+        episodes += 1
+        returns.append(cumulative_reward)
+        if len(returns) == 100:
+            mean = sum(returns) / 100
+    env.close()
+    return mean, steps, episodes

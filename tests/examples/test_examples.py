@@ -1,0 +1,141 @@
+"""Every example runs, as a user would start it, against a learner of this process."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.learner import Learner, LearnerConfig
+
+pytest.importorskip("torch")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 90.0
+
+
+@pytest.fixture
+def learner() -> Iterator[Learner]:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0)) as learner:
+        yield learner
+
+
+def run(*words: object) -> str:
+    """Runs Python with these arguments; returns what it printed, and fails with it when it failed."""
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=LIMIT_S, cwd=EXAMPLES.parent, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def start(words: Sequence[object]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=EXAMPLES.parent
+    )
+
+
+def test_lunar_lander_feeds_the_learner(learner: Learner) -> None:
+    pytest.importorskip("Box2D")
+    flags = ["--number-of-iterations", 3, "--number-of-moves", 80, "--client-id", "moon", "--address", learner.address]
+    out = run(EXAMPLES / "lunar_lander.py", *flags)
+    assert "episodes     3" in out
+    client = learner.status()["clients"]["moon"]
+    assert client["algorithm"] == "PPO"
+    assert client["accepted"] >= 3
+    assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
+
+
+def test_copies_with_other_seeds_share_one_client(learner: Learner) -> None:
+    pytest.importorskip("Box2D")
+    script, common = EXAMPLES / "lunar_lander.py", ["--number-of-iterations", 2, "--number-of-moves", 70, "--address", learner.address]
+    copies = [start([script, *common, "--seed", seed]) for seed in (1, 2)]
+    for copy in copies:
+        out, err = copy.communicate(timeout=LIMIT_S)
+        assert copy.returncode == 0, out + err
+    client = learner.status()["clients"]["lunar_lander"]
+    assert len(client["actors"]) == 2
+    assert client["accepted"] >= 4
+
+
+def test_lunar_lander_waits_for_its_learner_and_ctrl_c_ends_it() -> None:
+    pytest.importorskip("Box2D")
+    copy = start([EXAMPLES / "lunar_lander.py", "--address", "tcp://127.0.0.1:1"])
+    try:
+        assert copy.stdout is not None
+        assert "waiting for the learner at tcp://127.0.0.1:1" in copy.stdout.readline()
+        copy.send_signal(signal.SIGINT)
+        asked = time.monotonic()
+        _, err = copy.communicate(timeout=LIMIT_S)
+        assert copy.returncode == 130, err
+        assert "Traceback" not in err
+        assert time.monotonic() - asked < 10.0  # two seconds on a machine that does nothing else
+    finally:
+        copy.kill()
+        copy.wait()
+
+
+def test_ctrl_c_ends_a_running_lunar_lander(learner: Learner) -> None:
+    pytest.importorskip("Box2D")
+    copy = start([EXAMPLES / "lunar_lander.py", "--address", learner.address])
+    try:
+        learner.wait(client_id="lunar_lander", version=1, timeout_s=LIMIT_S)  # it has sent 4096 steps, and is sending more
+        copy.send_signal(signal.SIGINT)
+        out, err = copy.communicate(timeout=LIMIT_S)
+        assert copy.returncode == 130, err
+        assert "Traceback" not in err
+        assert "episodes" in out  # the last line tells what was done
+    finally:
+        copy.kill()
+        copy.wait()
+
+
+def test_the_lunar_configuration_is_in_rl4syss_form() -> None:
+    given = json.loads((EXAMPLES / "luna_conf.json").read_text())
+    theirs = {"client_id", "algorithm_name", "algorithm_parameters", "act_limit", "max_traj_length", "type"}
+    assert theirs | {"train_server_address", "send_frequency"} <= set(given)
+    config = AgentConfig.load(EXAMPLES / "luna_conf.json", client_id="other", seed=7)
+    assert (config.client_id, config.seed, config.algorithm_parameters["seed"]) == ("other", 7, 0)
+    assert config.overflow == "wait"
+
+
+WITHOUT_TORCH = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+heavy = {"torch", "gymnasium", "tensorboard", "matplotlib"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_the_edge_script_runs_without_torch_and_gymnasium(learner: Learner) -> None:
+    flags = ["--address", learner.address, "--steps", 4800, "--period-ms", 0]
+    out = run("-c", WITHOUT_TORCH, EXAMPLES / "edge_script.py", *flags)
+    assert len(re.findall(r"mean error \d", out)) == 2
+    client = learner.status()["clients"]["thermostat"]
+    assert client["accepted"] >= 1
+    assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
+
+
+def test_the_edge_script_goes_on_without_its_learner() -> None:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0)) as learner:
+        copy = start([EXAMPLES / "edge_script.py", "--address", learner.address, "--steps", 12_000, "--period-ms", 0.2])
+        assert copy.stdout is not None
+        assert "policy version" in copy.stdout.readline()
+    out, err = copy.communicate(timeout=LIMIT_S)
+    assert copy.returncode == 0, err
+    assert "minute 12000" in out
+    assert "joining" in out  # it looked for the learner all the while
+
+
+def test_the_edge_script_is_short() -> None:
+    assert len((EXAMPLES / "edge_script.py").read_text().splitlines()) < 60

@@ -14,7 +14,6 @@ from typing import Any
 
 import click
 
-from rl4sys_zmq import __version__
 from rl4sys_zmq.cli.signals import INTERRUPTED, Signals, Stopping
 from rl4sys_zmq.errors import ConfigError, RL4SysError, RunDirectoryError, TransportError
 
@@ -130,4 +129,5 @@ def settings(prefix: str) -> dict[str, Any]:
     return {"auto_envvar_prefix": prefix, "help_option_names": ["-h", "--help"], "show_default": True, "max_content_width": 110}
 
 
-version_option = click.version_option(__version__, prog_name="rl4sys_zmq")
+# The package itself stands above this floor; it is loaded, since this module is one of its own.
+version_option = click.version_option(sys.modules["rl4sys_zmq"].__version__, prog_name="rl4sys_zmq")

@@ -7,7 +7,6 @@ import Gymnasium: nobody waits for anybody longer than necessary.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import subprocess
 import sys
@@ -311,7 +310,7 @@ def _actors(task: Task) -> str:
 
 def _child_environment() -> dict[str, str]:
     """This environment, with the package found where this process found it, and one thread for numpy's small products."""
-    package = Path(importlib.import_module("rl4sys_zmq").__file__ or "").parent.parent
+    package = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
     ours = {k: v for k, v in os.environ.items() if not k.startswith("RL4SYS_ACTOR_")}
     return {**ours, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import TimeoutError as CallTimeout
@@ -16,7 +17,7 @@ from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.errors import Closed, ConfigError
 from rl4sys_zmq.learner import Learner
 
 __all__ = ["await_status", "serve", "warm_up"]
@@ -62,8 +63,27 @@ def start(config: LearnerConfig) -> Learner:
 
 
 def warm_up() -> None:
-    """Imports what the first client needs, so that the gateway need not stand still for it."""
-    importlib.import_module("rl4sys_zmq.learner.algorithms.ppo")
+    """Imports what the first client needs, so that the gateway need not stand still for it.
+
+    In a thread of its own: a signal then leaves no half-imported torch to a gateway that still runs.
+
+    Raises:
+        ConfigError: when the learner's extra is damaged.
+    """
+    failures: list[Exception] = []
+
+    def load() -> None:
+        try:
+            importlib.import_module("rl4sys_zmq.learner.algorithms.ppo")
+        except Exception as exc:  # noqa: BLE001  # raised below, in the thread that asked
+            failures.append(exc)
+
+    thread = threading.Thread(target=load, name="import-torch", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_S)
+    if failures:
+        raise ConfigError(f"torch cannot be imported ({failures[0]}): pip install 'rl4sys-zmq[learner]'") from failures[0]
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:

@@ -79,9 +79,10 @@ def elements(shape: object) -> int:
     """
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60}")
-    if prod(max(n, 1) for n in shape) > MAX_ELEMENTS:
+    count = prod(shape)
+    if count > MAX_ELEMENTS or (count == 0 and prod(max(n, 1) for n in shape) > MAX_ELEMENTS):
         raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} has more than {MAX_ELEMENTS} elements")
-    return prod(shape)
+    return count
 
 
 def _encode(value: object) -> object:

@@ -20,6 +20,8 @@ from rl4sys_zmq.wire.messages import Verdict
 SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "500"))
 MUTANT_SCHEDULES = 400
 CALM = Schedule(2, 20, 5.0, 0.0, 0.0, 0.0, 0.0, False, 0.01, 30.0, 0, 0, 0, 0)
+MANY_LIVES = Schedule(2, 25, 12.0, 0.05, 0.1, 0.0, 0.0, True, 2.0, 30.0, 0, 0, 6, 0)
+LONG_SILENCES = Schedule(2, 25, 20.0, 0.3, 0.0, 0.0, 0.0, False, 0.2, 4.0, 0, 0, 0, 4)
 
 
 def test_no_schedule_breaks_a_guarantee(seed):
@@ -72,11 +74,6 @@ class AckBeforeCommit(Stream):
         return replace(super().ack(**kwargs), durable=self.received)
 
 
-class NoResume(Stream):
-    def resume(self, first_seq):
-        return 0
-
-
 class DurableNeverMoves(Stream):
     def commit(self, end_seq):
         pass
@@ -117,9 +114,10 @@ class OneStreamForAllIncarnations(StreamTable):
 
 
 class GrantsTwice(CreditPool):
-    def grant(self, streams):
+    def grant(self, streams, now):
         for stream in (granted := list(streams)):
             stream.credit_steps = max(stream.credit_steps, min(stream.want_steps, stream.accepted_steps + 24))
+            stream.progress_at = now
         return granted
 
 
@@ -190,26 +188,25 @@ class IgnoresCredit(ActorSession):
 
 
 MUTANTS = {
-    "no_dedupe": ({"parts": table_of(NoDedupe)}, {"identity"}),
+    "no_dedupe": ({"parts": table_of(NoDedupe)}, {"identity", "order"}),
     "gap_accepted": ({"parts": table_of(GapAccepted)}, {"order"}),
     "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"released"}),
-    "no_resume": ({"parts": table_of(NoResume)}, {"wedged", "order"}),
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
-    "forgets_marks": ({"parts": LearnerParts(table=ForgetsMarks)}, {"once", "order"}),
-    "no_fencing": ({"parts": LearnerParts(table=NoFencing)}, {"once", "order"}),
+    "forgets_marks": ({"parts": LearnerParts(table=ForgetsMarks), "schedule": LONG_SILENCES}, {"once", "order"}),
+    "no_fencing": ({"parts": LearnerParts(table=NoFencing), "schedule": MANY_LIVES}, {"once", "order", "released", "verdicts"}),
     "one_stream_for_all": ({"parts": LearnerParts(table=OneStreamForAllIncarnations)}, {"released", "order", "identity", "wedged"}),
-    "seq_reuse": ({"reuse_incarnations": True}, {"identity", "released", "wedged", "order"}),
+    "seq_reuse": ({"reuse_incarnations": True}, {"identity", "released", "wedged", "order", "conserved"}),
     "grants_twice": ({"parts": LearnerParts(pool=GrantsTwice)}, {"credit"}),
-    "leaks_credit": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged"}),
+    "leaks_credit": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "credit"}),
     "disposes_twice": ({"parts": LearnerParts(ledger=CommitsTwice)}, {"once"}),
     "loses_entries": ({"parts": LearnerParts(ledger=LosesEntries)}, {"wedged", "released", "disposed"}),
-    "believes_any_ack": ({"actor_session": BelievesAnyAck}, {"released"}),
+    "believes_any_ack": ({"actor_session": BelievesAnyAck}, {"released", "wedged"}),
     "releases_on_received": ({"actor_session": ReleasesOnReceived}, {"released"}),
     "never_resends": ({"actor_session": NeverResends}, {"wedged"}),
     "counts_verdicts_again": ({"actor_session": CountsVerdictsAgain}, {"verdicts"}),
     "never_says_hello_again": ({"actor_session": NeverSaysHelloAgain}, {"wedged"}),
     "forgets_its_window": ({"actor_session": ForgetsItsWindowOnRedial}, {"released", "wedged", "conserved"}),
-    "ignores_credit": ({"actor_session": IgnoresCredit}, {"credit"}),
+    "ignores_credit": ({"actor_session": IgnoresCredit, "schedule": CALM}, {"credit"}),
 }
 
 

@@ -43,8 +43,7 @@ class PPO:
     - Advantages are normalised over the batch, not over each minibatch; minibatches of one pass are equally large.
     - Observation statistics are refreshed at the end of an update and leave with the snapshot: until the next one the
       learner uses those that its actors use, and at a lag of 0 the first ratio is 1.
-    - With ``traj_per_epoch`` every segment counts as a trajectory (an actor cuts only at ``max_traj_length`` then), unless
-      ``rollout_length`` is set: then the ended ones count.
+    - ``traj_per_epoch`` counts trajectories: episodes that ended, and parts of endless ones that filled ``max_traj_length``.
     - `state` holds no segments: those not yet trained on are delivered again.
     """
 
@@ -93,7 +92,7 @@ class PPO:
             return
         self._taken.append((segment, correct))
         self._buffered += segment.steps
-        self._trajectories += self._completes(segment)
+        self._trajectories += segment.ended or segment.capped
 
     def demand(self) -> int:
         """The steps that are missing from the batch; with ``traj_per_epoch`` an estimate from the mean trajectory."""
@@ -108,14 +107,13 @@ class PPO:
         if self.demand() > 0:
             return None
         rollout = gather(self._taken, self._spec.observation_space, self._spec.action_space)
+        trajectories = self._trajectories
         self._taken, self._buffered, self._trajectories = [], 0, 0
         metrics = self._train(rollout)
         self._steps += len(rollout.rewards)
-        for segment in rollout.segments:
-            if self._completes(segment):
-                whole = self.parameters.rollout_length is None
-                steps = segment.steps if whole else segment.episode_length or segment.steps
-                self._trajectory_length += LENGTH_STEP * (steps - self._trajectory_length)
+        if trajectories:
+            mean_length = len(rollout.rewards) / trajectories
+            self._trajectory_length += (1 - (1 - LENGTH_STEP) ** trajectories) * (mean_length - self._trajectory_length)
         if self._normalise:
             self._moments.update(rollout.features.numpy()[rollout.rows])
             self._mean = torch.from_numpy(self._moments.mean.astype(np.float32))
@@ -167,9 +165,6 @@ class PPO:
         if self._reward_scale is not None:
             self._reward_scale.load(state["rewards"])
         self._taken, self._buffered, self._trajectories = [], 0, 0
-
-    def _completes(self, segment: Segment) -> bool:
-        return segment.ended or self.parameters.rollout_length is None
 
     def _train(self, rollout: Rollout) -> dict[str, float]:
         """The passes over one batch, and what they measured."""

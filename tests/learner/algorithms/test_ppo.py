@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -137,11 +139,13 @@ def test_trajectories_are_counted_when_asked():
     assert algorithm.demand() > 0
 
 
-def test_with_a_rollout_length_only_ended_segments_are_trajectories():
-    algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 1, "rollout_length": 4}), np.random.default_rng(0)
+def test_ended_and_capped_segments_are_trajectories():
+    algorithm, rng = make({"steps_per_epoch": None, "traj_per_epoch": 2, "rollout_length": 4}), np.random.default_rng(0)
     algorithm.observe(segment(algorithm, rng, 4, episode=1))
     assert algorithm.demand() > 0
     algorithm.observe(segment(algorithm, rng, 2, episode=1, index=1, terminated=True))
+    assert algorithm.demand() > 0
+    algorithm.observe(replace(segment(algorithm, rng, 4, episode=2), capped=True))
     assert algorithm.demand() == 0
 
 

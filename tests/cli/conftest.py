@@ -1,0 +1,118 @@
+"""Commands as processes, with a watchdog on everything and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import rl4sys_zmq
+
+PACKAGE = Path(rl4sys_zmq.__file__).parent.parent
+START_S = 60.0
+
+
+class Command:
+    """A running command. Its stdout is read line by line, its stderr kept."""
+
+    def __init__(self, module: str, arguments: tuple[str, ...], folder: Path) -> None:
+        self._errors = (folder / f"stderr-{time.monotonic_ns()}").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"rl4sys_zmq.cli.{module}", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def wait_for(self, pattern: str, timeout_s: float = START_S) -> re.Match[str]:
+        """The first line from here on that matches."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            assert line is not None, f"it ended before {pattern!r}: {self.lines}, {self.errors}"
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+
+    def end(self, timeout_s: float = START_S) -> int:
+        """Waits for the end; returns the exit code."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        while (line := self._queue.get_nowait()) is not None:
+            self.lines.append(line)
+        self._queue.put(None)
+        return code
+
+    def wait_for_handlers(self, timeout_s: float = START_S) -> None:
+        """Until it handles SIGTERM, which the interpreter alone does not."""
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while not int(self._status("SigCgt"), 16) >> (signal.SIGTERM - 1) & 1:
+            assert time.monotonic() < deadline
+            pause.wait(0.01)
+
+    def _status(self, key: str) -> str:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return text.partition(f"{key}:")[2].split()[0]
+
+    def signal(self, signum: signal.Signals, within_s: float = 2.0) -> int:
+        """Sends a signal; returns the exit code, or fails when that takes longer than allowed."""
+        began = time.monotonic()
+        self.process.send_signal(signum)
+        code = self.end(within_s + 10.0)
+        assert time.monotonic() - began < within_s, self.lines
+        return code
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to stderr so far."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for stream in (self.process.stdin, self.process.stdout, self._errors):
+            if stream is not None:
+                stream.close()
+
+
+Spawn = Callable[..., Command]
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Spawn]:
+    """Starts commands: ``spawn("learner", "serve", "--port", "0")``; they run in `tmp_path`."""
+    commands: list[Command] = []
+
+    def start(module: str, *arguments: str) -> Command:
+        commands.append(Command(module, arguments, tmp_path))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.close()

@@ -1,0 +1,255 @@
+"""Usage, configuration and exit codes, without processes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from rl4sys_zmq import __version__
+from rl4sys_zmq.cli import app
+from rl4sys_zmq.cli.actor import main as actor
+from rl4sys_zmq.cli.learner import main as learner
+from rl4sys_zmq.cli.rundir import fresh_run_dir
+from rl4sys_zmq.errors import RunDirectoryError
+
+LUNA = {
+    "client_id": "luna",
+    "algorithm_name": "PPO",
+    "algorithm_parameters": {"act_dim": 4, "input_size": 8, "traj_per_epoch": 10, "pi_lr": 3e-4, "seed": 0},
+    "act_limit": 1.0,
+    "max_traj_length": 1000,
+    "type": "onpolicy",
+    "train_server_address": "localhost:50051",
+    "send_frequency": 10,
+}
+SECTIONS = {
+    "algorithm": "DQN",
+    "algorithm_parameters": {"gamma": 0.99},
+    "network_architecture": {"hidden_sizes": [64, 64], "activation": "relu"},
+    "training": {"batch_size": 64},
+    "communication": {"server_address": "localhost:50051", "timeout": 5},
+}
+GLOBAL = {
+    "default_algorithm": "PPO",
+    "algorithms": {"PPO": {"gamma": 0.9}, "TD3": {"a": 1}},
+    "server": {"training_server": {"prefix": "tcp://", "host": "localhost", "port": ":50051"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def learners_extra() -> None:
+    """What `rl4sys-learner` needs."""
+    for module in ("torch", "tensorboard", "rich", "matplotlib"):
+        pytest.importorskip(module)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        yield held.getsockname()[1]
+
+
+def invoke(group: click.Group, *arguments: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(group, arguments)
+
+
+def refused(result: Result, code: int = 2) -> str:
+    """The one line on stderr of a command that failed."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[click.Group, tuple[str, ...]]]:
+    yield group, path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from ((group, (*path, *rest)) for _, rest in commands(command, (name,)))
+        else:
+            yield group, (*path, name)
+
+
+@pytest.mark.parametrize(("group", "path"), [*commands(learner), *commands(actor)])
+def test_every_command_has_help(group: click.Group, path: tuple[str, ...]) -> None:
+    result = invoke(group, *path, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.stdout
+
+
+@pytest.mark.parametrize("group", [learner, actor])
+def test_version(group: click.Group) -> None:
+    assert __version__ in invoke(group, "--version").stdout
+
+
+@pytest.mark.parametrize(
+    ("group", "arguments", "said"),
+    [
+        (learner, ["serve", "--prot", "1"], "'--port'"),
+        (learner, ["serve", "--port", "70000"], "70000"),
+        (learner, ["serve", "--port", "1", "--bind", "127.0.0.1:2"], "either --port or --bind"),
+        (learner, ["frobnicate"], "frobnicate"),
+        (learner, ["demo", "--algorithm", "sarsa"], "sarsa"),
+        (learner, ["demo", "--actors", "0"], "0"),
+        (learner, ["status"], "ADDRESS"),
+        (learner, ["status", "nonsense"], "nonsense"),
+        (learner, ["plot", "nowhere"], "nowhere"),
+        (actor, ["run"], "--env"),
+        (actor, ["run", "--env", "CartPole-v1", "--num-envs", "0", "--client-id", "a"], "0"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(group: click.Group, arguments: list[str], said: str) -> None:
+    assert said in refused(invoke(group, *arguments))
+
+
+@pytest.mark.usefixtures("learners_extra")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--config", "missing.json"], "missing.json: no such file"),
+        (["--bind", "0.0.0.0:0"], "--insecure"),
+        (["--bind", "nonsense"], "nonsense"),
+        (["--port", "0", "--run-dir", "file"], "is a file"),
+        (["--port", "0", "--run-dir", "file/run"], "cannot be written"),
+    ],
+)
+def test_a_learner_that_cannot_start_as_asked_says_so(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "file").touch()
+    assert said in refused(invoke(learner, "serve", *arguments))
+
+
+@pytest.mark.usefixtures("learners_extra")
+def test_a_taken_port_is_named_and_leaves_no_run_behind(tmp_path: Path, taken_port: int) -> None:
+    assert f"127.0.0.1:{taken_port} is already in use" in refused(invoke(learner, "serve", "--port", str(taken_port)))
+    assert not (tmp_path / "runs" / "learner").exists()
+
+
+@pytest.mark.usefixtures("learners_extra")
+def test_options_come_from_the_environment_too(taken_port: int) -> None:
+    said = refused(invoke(learner, "serve", RL4SYS_LEARNER_SERVE_PORT=str(taken_port), RL4SYS_LEARNER_SERVE_RUN_DIR="r"))
+    assert str(taken_port) in said
+
+
+@pytest.mark.parametrize(
+    ("group", "arguments", "missing", "extra"),
+    [
+        (learner, ["serve"], "torch", "learner"),
+        (learner, ["demo"], "rich", "learner"),
+        (learner, ["demo"], "gymnasium", "gym"),
+        (learner, ["algorithms"], "torch", "learner"),
+        (learner, ["plot", "r"], "matplotlib", "learner"),
+        (actor, ["run", "--env", "CartPole-v1", "--client-id", "a"], "gymnasium", "gym"),
+    ],
+)
+def test_a_missing_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, group: click.Group, arguments: list[str], missing: str, extra: str
+) -> None:
+    real = find_spec
+    present = object()
+
+    def find(name: str, *rest: Any) -> object:
+        return None if name == missing else real(name, *rest) or present
+
+    monkeypatch.setattr(app.importlib.util, "find_spec", find)
+    assert f"pip install 'rl4sys-zmq[{extra}]'" in refused(invoke(group, *arguments))
+
+
+def test_an_absent_learner_is_a_failure_not_a_usage_error(taken_port: int) -> None:
+    said = refused(invoke(learner, "status", f"127.0.0.1:{taken_port}", "--timeout", "0.05"), code=1)
+    assert f"127.0.0.1:{taken_port}" in said
+
+
+def test_an_unknown_environment_is_named() -> None:
+    pytest.importorskip("gymnasium")
+    assert "Nope" in refused(invoke(actor, "run", "--env", "Nope-v1", "--client-id", "a"))
+    assert "client_id is missing" in refused(invoke(actor, "run", "--env", "CartPole-v1"))
+
+
+@pytest.mark.usefixtures("learners_extra")
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (LUNA, ["an agent's configuration", "learning_rate: 0.0003", "PPO (onpolicy) can be built"]),
+        (SECTIONS, ["an agent's configuration", "client_id: not in the file", "hidden_sizes: [64, 64]", "DQN (offpolicy)"]),
+        (GLOBAL, ["a learner's configuration", "algorithms.PPO", "TD3: this learner has no such algorithm"]),
+        ({"clients": {"luna": {"algorithm_name": "PPO"}}}, ["a learner's configuration", "clients.luna: PPO"]),
+        ({"client_id": "luna"}, ["the learner's file says it"]),
+    ],
+)
+def test_a_good_file_is_ok_and_says_what_will_be_used(tmp_path: Path, content: dict[str, Any], says: list[str]) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(content))
+    result = invoke(learner, "config", "check", "file.json")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "ok"
+    for text in says:
+        assert text in result.stdout
+
+
+@pytest.mark.usefixtures("learners_extra")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({**LUNA, "send_frequenzy": 1}, "'send_frequency'"),
+        ({**LUNA, "algorithm_parameters": {"gama": 1.0}}, "'gamma'"),
+        ({**LUNA, "algorithm_name": "PPQ"}, "'PPO'"),
+        ({**GLOBAL, "algorithms": {"PPO": {"gamma": "high"}}}, "algorithms.PPO: algorithm_parameters.gamma"),
+        (
+            {"clients": {"luna": {"algorithm_name": "DQN", "algorithm_parameters": {"tau": 2}}}},
+            "clients.luna: algorithm_parameters.tau",
+        ),
+    ],
+)
+def test_a_bad_file_is_one_line_with_the_key_and_the_file(tmp_path: Path, content: dict[str, Any], said: str) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(content))
+    line = refused(invoke(learner, "config", "check", "file.json"))
+    assert said in line
+    assert "file.json" in line
+
+
+@pytest.mark.usefixtures("learners_extra")
+def test_algorithms_are_listed_with_synonyms() -> None:
+    listed = invoke(learner, "algorithms").stdout
+    assert {"PPO", "DQN"} <= set(listed.splitlines())
+    assert "pi_lr" in listed
+    assert "clip_coef = 0.2" in listed
+
+
+def test_runs_are_never_mixed(tmp_path: Path) -> None:
+    for expected in ("run", "run-2", "run-3"):
+        with fresh_run_dir(tmp_path / "run") as run_dir:
+            assert run_dir == tmp_path / expected
+
+
+def test_a_run_that_did_not_start_gives_its_directory_back(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), fresh_run_dir(tmp_path / "run"):
+        raise KeyError
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_with_other_files_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes").touch()
+    with pytest.raises(KeyError), fresh_run_dir(tmp_path / "run"):
+        raise KeyError
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["notes"]
+
+
+def test_a_run_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(RunDirectoryError, match="is a file"), fresh_run_dir(tmp_path / "run"):
+        pass

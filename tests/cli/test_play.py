@@ -1,0 +1,109 @@
+"""The loop of ``rl4sys-actor run``: ends, truncations and resets, against a recording agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.cli.act import Tally, play
+
+
+class Env:
+    """Observations count the steps of an episode; per step `script` says: ``.`` on, ``t`` time is up, ``x`` dead, ``b`` both."""
+
+    def __init__(self, script: str) -> None:
+        self._script, self._at, self._count = script, 0, 0
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self._count = 0
+        return np.array([0.0], dtype=np.float32), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        kind = self._script[self._at % len(self._script)]
+        self._at += 1
+        self._count += 1
+        return np.array([float(self._count)], dtype=np.float32), 1.0, kind in "xb", kind in "tb", {}
+
+
+class Action:
+    act = 0
+
+    def __init__(self, log: list[Any], i: int) -> None:
+        self.log, self.i = log, i
+
+    def update_reward(self, reward: float) -> None:
+        self.log.append(("reward", self.i, reward))
+
+
+class Agent:
+    """Notes every call."""
+
+    version = 0
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+    def request_for_actions(self, trajs: Any, obs: Any) -> Any:
+        self.log.append(("request", obs.ravel().tolist()))
+        return list(range(len(obs))), [Action(self.log, i) for i in range(len(obs))]
+
+    def add_to_trajectory(self, traj: int, action: Action) -> None:
+        assert traj == action.i
+        self.log.append(("add", traj))
+
+    def mark_end_of_trajectory(self, traj: int, action: Action, *, truncated: bool, final_obs: Any) -> None:
+        self.log.append(("end", traj, truncated, None if final_obs is None else final_obs.tolist()))
+
+    def of(self, name: str) -> list[Any]:
+        return [entry[1:] for entry in self.log if entry[0] == name]
+
+
+def run(envs: list[Env], tally: Tally) -> Agent:
+    agent = Agent()
+    play(agent, envs, list(range(len(envs))), tally)  # type: ignore[arg-type]
+    return agent
+
+
+def test_a_time_limit_hands_over_the_last_observation_and_a_death_does_not() -> None:
+    tally = Tally(episodes=3)
+    agent = run([Env("..t.xb")], tally)
+    assert agent.of("end") == [(0, True, [3.0]), (0, False, None), (0, False, None)]
+    assert list(tally.returns) == [3.0, 2.0, 1.0]
+    assert (tally.episodes, tally.steps) == (3, 6)
+
+
+def test_after_an_end_the_next_request_sees_the_reset_observation() -> None:
+    agent = run([Env(".x"), Env("...x")], Tally(episodes=3))
+    assert [obs for (obs,) in agent.of("request")] == [[0.0, 0.0], [1.0, 1.0], [0.0, 2.0], [1.0, 3.0]]
+
+
+def test_each_environment_is_seeded_once() -> None:
+    envs = [Env(".x"), Env(".x")]
+    run(envs, Tally(episodes=4))
+    assert [env.seeds[0] for env in envs] == [0, 1]
+    assert all(seed is None for env in envs for seed in env.seeds[1:])
+
+
+def test_rewards_come_before_the_step_is_stored() -> None:
+    agent = run([Env("x")], Tally(episodes=1))
+    assert [entry[0] for entry in agent.log] == ["request", "reward", "add", "end"]
+
+
+def test_a_summary_has_the_figures() -> None:
+    tally = Tally()
+    tally.steps = 1234
+    tally.ended(7.0)
+    assert "1 episodes, 1,234 steps" in tally.summary()
+    assert tally.summary().endswith("mean return of the last 1: 7.0")
+    assert not tally.done
+
+
+def test_verbose_lines_wait_for_their_time(capsys: pytest.CaptureFixture[str]) -> None:
+    Tally(every_s=1000.0).speak(lambda: 3)
+    assert capsys.readouterr().out == ""
+    Tally(every_s=0.0).speak(lambda: 3)
+    assert "version 3" in capsys.readouterr().out

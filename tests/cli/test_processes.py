@@ -1,0 +1,119 @@
+"""The commands as a user runs them: processes, signals and exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rl4sys_zmq.cli.learner import main as learner
+from rl4sys_zmq.cli.serve import await_status
+from rl4sys_zmq.errors import WorkerDied
+from rl4sys_zmq.learner import Learner, LearnerConfig
+
+from .conftest import Command, Spawn
+
+for _module in ("torch", "tensorboard", "rich", "matplotlib", "gymnasium"):
+    pytest.importorskip(_module)
+
+
+def serve(spawn: Spawn, *arguments: str) -> tuple[Command, str]:
+    command = spawn("learner", "serve", "--port", "0", *arguments)
+    return command, command.wait_for(r"learner at (\S+) ").group(1)
+
+
+def act(spawn: Spawn, address: str, *arguments: str) -> Command:
+    return spawn("actor", "run", "--env", "CartPole-v1", "--learner", address, "--client-id", "luna", *arguments)
+
+
+def status(address: str) -> dict[str, dict[str, object]]:
+    result = CliRunner().invoke(learner, ["status", address, "--json", "--timeout", "10"])
+    assert result.exit_code == 0, result.output
+    clients: dict[str, dict[str, object]] = json.loads(result.stdout)["clients"]
+    return clients
+
+
+def test_an_actor_plays_for_a_learner_that_status_sees_and_sigterm_ends(spawn: Spawn, tmp_path: Path) -> None:
+    server, address = serve(spawn)
+    short = act(spawn, address, "--episodes", "6", "--seed", "1", "--algorithm", "PPO", "--num-envs", "2")
+    assert short.end() == 0, short.errors
+    assert [line.partition(",")[0] for line in short.lines] == ["2 x CartPole-v1 for client 'luna' at " + address, "6 episodes"]
+    luna = status(address)["luna"]
+    assert luna["state"] == "running"
+    assert int(str(luna["accepted"])) > 0
+    table = CliRunner().invoke(learner, ["status", address])
+    assert "luna" in table.stdout
+    server.wait_for("luna: state running")
+    endless = act(spawn, address, "--seed", "1")
+    endless.wait_for("acting with version")
+    assert endless.signal(signal.SIGTERM) == 0, endless.errors
+    assert server.signal(signal.SIGTERM) == 0, server.errors
+    assert (tmp_path / "runs" / "learner" / "log.jsonl").read_text().count("actor_joined") == 2
+    assert list((tmp_path / "runs" / "learner" / "luna").glob("events.out.tfevents.*"))
+
+
+def test_ctrl_c_ends_a_learner_even_while_it_loads(spawn: Spawn) -> None:
+    server, _ = serve(spawn)
+    assert server.signal(signal.SIGINT) == 130
+    assert server.errors == ""
+
+
+def test_an_actor_that_waits_for_its_learner_is_ended_by_signals_and_by_its_parents_end(spawn: Spawn) -> None:
+    waiting = ("--connect-timeout", "50")
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as gone:
+        address = gone.address
+    interrupted, orphan = act(spawn, address, *waiting), act(spawn, address, *waiting, "--exit-with-stdin")
+    assert orphan.process.stdin is not None
+    orphan.process.stdin.close()
+    assert orphan.end() == 0, orphan.errors
+    interrupted.wait_for_handlers()
+    assert interrupted.signal(signal.SIGINT) == 130, interrupted.errors
+
+
+def test_an_actor_says_which_learner_it_did_not_find(spawn: Spawn) -> None:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as gone:
+        address = gone.address
+    lost = act(spawn, address, "--connect-timeout", "0.1")
+    assert lost.end() == 1
+    assert lost.errors.count("\n") == 1
+    assert address in lost.errors
+
+
+def test_a_demo_reaches_an_easy_target_and_leaves_a_picture(spawn: Spawn, tmp_path: Path) -> None:
+    shown = spawn("learner", "demo", "--target", "25", "--seed", "3", "--run-dir", "run")
+    assert shown.end(100) == 0, shown.errors
+    text = "\n".join(shown.lines)
+    for expected in ("training CartPole-v1 with PPO", "target reached", "segments", "tensorboard --logdir run"):
+        assert expected in text
+    assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "run" / "CartPole-v1").glob("events.out.tfevents.*"))
+    for log in (tmp_path / "run").glob("actor-*.log"):
+        assert "last version" in log.read_text()  # it ended in order
+
+
+def test_a_demo_that_runs_out_of_time_says_so(spawn: Spawn) -> None:
+    shown = spawn("learner", "demo", "--env", "Acrobot-v1", "--max-seconds", "0.3", "--actors", "1")
+    assert shown.end(100) == 1, shown.errors
+    assert "was not reached within 0.3 s" in shown.lines[-1]
+
+
+def test_a_demo_ends_with_everything_on_ctrl_c(spawn: Spawn) -> None:
+    shown = spawn("learner", "demo", "--target", "501")
+    shown.wait_for("state running")
+    children = Path(f"/proc/{shown.process.pid}/task/{shown.process.pid}/children").read_text().split()
+    assert len(children) == 2
+    assert shown.signal(signal.SIGINT) == 130
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def test_the_death_of_the_gateway_is_not_survived() -> None:
+    with Learner(LearnerConfig(bind="inproc://dying", run_dir=None)) as dying:
+        gateway = dying._running
+        gateway._dispatch = lambda: 1 // 0  # type: ignore[method-assign,assign]
+        gateway.call(lambda: None).result(10)
+        assert gateway.join(10)
+        with pytest.raises(WorkerDied):
+            await_status(dying)

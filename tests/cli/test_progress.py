@@ -1,0 +1,86 @@
+"""What a person sees while a learner runs."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.cli import progress
+from rl4sys_zmq.cli.progress import make_progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def report(steps: int = 0, state: str = "running", error: str = "", silent_s: float = 0.0) -> dict[str, Any]:
+    verdicts = dict.fromkeys(("trained", "stale", "quarantined", "refused", "duplicate"), 0)
+    client = {
+        **{"state": state, "algorithm": "PPO", "episodes": 3, "mean_return": 1.5, "steps": steps, "steps_per_s": 7.0},
+        **{"version": 2, "updates": 2, "policy_lag": 0.5, "pending": 4, "actors": {"a": {"silent_s": silent_s}}},
+        **{"verdicts": verdicts, "error": error},
+    }
+    return {"clients": {"luna": client}}
+
+
+def test_lines_come_every_few_seconds_and_only_with_news(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress(every_s=3.0) as shown:
+        counts = []
+        for at, steps in ((0, 0), (1, 10), (2, 20), (3, 30), (6, 30), (9, 30), (9.5, 40)):
+            clock.now = 1000.0 + at
+            shown.show(report(steps))
+            counts.append(len(capsys.readouterr().out.splitlines()))
+    assert counts == [1, 0, 0, 1, 0, 0, 1]
+
+
+def test_a_failure_is_shown_at_once(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress() as shown:
+        shown.show(report(1))
+        clock.now += 0.1
+        shown.show(report(1, "failed", "ValueError: it broke"))
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert "state failed" in line
+    assert "ValueError: it broke" in line
+
+
+def test_a_client_that_stops_has_no_rate(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with make_progress(every_s=1.0) as shown:
+        for second in range(4):
+            clock.now = 1000.0 + second
+            shown.show(report(1000 * second))
+        assert "steps/s 1,000" in capsys.readouterr().out.splitlines()[-1]
+        for second in range(4, 10):
+            clock.now = 1000.0 + second
+            shown.show(report(3000))
+        shown.show(report(3000, "failed"))
+    assert "steps/s 0" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_a_table_fits_its_terminal_and_shows_a_failure(monkeypatch: pytest.MonkeyPatch, clock: Clock, width: int) -> None:
+    rich = pytest.importorskip("rich.console")
+    stream = io.StringIO()
+    real = rich.Console
+    monkeypatch.setattr(rich, "Console", lambda: real(file=stream, force_terminal=True, width=width, color_system=None))
+    monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: True, raising=False)
+    with make_progress() as shown:
+        shown.show(report(1234))
+        clock.now += 1
+        shown.show(report(1234, "failed", "ValueError: it broke"), "a note")
+    text = stream.getvalue()
+    for expected in ("luna", "1,234", "FAILED", "it broke", "a note"):
+        assert expected in text
+    assert "…" not in text

@@ -1,0 +1,89 @@
+"""Learning curves: the moving mean, what is read from a log, and the picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
+
+
+def metrics(t: float, *episodes: tuple[float, float], client: str = "luna", lag: float | None = None) -> dict[str, Any]:
+    scalars = {} if lag is None else {"dist/policy_lag": lag}
+    rows = [[step, total, 10] for step, total in episodes]
+    return {"t": t, "event": "metrics", "client_id": client, "step": 0, "update": 0, "scalars": scalars, "episodes": rows}
+
+
+def write_log(run: Path, *records: dict[str, Any], tail: str = "") -> Path:
+    run.mkdir(exist_ok=True)
+    (run / "log.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
+    return run
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=50), st.integers(1, 60))
+def test_the_moving_mean_is_the_mean_of_each_window(values: list[float], window: int) -> None:
+    slow = [np.mean(values[max(0, i + 1 - window) : i + 1]) for i in range(len(values))]
+    assert np.allclose(moving_mean(np.asarray(values), window), slow, atol=1e-6)
+
+
+def test_seconds_count_from_the_first_actor_and_a_half_line_is_left_out(tmp_path: Path) -> None:
+    joined = {"t": 100.0, "event": "actor_joined", "client_id": "luna", "actor_id": "a"}
+    run = write_log(
+        tmp_path / "run",
+        joined,
+        {**joined, "t": 101.0, "actor_id": "b"},
+        metrics(102.0, (10, 1.0), (20, 2.0), lag=1.0),
+        metrics(103.5, (30, 3.0), lag=2.0),
+        tail='{"t": 104, "event": "metr',
+    )
+    (curve,) = read_curves(run)
+    assert curve.label == "run"
+    assert curve.steps.tolist() == [10, 20, 30]
+    assert curve.returns.tolist() == [1, 2, 3]
+    assert curve.seconds.tolist() == [2.0, 2.0, 3.5]
+    assert curve.policy_lag == 1.5
+
+
+def test_steps_go_on_after_a_restart(tmp_path: Path) -> None:
+    restart = {"t": 2.0, "event": "client_restarted", "client_id": "luna"}
+    (curve,) = read_curves(write_log(tmp_path / "run", metrics(1.0, (50, 1.0)), restart, metrics(3.0, (5, 1.0))))
+    assert curve.steps.tolist() == [50, 55]
+
+
+def test_each_client_has_a_curve(tmp_path: Path) -> None:
+    run = write_log(tmp_path / "run", metrics(1.0, (1, 1.0), client="b"), metrics(1.0, (1, 2.0), client="a"))
+    assert [c.label for c in read_curves(run)] == ["run/a", "run/b"]
+
+
+def test_a_target_is_reached_by_a_full_window_only(tmp_path: Path) -> None:
+    rows = [metrics(float(i), (10 * i, 500.0 if i > 10 else 0.0)) for i in range(2 * WINDOW)]
+    (curve,) = read_curves(write_log(tmp_path / "run", *rows))
+    first = next(i for i in range(WINDOW - 1, 2 * WINDOW) if np.mean(curve.returns[i + 1 - WINDOW : i + 1]) >= 475)
+    assert curve.reached(475.0) == (float(first), 10 * first)
+    assert curve.reached(501.0) is None
+
+
+@pytest.mark.parametrize("content", [None, "not json\n"])
+def test_what_is_no_run_is_an_error(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "log.jsonl").write_text(content)
+    with pytest.raises(RunDirectoryError, match=r"log\.jsonl"):
+        read_curves(tmp_path)
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    curves = read_curves(write_log(tmp_path / "run", *(metrics(float(i), (i, float(i))) for i in range(150))))
+    draw_curves(curves * 2, tmp_path / "curve.png", target=100.0)
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"curve\.what"):
+        draw_curves(curves, tmp_path / "curve.what")
+    with pytest.raises(RunDirectoryError, match="cannot be written"):
+        draw_curves(curves, tmp_path / "nowhere" / "curve.png")

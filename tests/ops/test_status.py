@@ -1,0 +1,70 @@
+"""A learner's status, asked for and as rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.ops.status import HEADINGS, client_rows, request_status, text_table
+
+
+def client(**changes: Any) -> dict[str, Any]:
+    return {
+        "state": "running",
+        "algorithm": "PPO",
+        "episodes": 1200,
+        "mean_return": 475.25,
+        "steps": 65536,
+        "steps_per_s": 12345.6,
+        "version": 60,
+        "updates": 61,
+        "policy_lag": 0.5,
+        "pending": 7,
+        "actors": {"a": {"silent_s": 0.1}, "b": {"silent_s": 20.0}},
+        "verdicts": {"trained": 5, "stale": 1, "quarantined": 2, "refused": 3, "duplicate": 4},
+        "error": "",
+        **changes,
+    }
+
+
+def test_rows_are_in_order_and_count_live_actors_and_refusals() -> None:
+    rows = client_rows({"clients": {"b": client(), "a": client(mean_return=None)}})
+    assert [row.client_id for row in rows] == ["a", "b"]
+    assert rows[0].cells()[HEADINGS.index("return")] == "-"
+    assert rows[1].cells() == (
+        *("b", "running", "PPO", "1,200", "475.2", "65,536", "12,346", "60", "0.50", "7", "1", "5/1"),
+    )  # fmt: skip
+
+
+def test_a_table_is_aligned_and_shows_errors_below() -> None:
+    failed = client(state="failed", error="ValueError: no")
+    lines = text_table(client_rows({"clients": {"luna": client(), "other": failed}}))
+    assert len(lines) == 4
+    assert len({line.rstrip()[-1] and len(line) for line in lines[:3]}) == 1
+    assert lines[3] == "other: ValueError: no"
+
+
+def test_lines_for_a_narrow_terminal_say_everything() -> None:
+    (row,) = client_rows({"clients": {"luna": client()}})
+    text = " ".join(row.lines())
+    assert all(cell in text for cell in row.cells())
+    assert all(len(line) < 80 for line in row.lines())
+
+
+def test_a_learner_answers_and_an_absent_one_is_named() -> None:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as learner:
+        address = learner.address
+        report = request_status(address, 10.0)
+        assert report["address"] == address
+        assert report["clients"] == {}
+    with pytest.raises(LearnerUnavailable, match="status request") as caught:
+        request_status(address.removeprefix("tcp://"), 0.05)
+    assert caught.value.address == address
+
+
+def test_no_address_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="address"):
+        request_status("nonsense", 1.0)

@@ -1,10 +1,10 @@
-"""A thermostat that learns while it works: an actor in a control loop of its own, without gymnasium and without torch.
+"""A thermostat that learns while it works: an actor in a control loop of its own, without gymnasium or torch.
 
     rl4sys-learner serve --port 50051
     python examples/edge_script.py --steps 40000
 
-The room loses heat to the outside; the heater has three settings. A reading and a reward each minute is all that the learner
-sees. Stop the learner while this runs: the loop goes on with the policy that it has, and what the queue can't hold is counted.
+The room loses heat to the outside; the heater has three settings. Stop the learner while this runs: the loop goes on
+with the policy that it has, and what the queue can't hold is counted.
 """
 
 import argparse
@@ -26,7 +26,9 @@ args = parser.parse_args()
 config = AgentConfig(
     client_id="thermostat",
     algorithm_name="PPO",
-    algorithm_parameters={"input_size": 2, "act_dim": len(WATTS), "steps_per_epoch": 960, "lr": 1e-3, "gamma": 0.95, "max_policy_lag": 4},
+    input_size=2,
+    act_dim=len(WATTS),
+    algorithm_parameters={"steps_per_epoch": 960, "lr": 1e-3, "gamma": 0.95, "max_policy_lag": 4},
     train_server_address=args.address,
     overflow="drop_oldest",  # the loop is never paused: not by the learner, not by the network
 )

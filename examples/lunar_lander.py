@@ -1,4 +1,6 @@
-"""LunarLander-v3, trained by a learner in another process. Start any number of these, before or after the learner:
+"""LunarLander-v3, trained by a learner in another process.
+
+Start any number of these, before or after the learner::
 
     rl4sys-learner serve --port 50051
     python examples/lunar_lander.py --client-id lunar_lander --seed 1
@@ -28,7 +30,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--number-of-iterations", type=int, default=10_000, help="episodes (default: 10000)")
     parser.add_argument("--number-of-moves", type=int, default=1000, help="steps per episode at most (default: 1000)")
     parser.add_argument("--client-id", default="lunar_lander", help="the policy to act for and to train (default: lunar_lander)")
-    parser.add_argument("--seed", type=int, default=1, help="of this actor and its environment; the learner has its own (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of this actor and its environment; the learner has its own (default: 1)"
+    )
     parser.add_argument("--conf", default=str(Path(__file__).with_name("luna_conf.json")), help="JSON or YAML in RL4Sys's form")
     parser.add_argument("--address", help="the learner, host:port or a URI, instead of the configuration's")
     return parser.parse_args()

@@ -53,7 +53,7 @@ class Background:
     def _run(self, code: str, port: int) -> None:
         try:
             execute(code, port)
-        except BaseException as error:  # noqa: BLE001 - raised again in join
+        except BaseException as error:  # raised again in join
             self._error = error
 
     def join(self) -> None:

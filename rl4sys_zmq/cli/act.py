@@ -86,7 +86,7 @@ def act(run: Run) -> None:
 
 
 def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
-    """The file's configuration, under what the command line and the environment say; without a file, simulators wait."""
+    """The file, under what the command line and the environment say; where neither says anything, what suits a simulator."""
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
     overrides: dict[str, Any] = {
@@ -96,6 +96,7 @@ def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
         "connect_timeout_s": run.connect_timeout_s,
         "seed": seed if known.seed is None or run.seed is not None else None,
         "overflow": None if "overflow" in given else "wait",
+        "send_frequency": None if "send_frequency" in given else run.num_envs,  # segments that are cut together leave together
         "observation_space": env.observation_space if known.observation_space is None else None,
         "action_space": env.action_space if known.action_space is None else None,
     }

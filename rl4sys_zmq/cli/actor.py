@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from rl4sys_zmq.cli.app import Commands, option, settings, version_option
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")  # read when numpy is loaded; its small products are slower with two threads
+
+from rl4sys_zmq.cli.app import Commands, option, settings, version_option  # noqa: E402 - numpy comes with this
 
 __all__ = ["main"]
 

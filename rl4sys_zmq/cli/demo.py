@@ -49,6 +49,7 @@ class Demo:
     actors: int | None
     max_seconds: float
     target: float | None
+    hold: bool
     run_dir: Path | None
     debug: bool
 
@@ -97,7 +98,7 @@ def demo(options: Demo) -> int:
             for report, elapsed_s in _reports(learner, actors, task.client_id):
                 outcome.take(report, task)
                 progress.show(report, _note(elapsed_s, task))
-                if outcome.reached or elapsed_s >= options.max_seconds:
+                if outcome.done(options) or elapsed_s >= options.max_seconds:
                     break
         actors.stop()
     return summarise(task, options, run_dir, outcome)
@@ -223,7 +224,7 @@ class Outcome:
     """What the run has come to so far."""
 
     def __init__(self) -> None:
-        self.reached = False
+        self.reached_steps: int | None = None
         self.client: Mapping[str, Any] = {}
 
     def take(self, report: Mapping[str, Any], task: Task) -> None:
@@ -232,7 +233,17 @@ class Outcome:
         if self.client and self.client["state"] == "failed":
             raise ClientFailed(task.client_id, self.client["error"])
         enough = self.client and self.client["episodes"] >= WINDOW and task.target is not None
-        self.reached = bool(enough and self.client["mean_return"] >= task.target)
+        if self.reached_steps is None and enough and self.client["mean_return"] >= task.target:
+            self.reached_steps = self.client["steps"]
+
+    @property
+    def reached(self) -> bool:
+        """The mean return has been at the target."""
+        return self.reached_steps is not None
+
+    def done(self, options: Demo) -> bool:
+        """There is nothing more to show: the target was reached, with ``--hold`` half of the steps ago."""
+        return self.reached_steps is not None and (not options.hold or self.client["steps"] >= 2 * self.reached_steps)
 
 
 def _reports(learner: Learner, actors: Actors, client_id: str) -> Iterator[tuple[dict[str, Any], float]]:
@@ -309,8 +320,8 @@ def _actors(task: Task) -> str:
 
 
 def _child_environment() -> dict[str, str]:
-    """This environment, with the package found where this process found it, and one thread for numpy's small products."""
+    """This environment, with the package found where this process found it."""
     package = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH", "")]))
     ours = {k: v for k, v in os.environ.items() if not k.startswith("RL4SYS_ACTOR_")}
-    return {**ours, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return {**ours, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}

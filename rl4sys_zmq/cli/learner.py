@@ -63,6 +63,7 @@ def serve(
 @option("--actors", type=click.IntRange(1, 64), help="Actor processes.  [default: the task's, mostly 2]")
 @option("--max-seconds", type=click.FloatRange(0, min_open=True), default=300.0, help="Give up after this long.")
 @option("--target", type=float, help="The mean return of 100 episodes to reach.  [default: the task's]")
+@option("--hold", is_flag=True, help="Go on to twice the steps, to see whether the return stays.")
 @option("--run-dir", type=FILE, help="Files go here.  [default: runs/demo-ENV-ALGORITHM-SEED, then -2, -3, ...]")
 @option("--debug", is_flag=True, help="Log everything.")
 def demo(env: str, **options: Any) -> int:

@@ -40,7 +40,8 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) 
     if signals is not None:
         signals.patience_s = config.shutdown_timeout_s + 0.35
     with start(config) as learner:
-        say(f"learner at {learner.address} (weights at {learner.pub_address}, files in {learner.config.run_dir}); Ctrl-C ends it")
+        files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"
+        say(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
         if learner.config.run_dir != config.run_dir:
             say(f"{config.run_dir} holds an earlier run, which is left as it is")
         with make_progress(debug=debug) as progress:

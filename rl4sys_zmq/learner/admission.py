@@ -10,7 +10,7 @@ from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import resolve_algorithm
+from rl4sys_zmq.learner.algorithms import require_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
 from rl4sys_zmq.wire.messages import Assign, Hello
 
@@ -78,7 +78,7 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
         raise ConfigError(
             "neither the learner's configuration nor this actor names an algorithm; set algorithm_name", key="algorithm_name"
         )
-    resolve_algorithm(name)
+    require_algorithm(name)
     defaults = config.algorithms.get(name.upper(), {})
     parameters = {**hello.algorithm_parameters, **entry.algorithm_parameters}
     missing = {k: v for k, v in defaults.items() if k not in parameters}

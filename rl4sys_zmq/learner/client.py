@@ -151,7 +151,7 @@ class Client:
             "digest": f"{pub.digest:016x}",
             "updates": metrics.update,
             "steps": metrics.step,
-            "steps_per_s": self._steps_per_s(),
+            "steps_per_s": self._steps_per_s(now),
             "episodes": self._episodes,
             "mean_return": sum(r for r, _ in self._returns) / count if count else None,
             "mean_length": sum(n for _, n in self._returns) / count if count else None,
@@ -181,9 +181,9 @@ class Client:
             },
         }
 
-    def _steps_per_s(self) -> float:
-        """Environment steps taken per second, over the last reports."""
+    def _steps_per_s(self, now: float) -> float:
+        """Environment steps taken per second, from the oldest report kept until now."""
         if len(self._pace) < 2:
             return 0.0
-        (t0, s0), (t1, s1) = self._pace[0], self._pace[-1]
-        return (s1 - s0) / (t1 - t0) if t1 > t0 else 0.0
+        (began, first), (_, last) = self._pace[0], self._pace[-1]
+        return (last - first) / max(now - began, 1e-3)

@@ -16,8 +16,6 @@ from rl4sys_zmq.wire.messages import Refused, Status, StatusRequest
 __all__ = ["HEADINGS", "ClientRow", "client_rows", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
-SILENT_S = 3.0
-"""An actor that was not heard of for so long is gone, or as good as gone."""
 
 
 def request_status(address: str, timeout_s: float) -> dict[str, Any]:
@@ -161,7 +159,7 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientRow:
         client["updates"],
         client["policy_lag"],
         client["pending"],
-        sum(actor["silent_s"] < SILENT_S for actor in client["actors"].values()),
+        sum(actor["live"] for actor in client["actors"].values()),
         verdicts["refused"] + verdicts["quarantined"],
         verdicts["stale"],
         client["error"],

@@ -408,9 +408,7 @@ def _packed(segment: int, steps: int) -> PackedSegment:
     rows = np.zeros(steps, dtype=np.float32)
     observations = np.zeros((steps, 1), dtype=np.float32)
     actions, versions = np.zeros(steps, dtype=np.int64), np.zeros(steps, dtype=np.uint64)
-    return pack_segment(
-        Segment(observations, actions, rows, rows, versions, None, 1, segment, 0, True, False, False, 0.0, steps)
-    )
+    return pack_segment(Segment(observations, actions, rows, rows, versions, None, 1, segment, 0, True, False, False, 0.0, steps))
 
 
 def simulate(

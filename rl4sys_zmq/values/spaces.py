@@ -110,7 +110,7 @@ def space_from(value: object) -> Space:
     """
     if isinstance(value, (BoxSpace, DiscreteSpace)):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and not hasattr(value, "sample"):  # Gymnasium's Dict is a mapping too
         return _from_json(value)
     kind = type(value).__name__
     if kind == "Discrete":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import ActorSession, Joined, Redial, Rejected, Send, SessionState, StreamTable
 from rl4sys_zmq.delivery.session import REFUSED_RETRY_S
-from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
@@ -105,7 +105,7 @@ def test_what_was_not_received_is_sent_again_ever_more_slowly(session):
                 assert (message.first_seq, message.count) == (1, 1)
                 times.append(now)
     gaps = np.diff(times)
-    assert all(later > earlier for earlier, later in zip(gaps, gaps[1:], strict=False))
+    assert all(later > earlier for earlier, later in itertools.pairwise(gaps))
 
 
 def test_a_gap_is_filled_once_and_a_hopeless_one_by_a_hello(session):

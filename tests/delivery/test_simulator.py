@@ -30,7 +30,17 @@ def test_no_schedule_breaks_a_guarantee(seed):
     for offset in range(SCHEDULES):
         totals.update(simulate(seed + offset).history.counts)
     print(f"{SCHEDULES} schedules from seed {seed}, {SCHEDULES / (time.perf_counter() - began):.0f}/s: {dict(totals)}")
-    happened = {"accepted", "refused", "trained", "stale", "quarantined", "redials", "damaged", "actor_restarts", "thread_restarts"}
+    happened = {
+        "accepted",
+        "refused",
+        "trained",
+        "stale",
+        "quarantined",
+        "redials",
+        "damaged",
+        "actor_restarts",
+        "thread_restarts",
+    }
     assert happened <= set(totals)
     assert totals["lives"] > SCHEDULES
 
@@ -51,7 +61,10 @@ def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more():
     plan = replace(CALM, segments=200, drop=1.0)
     history = simulate(3, schedule=plan).history
     assert history.counts["dropped_at_source"] > 0
-    assert history.counts["submitted"] == history.counts["dropped_at_source"] + history.counts["accepted"] + history.counts["refused"]
+    assert (
+        history.counts["submitted"]
+        == history.counts["dropped_at_source"] + history.counts["accepted"] + history.counts["refused"]
+    )
 
 
 # ---- planted bugs
@@ -194,7 +207,10 @@ MUTANTS = {
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
     "forgets_marks": ({"parts": LearnerParts(table=ForgetsMarks), "schedule": LONG_SILENCES}, {"once", "order"}),
     "no_fencing": ({"parts": LearnerParts(table=NoFencing), "schedule": MANY_LIVES}, {"once", "order", "released", "verdicts"}),
-    "one_stream_for_all": ({"parts": LearnerParts(table=OneStreamForAllIncarnations)}, {"released", "order", "identity", "wedged"}),
+    "one_stream_for_all": (
+        {"parts": LearnerParts(table=OneStreamForAllIncarnations)},
+        {"released", "order", "identity", "wedged"},
+    ),
     "seq_reuse": ({"reuse_incarnations": True}, {"identity", "released", "wedged", "order", "conserved"}),
     "grants_twice": ({"parts": LearnerParts(pool=GrantsTwice)}, {"credit"}),
     "leaks_credit": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "credit"}),

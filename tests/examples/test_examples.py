@@ -57,7 +57,10 @@ def test_lunar_lander_feeds_the_learner(learner: Learner) -> None:
 
 def test_copies_with_other_seeds_share_one_client(learner: Learner) -> None:
     pytest.importorskip("Box2D")
-    script, common = EXAMPLES / "lunar_lander.py", ["--number-of-iterations", 2, "--number-of-moves", 70, "--address", learner.address]
+    script, common = (
+        EXAMPLES / "lunar_lander.py",
+        ["--number-of-iterations", 2, "--number-of-moves", 70, "--address", learner.address],
+    )
     copies = [start([script, *common, "--seed", seed]) for seed in (1, 2)]
     for copy in copies:
         out, err = copy.communicate(timeout=LIMIT_S)

@@ -11,7 +11,14 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.values import Space
 
-__all__ = ["AlgorithmFactory", "algorithm_names", "make_algorithm", "register_algorithm", "resolve_algorithm"]
+__all__ = [
+    "AlgorithmFactory",
+    "algorithm_names",
+    "make_algorithm",
+    "register_algorithm",
+    "require_algorithm",
+    "resolve_algorithm",
+]
 
 AlgorithmFactory = Callable[[Space, Space, Mapping[str, object], int], Algorithm]
 """``factory(observation_space, action_space, parameters, seed) -> Algorithm``; raises ConfigError for bad parameters."""
@@ -30,19 +37,29 @@ def algorithm_names() -> list[str]:
     return sorted({*_SHIPPED, *_registered})
 
 
-def resolve_algorithm(name: str) -> AlgorithmFactory:
-    """The factory registered under `name`.
+def require_algorithm(name: str) -> None:
+    """Checks a name without importing anything.
 
     Raises:
-        ConfigError: for an unknown name, with the nearest one; or when the shipped algorithms' extra is not installed.
+        ConfigError: for an unknown name, with the nearest one.
     """
     key = name.upper()
-    if key in _registered:
-        return _registered[key]
-    if key not in _SHIPPED:
+    if key not in _registered and key not in _SHIPPED:
         near = difflib.get_close_matches(key, algorithm_names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"unknown algorithm {name!r}; valid: {', '.join(algorithm_names())}{hint}", key="algorithm_name")
+
+
+def resolve_algorithm(name: str) -> AlgorithmFactory:
+    """The factory registered under `name`; the shipped ones are imported now, torch with them.
+
+    Raises:
+        ConfigError: for an unknown name, or when the shipped algorithms' extra is not installed.
+    """
+    require_algorithm(name)
+    key = name.upper()
+    if key in _registered:
+        return _registered[key]
     module, attribute = _SHIPPED[key].split(":")
     try:
         return cast(AlgorithmFactory, getattr(importlib.import_module(module), attribute))

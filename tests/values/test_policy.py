@@ -1,0 +1,102 @@
+"""Policy specs derive their tensors, and snapshots are never written to again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, TensorSpec, feature_size
+
+FOUR, TWO, ARM = BoxSpace((4,)), DiscreteSpace(2), BoxSpace((3,), low=-1.0, high=1.0)
+
+
+def shapes(spec):
+    return {t.name: t.shape for t in spec.tensors}
+
+
+def test_the_tensors_of_an_mlp_follow_from_its_layers():
+    spec = PolicySpec(FOUR, TWO, "categorical", (8,))
+    assert shapes(spec) == {
+        "layers.0.weight": (8, 4),
+        "layers.0.bias": (8,),
+        "layers.1.weight": (2, 8),
+        "layers.1.bias": (2,),
+    }
+    assert spec.size == 8 * 4 + 8 + 2 * 8 + 2
+    assert list(shapes(dataclasses.replace(spec, tensors=(), normalise_observations=True)))[:2] == ["obs_mean", "obs_scale"]
+    assert shapes(PolicySpec(FOUR, ARM, "gaussian", ()))["log_std"] == (3,)
+    assert shapes(PolicySpec(DiscreteSpace(5), TWO, "q_values", ()))["layers.0.weight"] == (2, 5)
+    assert shapes(PolicySpec(FOUR, TWO, "q_values", ()))["epsilon"] == (1,)
+    assert (feature_size(BoxSpace((2, 3))), feature_size(DiscreteSpace(5))) == (6, 5)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "key"),
+    [
+        ({"head": "other"}, "head"),
+        ({"head": "gaussian"}, "head"),
+        ({"action_space": ARM}, "head"),
+        ({"activation": "other"}, "activation"),
+        ({"squash": "other"}, "squash"),
+        ({"squash": "tanh"}, "squash"),
+        ({"tensors": (TensorSpec("w", (2,)),)}, "tensors"),
+        ({"kind": "mine"}, "tensors"),
+    ],
+)
+def test_impossible_policies_are_refused(kwargs, key):
+    with pytest.raises(ConfigError) as caught:
+        PolicySpec(**{"observation_space": FOUR, "action_space": TWO, "head": "categorical", **kwargs})
+    assert caught.value.key == key
+
+
+def test_an_unbounded_action_cannot_be_squashed():
+    with pytest.raises(ConfigError):
+        PolicySpec(FOUR, BoxSpace((3,)), "gaussian", squash="tanh")
+    assert PolicySpec(FOUR, ARM, "gaussian", squash="tanh").outputs == 3
+
+
+@given(st.lists(st.integers(1, 5), max_size=3), st.booleans(), st.integers(0, 2**32 - 1))
+def test_flat_and_named_are_the_same_numbers(hidden, normalise, fill):
+    spec = PolicySpec(FOUR, TWO, "categorical", tuple(hidden), "relu", normalise)
+    flat = np.random.default_rng(fill).standard_normal(spec.size).astype(np.float32)
+    views = spec.views(flat)
+    assert all(np.shares_memory(v, flat) for v in views.values())
+    again = spec.flatten(views)
+    assert np.array_equal(again, flat)
+    assert not np.shares_memory(again, flat)
+
+
+def test_wrong_tensors_are_refused():
+    spec = PolicySpec(FOUR, TWO, "categorical", ())
+    for bad in (np.zeros(spec.size + 1, np.float32), np.zeros(spec.size, np.float64), np.zeros((spec.size, 1), np.float32)):
+        with pytest.raises(ConfigError):
+            spec.views(bad)
+    tensors = spec.views(np.zeros(spec.size, np.float32))
+    for change in ({"more": np.zeros(1, np.float32)}, {"layers.0.bias": np.zeros(3, np.float32)}):
+        with pytest.raises(ConfigError):
+            spec.flatten({**tensors, **change})
+    with pytest.raises(ConfigError):
+        spec.flatten({})
+
+
+def test_a_snapshot_cannot_be_written_to():
+    snapshot = PolicySnapshot(1, 0, 0, np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="read-only"):
+        snapshot.flat[0] = 1
+
+
+@pytest.mark.parametrize(("terminated", "truncated"), [(True, False), (False, True), (False, False)])
+def test_what_a_segment_says(terminated, truncated):
+    rows = np.zeros(3, np.float32)
+    observations = np.zeros((3 + (not terminated), 2), np.float32)
+    versions, actions = np.zeros(3, np.uint64), np.zeros(3, np.int64)
+    segment = Segment(observations, actions, rows, rows, versions, None, 1, 2, 0, terminated, truncated)
+    assert (segment.steps, segment.ended) == (3, terminated or truncated)
+    assert segment.nbytes == observations.nbytes + 2 * 24 + 2 * 12
+    masked = dataclasses.replace(segment, masks=np.ones((len(observations), 4), np.bool_))
+    assert masked.nbytes == segment.nbytes + 4 * len(observations)

@@ -1,0 +1,142 @@
+"""Spaces: what they accept, what they say, and that Gymnasium's are read right."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, space_from, space_to_json
+from rl4sys_zmq.values.spaces import MAX_ELEMENTS
+
+bounds = st.floats(-1e6, 1e6) | st.just(-np.inf)
+
+
+@st.composite
+def boxes(draw):
+    shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+    size = int(np.prod(shape, dtype=int))
+    low = draw(bounds | st.lists(bounds, min_size=size, max_size=size).map(tuple))
+    top = max(low) if isinstance(low, tuple) else low
+    high = draw(st.just(np.inf) | st.floats(max(top, -1e6), 1e7))
+    return BoxSpace(shape, draw(st.sampled_from(DTYPES)), low, high)
+
+
+def canonical(space):
+    """Bounds that are all the same are one number in the JSON form's reading."""
+    if isinstance(space, BoxSpace):
+        fold = {
+            k: v[0] if isinstance(v, tuple) and len(set(v)) == 1 else v for k, v in (("low", space.low), ("high", space.high))
+        }
+        return BoxSpace(space.shape, space.dtype, **fold)
+    return space
+
+
+@given(boxes() | st.builds(DiscreteSpace, st.integers(1, 10**9), st.integers(-10, 10)))
+def test_spaces_come_back_from_strict_json(space):
+    text = json.dumps(space_to_json(space), allow_nan=False)
+    assert space_from(json.loads(text)) == canonical(space)
+
+
+def test_a_space_of_ours_is_itself():
+    space = DiscreteSpace(3)
+    assert space_from(space) is space
+
+
+def test_what_a_box_says():
+    box = BoxSpace((2, 3), "<f4", -1.0, (1.0, 2.0, 3.0, 4.0, 5.0, np.inf))
+    assert box.size == 6
+    assert not box.bounded
+    assert box.low_array().tolist() == [[-1] * 3] * 2
+    assert box.high_array()[1, 1] == 5
+    assert BoxSpace((2,), low=0.0, high=1.0).bounded
+    assert BoxSpace(()).size == 1
+
+
+def test_what_a_discrete_space_says():
+    assert (DiscreteSpace(4).shape, DiscreteSpace(4).dtype) == ((), "<i8")
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: BoxSpace((2,), "<U4"), "dtype"),
+        (lambda: BoxSpace((2,), "|O"), "dtype"),
+        (lambda: BoxSpace((2,), ">f4"), "dtype"),
+        (lambda: BoxSpace((0,)), "shape"),
+        (lambda: BoxSpace((-1,)), "shape"),
+        (lambda: BoxSpace((True,)), "shape"),
+        (lambda: BoxSpace((2.0,)), "shape"),
+        (lambda: BoxSpace((1,) * 8), "shape"),
+        (lambda: BoxSpace((MAX_ELEMENTS + 1,)), "shape"),
+        (lambda: BoxSpace((2**40, 2**40)), "shape"),
+        (lambda: BoxSpace((2,), low=(1.0,)), "low"),
+        (lambda: BoxSpace((2,), high=(1.0, 2.0, 3.0)), "high"),
+        (lambda: BoxSpace((2,), low=1.0, high=0.0), "low"),
+        (lambda: BoxSpace((2,), low=float("nan")), "low"),
+        (lambda: DiscreteSpace(0), "n"),
+        (lambda: DiscreteSpace(2.0), "n"),
+        (lambda: DiscreteSpace(True), "n"),
+        (lambda: DiscreteSpace(2, "0"), "start"),
+        (lambda: space_from({}), "type"),
+        (lambda: space_from({"type": "Tuple"}), "type"),
+        (lambda: space_from({"type": [1]}), "type"),
+        (lambda: space_from({"type": np.zeros(2)}), "type"),
+        (lambda: space_from({"type": "Box", "shape": [2], "dtype": "object"}), "dtype"),
+        (lambda: space_from({"type": "Box", "shape": [2], "dtype": "f4,f4"}), "dtype"),
+        (lambda: space_from({"type": "Box", "shape": [2], "dtype": "(1,"}), "dtype"),
+        (lambda: space_from({"type": "Box", "shape": [2], "dtype": ["a"]}), "dtype"),
+        (lambda: space_from({"type": "Box", "shape": [2], "colour": 1}), "colour"),
+        (lambda: space_from({"type": "Discrete", "n": 2, 3: 1}), None),
+        (lambda: space_from({"type": "Box"}), ""),
+        (lambda: space_from({"type": "Box", "shape": 2}), ""),
+        (lambda: space_from({"type": "Box", "shape": [2.0]}), ""),
+        (lambda: space_from({"type": "Box", "shape": [2], "low": [1, 2, 3]}), ""),
+        (lambda: space_from({"type": "Box", "shape": [2], "low": "low"}), ""),
+        (lambda: space_from({"type": "Box", "shape": [2], "low": {}}), ""),
+        (lambda: space_from({"type": "Discrete"}), ""),
+        (lambda: space_from({"type": "Discrete", "n": "2"}), ""),
+        (lambda: space_from("Box"), ""),
+        (lambda: space_from(None), ""),
+    ],
+)
+def test_other_spaces_are_refused_by_key(make, key):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert key is None or caught.value.key == key
+
+
+def test_names_of_dtypes_are_looked_up():
+    for dtype in DTYPES:
+        for name in (dtype, np.dtype(dtype).name):
+            assert space_from({"type": "Box", "shape": [1], "dtype": name}).dtype == dtype
+
+
+def test_infinite_bounds_have_names():
+    form = space_to_json(BoxSpace((2,), low=(-np.inf, 0.0), high=np.inf))
+    assert form == {"type": "Box", "shape": [2], "dtype": "float32", "low": ["-inf", 0.0]}
+
+
+def test_gymnasium_spaces_are_read():
+    spaces = pytest.importorskip("gymnasium.spaces")
+    assert space_from(spaces.Box(-1, 1, (3,))) == BoxSpace((3,), "<f4", -1.0, 1.0)
+    assert space_from(spaces.Box(0, 255, (2, 2), np.uint8)) == BoxSpace((2, 2), "|u1", 0.0, 255.0)
+    assert space_from(spaces.Box(np.array([0, -1]), np.array([2, 3]), dtype=np.int64)) == BoxSpace(
+        (2,), "<i8", (0.0, -1.0), (2.0, 3.0)
+    )
+    assert space_from(spaces.Box(-np.inf, np.inf, (2,), np.float64)) == BoxSpace((2,), "<f8")
+    assert space_from(spaces.Discrete(3)) == DiscreteSpace(3)
+    assert space_from(spaces.Discrete(3, start=-1)) == DiscreteSpace(3, -1)
+    with pytest.raises(ConfigError, match="Dict"):
+        space_from(spaces.Dict({}))
+
+
+def test_spaces_by_duck_typing_need_no_gymnasium():
+    box = type("Box", (), {"low": np.zeros(2, ">f4"), "high": np.ones(2, ">f4")})
+    assert space_from(box()) == BoxSpace((2,), "<f4", 0.0, 1.0)
+    discrete = type("Discrete", (), {"n": np.int64(3)})
+    assert space_from(discrete()) == DiscreteSpace(3)

@@ -1,0 +1,88 @@
+"""One message of each kind, always the same: what the golden vectors and the fuzzer start from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, space_to_json
+from rl4sys_zmq.weights import Codec, WeightsHeader
+from rl4sys_zmq.wire import join_submit, pack_segment, spec_to_document
+from rl4sys_zmq.wire import messages as m
+
+GENERATION = 1_700_000_000_000
+DIGEST = 0xFEDCBA9876543210
+BOX, TWO = BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2)
+
+
+def segment(steps: int = 2, *, masks: bool = False, terminated: bool = True) -> Segment:
+    """A small segment whose bytes are easy to recognise."""
+    rows = steps + (not terminated)
+    return Segment(
+        np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) / 4,
+        np.arange(steps, dtype=np.int64) % 2,
+        np.ones(steps, np.float32),
+        np.full(steps, -0.5, np.float32),
+        np.full(steps, 3, np.uint64),
+        np.ones((rows, 2), np.bool_) if masks else None,
+        GENERATION,
+        0x1122334455667788,
+        0,
+        terminated,
+        False,
+        False,
+        float(steps) if terminated else None,
+        steps if terminated else None,
+    )
+
+
+def update() -> tuple[bytes, bytes]:
+    """A weights header and its payload."""
+    payload = np.arange(4, dtype=np.float32).tobytes()
+    header = WeightsHeader(b"\x01" + bytes(7), GENERATION, 3, 3, Codec(min(int(c) for c in Codec if not c.is_diff)), 4, 16, 1, 2)
+    return header.pack(), payload
+
+
+def build() -> dict[str, m.Message]:
+    """By the name of their kind."""
+    box, two = space_to_json(BOX), space_to_json(TWO)
+    spec = spec_to_document(PolicySpec(BOX, TWO, "categorical", (4,)))
+    submit = join_submit(7, 64, [pack_segment(segment()), pack_segment(segment(1, masks=True, terminated=False))])
+    policy_id = b"\x01" + bytes(7)
+    verdicts = {"trained": 5, "stale": 1, "quarantined": 0, "refused": 1, "duplicate": 2}
+    found: list[m.Message] = [
+        m.Hello("cart", "a1", 9, 7, GENERATION, 3, "PPO", {"lr": 0.25}, "onpolicy", box, two, True, "rl4sys_zmq 0.1.0"),
+        submit,
+        m.Heartbeat(64),
+        m.Fetch(GENERATION, 3),
+        m.StatusRequest(),
+        m.Bye(),
+        m.Welcome(policy_id, GENERATION, 3, DIGEST, spec, "tcp://*:5556", 7, 7, 40, "PPO", 32, -1, "drop", 1 << 26, 1 << 20, 1.0),
+        m.Ack(9, 8, 7, 0, 43, 64, 20, 3, verdicts),
+        m.Refused("gap", "", "segment 9 came, 8 is next", 8),
+        m.Weights(update()),
+        m.Status({"clients": {"cart": {"state": "running", "mean_return": None}}}),
+        m.Beacon(GENERATION, 3, DIGEST),
+        m.Assign("cart", policy_id, GENERATION, "PPO", {"lr": 0.25}, box, two, 11, -1, "drop", 1.0, 1, 10_000_000),
+        m.Deliver("a1", 9, 1, (b"first", b"second")),
+        m.Stop(),
+        m.Ready(spec, "onpolicy", 32),
+        m.Published(3, DIGEST, update()),
+        m.Disposed("a1", 9, [[7, 9]], "quarantined", "rewards are not finite"),
+        m.Demand(128, 3),
+        m.Failed("ValueError: no", "Traceback"),
+        m.Metrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]]),
+    ]
+    return {type(message).__name__: message for message in found}
+
+
+@pytest.fixture
+def samples() -> dict[str, m.Message]:
+    """One message of each kind, by the name of its kind."""
+    return build()
+
+
+@pytest.fixture
+def make_segment():
+    """Makes small segments."""
+    return segment

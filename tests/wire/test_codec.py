@@ -1,0 +1,259 @@
+"""Messages to frames and back, and everything that is not exactly that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgpack
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES, PREFIX_BYTES, Prefix, checksum
+
+KINDS = get_args(m.Message)
+GOLDEN = Path(__file__).with_name("golden.json")
+MAX_COUNT = 2**63 - 1
+
+scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=20)
+trees = st.recursive(
+    scalars | st.binary(max_size=20),
+    lambda t: st.lists(t, max_size=4) | st.dictionaries(st.text(max_size=8), t, max_size=4),
+    max_leaves=10,
+)
+counts = st.integers(0, MAX_COUNT) | st.integers(0, 100)
+hashes = st.integers(0, 2**64 - 1)
+frames = st.lists(st.binary(max_size=100), max_size=5).map(tuple)
+
+
+def field_strategy(cls, f):
+    hint = get_type_hints(cls)[f.name]
+    if f.name == "body":
+        return frames
+    if f.name == "count":
+        return st.integers(0, 2**32 - 1)
+    if hint is int:
+        return hashes if f.name in ("digest", "seed") else (counts | st.just(-1)) if f.name == "max_policy_lag" else counts
+    return {
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        bool: st.booleans(),
+        str: st.text(max_size=40),
+        bytes: st.binary(min_size=8, max_size=8),
+        list[Any]: st.lists(trees, max_size=4),
+        dict[str, Any]: st.dictionaries(st.text(max_size=8), trees, max_size=4),
+    }[hint]
+
+
+def strategy(cls):
+    return st.builds(cls, **{f.name: field_strategy(cls, f) for f in dataclasses.fields(cls)})
+
+
+def signed(data: bytes | bytearray, body=()) -> list[bytes]:
+    """A first frame with its checksum set right again."""
+    out = bytearray(data)
+    struct.pack_into("<Q", out, 40, checksum(bytes(out), body))
+    return [bytes(out), *body]
+
+
+def with_header(message, header, body=None) -> list[bytes]:
+    """The message with another header, everything else in order."""
+    data = header if isinstance(header, bytes) else msgpack.packb(header, use_bin_type=True)
+    body = tuple(getattr(message, "body", ())) if body is None else body
+    seq, count = getattr(message, "first_seq", 0), getattr(message, "count", 0)
+    if not isinstance(message, m.Submit):
+        seq = count = 0
+    prefix = Prefix(message.KIND, len(body), len(data), sum(map(len, body)), seq, count)
+    return [prefix.join(data, body), *body]
+
+
+def header_of(message) -> dict[str, Any]:
+    return msgpack.unpackb(bytes(encode(message)[0])[PREFIX_BYTES:], strict_map_key=False)
+
+
+def code_of(frames, **kwargs) -> Refusal:
+    with pytest.raises(ProtocolError) as caught:
+        decode(frames, **kwargs)
+    return caught.value.code
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
+def test_every_message_comes_back_as_it_went(cls):
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+    @given(strategy(cls))
+    def there_and_back(message):
+        frames = encode(message)
+        assert decode(frames) == message
+        assert decode([memoryview(f) for f in frames]) == message
+
+    there_and_back()
+
+
+def test_kinds_are_distinct_and_all_have_a_sample(samples):
+    assert len({cls.KIND for cls in KINDS}) == len(KINDS) == len(samples)
+    assert [type(s) for s in samples.values()] == list(KINDS)
+
+
+def test_golden_vectors(samples):
+    """The bytes on the wire are a promise: a change here is a new version of the protocol."""
+    golden = json.loads(GOLDEN.read_text())
+    assert set(golden) == set(samples)
+    for name, message in samples.items():
+        assert [bytes(f).hex() for f in encode(message)] == golden[name]["frames"], name
+        assert decode([bytes.fromhex(f) for f in golden[name]["frames"]]) == message
+        assert golden[name]["kind"] == message.KIND
+
+
+# ---- headers
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
+def test_headers_are_strict(cls, samples):
+    message = samples[cls.__name__]
+    header = header_of(message)
+    assert decode(with_header(message, header)) == message
+    assert code_of(with_header(message, {**header, "extra": 1})) is Refusal.MALFORMED
+    for bad in ([], None, 3, "text", list(header.items())):
+        assert code_of(with_header(message, bad)) is Refusal.MALFORMED
+    required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
+    hints = get_type_hints(cls)
+    for key in header:
+        without = {k: v for k, v in header.items() if k != key}
+        if key in required:
+            assert code_of(with_header(message, without)) is Refusal.MALFORMED, key
+        else:
+            assert decode(with_header(message, without)) == dataclasses.replace(message, **{key: default_of(cls, key)})
+        wrong = {
+            int: [True, None, "1", 1.0, -2, [1]],
+            float: [True, None, "1", float("nan"), float("inf"), -float("inf")],
+            bool: [0, 1, None, "true"],
+            str: [None, 3, b"text", ["a"]],
+            bytes: [None, "12345678", b"1234567", b"123456789"],
+            list[Any]: [None, {}, "ab", 3],
+            dict[str, Any]: [None, [], "ab", 3],
+        }[hints[key]]
+        for value in wrong:
+            assert code_of(with_header(message, {**header, key: value})) is Refusal.MALFORMED, (key, value)
+        if hints[key] is int and key not in ("digest", "seed"):
+            assert code_of(with_header(message, {**header, key: 2**63})) is Refusal.RANGE, key
+
+
+def default_of(cls, name):
+    (f,) = [f for f in dataclasses.fields(cls) if f.name == name]
+    return f.default if f.default is not dataclasses.MISSING else f.default_factory()
+
+
+def test_a_newer_minor_may_add_keys(samples):
+    message = samples["Heartbeat"]
+    first = bytearray(with_header(message, {**header_of(message), "mood": "good"})[0])
+    first[5] = 1
+    assert decode(signed(first)) == message
+
+
+def test_only_no_limit_is_negative(samples):
+    message = samples["Welcome"]
+    assert decode(with_header(message, {**header_of(message), "max_policy_lag": -1})).max_policy_lag == -1
+    assert code_of(with_header(message, {**header_of(message), "max_policy_lag": -2})) is Refusal.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Heartbeat(2**64),
+        m.Heartbeat(-(2**63) - 1),
+        m.Status({"x": object()}),
+        m.Status({"x": {1, 2}}),
+        m.Status({"x": "\ud800"}),
+        m.Failed("x" * (1 << 20), ""),
+        m.Weights((b"",) * (MAX_BODY_FRAMES + 1)),
+        m.Submit(-1, 1, 0, [], ()),
+        m.Submit(0, 2**32, 0, [], ()),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_cannot_travel_is_refused_before_it_leaves(message):
+    with pytest.raises(ProtocolError):
+        encode(message)
+
+
+# ---- prefix
+
+
+def test_the_prefix_is_the_documented_one(samples):
+    first, *body = encode(samples["Submit"])
+    magic, major, minor, kind, count, flags, header, size, seq, items, reserved, check = struct.unpack_from("<4s4B2I2Q2IQ", first)
+    assert (magic, major, minor, kind, count, flags, reserved) == (b"R4SZ", 1, 0, 2, len(body), 0, 0)
+    assert (header, size, seq, items) == (len(first) - 48, sum(map(len, body)), 7, 2)
+    assert check == xxhash.xxh3_64_intdigest(first[:40] + first[48:] + b"".join(body))
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "code"),
+    [
+        (0, "<4s", b"R4SX", Refusal.MAGIC),
+        (4, "<B", 2, Refusal.VERSION),
+        (4, "<B", 0, Refusal.VERSION),
+        (6, "<B", 99, Refusal.KIND),
+        (6, "<B", 0, Refusal.KIND),
+        (7, "<B", 1, Refusal.FRAMES),
+        (8, "<I", 1, Refusal.FEATURE),
+        (8, "<I", 0x8000, Refusal.FEATURE),
+        (12, "<I", 0, Refusal.MALFORMED),
+        (12, "<I", 2**32 - 1, Refusal.MALFORMED),
+        (16, "<Q", 1, Refusal.MALFORMED),
+        (16, "<Q", 2**64 - 1, Refusal.MALFORMED),
+        (36, "<I", 1, Refusal.MALFORMED),
+    ],
+)
+def test_a_wrong_prefix_is_refused_by_name(samples, offset, form, value, code):
+    first = bytearray(encode(samples["Heartbeat"])[0])
+    struct.pack_into(form, first, offset, value)
+    assert code_of(signed(first)) is code
+
+
+def test_flags_that_may_be_ignored_are(samples):
+    first = bytearray(encode(samples["Heartbeat"])[0])
+    struct.pack_into("<I", first, 8, 0xFFFF0000)
+    assert decode(signed(first)) == samples["Heartbeat"]
+
+
+def test_a_number_that_nobody_can_count_to_is_refused(samples):
+    first, *body = encode(samples["Submit"])
+    first = bytearray(first)
+    struct.pack_into("<Q", first, 24, 2**63)
+    assert code_of(signed(first, body)) is Refusal.RANGE
+
+
+def test_frames_and_sizes(samples):
+    assert code_of([]) is Refusal.FRAMES
+    for size in range(PREFIX_BYTES):
+        assert code_of([bytes(size)]) is Refusal.MAGIC
+    assert code_of([b""] * 3) is Refusal.MAGIC
+    first = encode(samples["Heartbeat"])[0]
+    assert code_of([first, b"more"]) is Refusal.FRAMES
+    assert code_of([first], max_bytes=len(first) - 1) is Refusal.TOO_LARGE
+    assert code_of(with_header(samples["Heartbeat"], header_of(samples["Heartbeat"]), (b"body",))) is Refusal.FRAMES
+    assert code_of(with_header(samples["Heartbeat"], bytes((1 << 20) + 1))) is Refusal.TOO_LARGE
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
+def test_every_single_changed_byte_is_noticed(cls, samples):
+    frames = [bytes(f) for f in encode(samples[cls.__name__])]
+    for index, frame in enumerate(frames):
+        for position in range(len(frame)):
+            for change in (0x01, 0x80, 0xFF):
+                bad = bytearray(frame)
+                bad[position] ^= change
+                code_of([*frames[:index], bytes(bad), *frames[index + 1 :]])
+    for cut in range(len(frames[0])):
+        code_of([frames[0][:cut], *frames[1:]])
+    code_of([frames[0] + b"\0", *frames[1:]])
+    if len(frames) > 1:
+        code_of(frames[:-1])

@@ -1,0 +1,53 @@
+"""docs/wire.md names every message, field and refusal, and its worked example is the golden one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rl4sys_zmq.errors import Refusal
+from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.wire import messages as m
+
+PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
+IN_PREFIX = {"first_seq", "count", "body"}
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return PAGE.read_text()
+
+
+@pytest.mark.parametrize("cls", get_args(m.Message), ids=lambda c: c.__name__)
+def test_every_message_is_described(page, cls):
+    lines = [line for line in page.splitlines() if line.startswith("|") and f"`{cls.__name__}`" in line]
+    if cls is m.Beacon:
+        assert any(f"kind {cls.KIND}" in line for line in lines)
+    else:
+        lines = [line for line in lines if line.startswith(f"| {cls.KIND} ")]
+    assert lines
+    for f in dataclasses.fields(cls):
+        assert f.name in IN_PREFIX or any(re.search(rf"\b{f.name} ", line) for line in lines), f.name
+
+
+def test_every_refusal_and_dtype_is_described(page):
+    for code in Refusal:
+        assert f"| `{code.value}` |" in page
+    assert " ".join(DTYPES) in page
+
+
+def test_the_worked_example_is_the_golden_one(page):
+    golden = json.loads(Path(__file__).with_name("golden.json").read_text())
+    example = page[page.index("## A worked example") :]
+    (heartbeat,) = golden["Heartbeat"]["frames"]
+    for part in (heartbeat[80:96], heartbeat[98:120]):
+        assert re.sub(r"(..)(?=.)", r"\1 ", part) in example
+    first, body = golden["Submit"]["frames"]
+    assert f"{len(first) // 2} and {len(body) // 2} bytes" in example
+    for row in range(5):
+        assert re.sub(r"(..)(?=.)", r"\1 ", body[row * 32 : row * 32 + 32]) in example

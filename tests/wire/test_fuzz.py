@@ -1,0 +1,183 @@
+"""Valid messages, changed a little: whatever comes, the decoder answers with a message or with a ProtocolError."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import struct
+import time
+from collections import Counter
+
+import msgpack
+import numpy as np
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.wire import SegmentSchema, decode, encode, read_submit, spec_from_document
+from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix, checksum
+
+MUTATIONS = int(os.environ.get("RL4SYS_MUTATIONS", "20000"))
+MAX_BYTES = 1 << 16
+SCHEMA = SegmentSchema(BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2), 8)
+DECODER_CODES = {
+    Refusal.FRAMES,
+    Refusal.TOO_LARGE,
+    Refusal.MAGIC,
+    Refusal.VERSION,
+    Refusal.FEATURE,
+    Refusal.KIND,
+    Refusal.CHECKSUM,
+    Refusal.MALFORMED,
+    Refusal.DTYPE,
+    Refusal.SHAPE,
+    Refusal.SPEC,
+    Refusal.RANGE,
+}
+ODD = [
+    None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63), 0.5, -0.0, 1e308,
+    float("nan"), float("inf"), "", "x", "|O", "<f4", ">f8", "<u8", "Box", "o", "x" * 300, b"", b"\x80\x04.", b"12345678", [],
+    [[]], {}, [1, 2], {"type": "Discrete", "n": 2}, {b"nd": True}, {b"nd": False, b"type": "<f4", b"data": bytes(4)},
+    {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2], b"data": bytes(8)},
+    {b"nd": True, b"type": "|O", b"kind": b"O", b"shape": [1], b"data": b"\x80\x04."},
+    {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [0, 2**63], b"data": b""},
+]  # fmt: skip
+
+
+def read(frames) -> None:
+    """Everything that a receiver does with bytes before it believes them."""
+    message = decode(frames, max_bytes=MAX_BYTES)
+    if isinstance(message, m.Submit):
+        for segment in read_submit(message):
+            error = segment if isinstance(segment, ProtocolError) else SCHEMA.check(segment)
+            if error is not None:
+                raise error
+    if isinstance(message, m.Welcome | m.Ready):
+        spec_from_document(message.spec)
+
+
+class Mutator:
+    """Changes messages where it may hurt."""
+
+    def __init__(self, seed, samples) -> None:
+        self.rng = random.Random(seed)
+        self.samples = [[bytes(f) for f in encode(s)] for s in samples.values()]
+        self.submits = [[bytes(f) for f in encode(samples[n])] for n in ("Submit", "Submit", "Welcome", "Ready")]
+
+    def mutate(self) -> tuple[list[bytes], bool]:
+        """Frames, and whether prefix and checksum were set right again."""
+        rng = self.rng
+        frames = list(rng.choice(self.submits if rng.random() < 0.4 else self.samples))
+        if rng.random() < 0.25:
+            return self.break_prefix(frames), False
+        if rng.random() < 0.8:
+            header = msgpack.unpackb(frames[0][PREFIX_BYTES:], strict_map_key=False)
+            for _ in range(rng.randint(1, 2)):
+                header = self.change(header)
+            try:
+                data = msgpack.packb(header, use_bin_type=True)
+            except (OverflowError, ValueError):
+                data = frames[0][PREFIX_BYTES:]
+        else:
+            data = self.scramble(frames[0][PREFIX_BYTES:])
+        body = frames[1:]
+        if body and rng.random() < 0.2:
+            body = [self.scramble(f) if rng.random() < 0.5 else f for f in body]
+        if rng.random() < 0.05:
+            body = rng.choice([body[1:], [*body, b"more"], body * 2, body[::-1]])
+        old = Prefix.unpack(frames)
+        kind = rng.randrange(60) if rng.random() < 0.05 else old.kind
+        seq, count = old.seq, old.count
+        if rng.random() < 0.05:
+            seq, count = rng.choice([0, 1, 2**63, 2**64 - 1]), rng.choice([0, 1, 3, 2**32 - 1])
+        flags = rng.choice([1, 0x8000, 0x10000, 2**32 - 1]) if rng.random() < 0.02 else 0
+        prefix = Prefix(kind, len(body), len(data), sum(map(len, body)), seq, count, flags, rng.choice([0, 0, 0, 1]))
+        return [prefix.join(data, body), *body], True
+
+    def break_prefix(self, frames) -> list[bytes]:
+        rng = self.rng
+        first = bytearray(frames[0])
+        match rng.randrange(6):
+            case 0:
+                first[rng.randrange(PREFIX_BYTES)] ^= 1 << rng.randrange(8)
+            case 1:
+                first[rng.randrange(40)] = rng.randrange(256)
+                struct.pack_into("<Q", first, 40, checksum(bytes(first), frames[1:]))
+            case 2:
+                return frames[: rng.randrange(len(frames) + 1)]
+            case 3:
+                first = first[: rng.randrange(len(first))]
+            case 4:
+                frames = [*frames, bytes(rng.choice([0, 1, MAX_BYTES]))]
+            case _:
+                first = bytearray(self.scramble(bytes(first)))
+        return [bytes(first), *frames[1:]]
+
+    def scramble(self, data: bytes) -> bytes:
+        rng, out = self.rng, bytearray(data)
+        for _ in range(rng.randint(1, 3)):
+            where = rng.randrange(len(out) + 1)
+            match rng.randrange(4):
+                case 0 if out:
+                    out[min(where, len(out) - 1)] = rng.randrange(256)
+                case 1:
+                    out[where:where] = rng.randbytes(rng.randint(1, 8))
+                case 2:
+                    del out[where : where + rng.randint(1, 8)]
+                case _:
+                    out += out[where : where + 16]
+        return bytes(out)
+
+    def change(self, tree):
+        """One place of a tree changed."""
+        rng = self.rng
+        if isinstance(tree, dict) and tree and rng.random() < 0.9:
+            out, key = dict(tree), rng.choice(list(tree))
+            what = rng.random()
+            if what < 0.1:
+                del out[key]
+            elif what < 0.2:
+                out[rng.choice(["extra", "body", "first_seq", b"nd", ""])] = rng.choice(ODD)
+            else:
+                out[key] = self.change(out[key])
+            return out
+        if isinstance(tree, list) and tree and rng.random() < 0.9:
+            out, where = list(tree), rng.randrange(len(tree))
+            what = rng.random()
+            if what < 0.1:
+                del out[where]
+            elif what < 0.2:
+                out.insert(where, rng.choice(ODD))
+            else:
+                out[where] = self.change(out[where])
+            return out
+        if type(tree) is int and rng.random() < 0.5:
+            return tree + rng.choice([-2, -1, 1, 2, 16, 1 << 20])
+        return rng.choice(ODD)
+
+
+def test_changed_messages_are_read_or_refused_by_name(seed, samples):
+    mutator = Mutator(seed, samples)
+    codes: Counter[str] = Counter()
+    intact = 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    spent = slowest = 0.0
+    for _ in range(MUTATIONS):
+        frames, whole = mutator.mutate()
+        intact += whole
+        start = time.perf_counter()
+        try:
+            with np.errstate(all="raise"):
+                read(frames)
+            codes["read"] += 1
+        except ProtocolError as exc:
+            codes[exc.code.value] += 1
+        took = time.perf_counter() - start
+        spent, slowest = spent + took, max(slowest, took)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    print(f"{MUTATIONS} mutations, {MUTATIONS / spent:.0f}/s, slowest {slowest * 1e3:.1f} ms, {grown} MiB: {dict(codes)}")
+    assert intact >= MUTATIONS / 2
+    assert {code.value for code in DECODER_CODES} <= set(codes)
+    assert codes["read"] > 0
+    assert grown < 50

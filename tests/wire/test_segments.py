@@ -1,0 +1,355 @@
+"""Segments to columns and back, and headers that lie about them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, PolicySpec, Segment, TensorSpec, space_to_json
+from rl4sys_zmq.wire import (
+    SegmentSchema,
+    decode,
+    encode,
+    join_submit,
+    pack_segment,
+    read_submit,
+    spec_from_document,
+    spec_to_document,
+)
+from rl4sys_zmq.wire.segments import LARGE_BYTES
+
+FIELDS = [f.name for f in dataclasses.fields(Segment)]
+COLUMNS = FIELDS[:6]
+
+
+def same(a: Segment, b: Segment) -> bool:
+    for name in FIELDS:
+        x, y = getattr(a, name), getattr(b, name)
+        if isinstance(x, np.ndarray):
+            if x.dtype != y.dtype or x.shape != y.shape or x.tobytes() != y.tobytes():
+                return False
+        elif x != y:
+            return False
+    return True
+
+
+def travel(*segments: Segment) -> list[Segment | ProtocolError]:
+    message = join_submit(3, 9, [pack_segment(s) for s in segments])
+    return read_submit(decode(encode(message)))
+
+
+@st.composite
+def segments(draw):
+    steps = draw(st.integers(1, 6))
+    end = draw(st.sampled_from(["terminated", "truncated", "capped", "cut"]))
+    rows = steps + (end != "terminated")
+    fill = draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(fill)
+
+    def column(dtype, *shape):
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = rng.integers(0, 2 if dtype == "|b1" else 256, count, dtype=np.uint8).tobytes()
+        return np.frombuffer(raw, dtype=dtype).reshape(shape)
+
+    obs = draw(st.lists(st.integers(1, 4), max_size=3))
+    act = draw(st.lists(st.integers(1, 3), max_size=2))
+    ended = end in ("terminated", "truncated")
+    return Segment(
+        column(draw(st.sampled_from(DTYPES)), rows, *obs),
+        column(draw(st.sampled_from(DTYPES)), steps, *act),
+        column("<f4", steps),
+        column("<f4", steps),
+        np.full(steps, draw(st.integers(0, 2**64 - 1)), np.uint64) if draw(st.booleans()) else column("<u8", steps),
+        column("|b1", rows, 3) if draw(st.booleans()) else None,
+        draw(st.integers(0, 2**63)),
+        draw(st.integers(0, 2**64 - 1)),
+        draw(st.integers(0, 1000)),
+        end == "terminated",
+        end == "truncated",
+        end == "capped",
+        draw(st.none() | st.floats(allow_nan=False)) if ended else None,
+        steps + draw(st.integers(0, 5)) if ended else None,
+    )
+
+
+@settings(max_examples=150)
+@given(st.lists(segments(), min_size=1, max_size=4))
+def test_segments_come_back_as_they_went(batch):
+    back = travel(*batch)
+    assert len(back) == len(batch)
+    assert all(same(a, b) for a, b in zip(batch, back, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
+def test_large_columns_travel_in_frames_of_their_own(make_segment, dtype, size):
+    small = make_segment()
+    width = size // np.dtype(dtype).itemsize // 2
+    big = dataclasses.replace(small, observations=(np.arange(2 * width) % 2).astype(dtype).reshape(2, width))
+    packed = pack_segment(big)
+    assert len(packed.large) == (size >= LARGE_BYTES)
+    message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)])
+    assert len(message.body) == 1 + 2 * len(packed.large)
+    back = read_submit(decode(encode(message)))
+    assert same(back[0], small)
+    assert same(back[1], big)
+    assert same(back[2], big)
+    assert same(back[3], small)
+
+
+def test_large_columns_are_not_copied_and_nothing_may_be_written(make_segment):
+    big = dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32))
+    packed = pack_segment(big)
+    assert np.shares_memory(np.frombuffer(packed.large[0], np.float32), big.observations)
+    (back,) = read_submit(decode([bytes(f) for f in encode(join_submit(0, 0, [packed]))]))
+    for name in COLUMNS[:5]:
+        assert not getattr(back, name).flags.writeable
+
+
+def test_views_are_packed_as_what_they_show(make_segment):
+    small = make_segment()
+    wide = np.arange(16, dtype=np.float32).reshape(4, 4)
+    strange = dataclasses.replace(small, observations=wide[::2, ::2], actions=np.arange(4)[::-2])
+    (back,) = travel(strange)
+    assert back.observations.tolist() == [[0, 2], [8, 10]]
+    assert back.actions.tolist() == [3, 1]
+
+
+def test_one_version_for_all_steps_is_sent_once(make_segment):
+    segment = make_segment(5)
+    packed = pack_segment(segment)
+    assert packed.header[8][4] == ["v", "<u8", [1]]
+    assert (packed.oldest_version, packed.steps, packed.nbytes) == (3, 5, len(packed.blob))
+    mixed = dataclasses.replace(segment, versions=np.array([4, 3, 4, 5, 5], np.uint64))
+    assert pack_segment(mixed).header[8][4] == ["v", "<u8", [5]]
+    assert pack_segment(mixed).oldest_version == 3
+    assert travel(segment)[0].versions.tolist() == [3] * 5
+
+
+@pytest.mark.parametrize("dtype", [object, "S4", "U4", "M8[s]", ">f4", "c8", [("a", "<f4")]])
+def test_other_dtypes_are_refused_before_they_are_packed(make_segment, dtype):
+    bad = dataclasses.replace(make_segment(), observations=np.zeros((2, 2), dtype))
+    with pytest.raises(ProtocolError) as caught:
+        pack_segment(bad)
+    assert caught.value.code is Refusal.DTYPE
+
+
+# ---- what a segment's header may say
+
+
+def lying(make_segment, change):
+    """A submit of three segments, the second one's header changed."""
+    message = copy.deepcopy(join_submit(0, 0, [pack_segment(make_segment(n, masks=True)) for n in (1, 2, 3)]))
+    change(message.segments[1])
+    return message
+
+
+def put(*path):
+    def change(header):
+        *way, last, value = path
+        for step in way:
+            header = header[step]
+        header[last] = value
+
+    return change
+
+
+ITEM_LIES = {
+    "negative generation": (put(0, -1), Refusal.RANGE),
+    "huge generation": (put(0, 2.5), Refusal.RANGE),
+    "episode as text": (put(1, "7"), Refusal.RANGE),
+    "boolean index": (put(2, True), Refusal.RANGE),
+    "two ends": (put(3, 3), Refusal.RANGE),
+    "capped and ended": (put(3, 5), Refusal.RANGE),
+    "unknown flag": (put(3, 8), Refusal.RANGE),
+    "flags as array": (put(3, np.zeros(2)), Refusal.RANGE),
+    "return as integer": (put(4, 3), Refusal.RANGE),
+    "return as array": (put(4, np.zeros(2)), Refusal.RANGE),
+    "ended without a length": (put(5, None), Refusal.RANGE),
+    "shorter than its segment": (put(5, 1), Refusal.RANGE),
+    "a return before the end": (put(3, 0), Refusal.RANGE),
+    "more steps than rows": (put(6, 9), Refusal.RANGE),
+    "no steps": (put(6, 0), Refusal.SHAPE),
+    "steps beyond counting": (put(6, 2**64 - 1), Refusal.RANGE),
+}
+MESSAGE_LIES = {
+    "blob longer": (put(7, 10_000), Refusal.SHAPE),
+    "blob shorter": (put(7, 16), Refusal.SHAPE),
+    "negative blob": (put(7, -16), Refusal.MALFORMED),
+    "boolean blob": (put(7, True), Refusal.MALFORMED),
+    "columns as map": (put(8, {}), Refusal.MALFORMED),
+    "no columns": (put(8, []), Refusal.MALFORMED),
+    "one column missing": (lambda h: h[8].pop(0), Refusal.MALFORMED),
+    "columns in another order": (lambda h: h[8].reverse(), Refusal.MALFORMED),
+    "an unknown column": (put(8, 0, 0, "x"), Refusal.MALFORMED),
+    "a letter that is an array": (put(8, 0, 0, np.array([1, 2])), Refusal.MALFORMED),
+    "a column of four": (lambda h: h[8][0].append(1), Refusal.MALFORMED),
+    "a column as text": (put(8, 0, "olt"), Refusal.MALFORMED),
+    "object dtype": (put(8, 0, 1, "|O"), Refusal.DTYPE),
+    "python dtype": (put(8, 0, 1, "float32"), Refusal.DTYPE),
+    "dtype as list": (put(8, 0, 1, [["a", "|O"]]), Refusal.DTYPE),
+    "dtype as array": (put(8, 0, 1, np.zeros(2)), Refusal.DTYPE),
+    "negative dimension": (put(8, 0, 2, [-2, -2]), Refusal.SHAPE),
+    "float dimension": (put(8, 0, 2, [2.0, 2]), Refusal.SHAPE),
+    "boolean dimension": (put(8, 0, 2, [True, 2]), Refusal.SHAPE),
+    "no dimensions": (put(8, 0, 2, []), Refusal.SHAPE),
+    "nine dimensions": (put(8, 0, 2, [1] * 9), Refusal.SHAPE),
+    "rows of nothing": (put(8, 1, 2, [2**40, 0]), Refusal.SHAPE),
+    "an overflow behind a zero": (put(8, 0, 2, [0, 2**62, 2**62]), Refusal.SHAPE),
+    "more than the blob": (put(8, 0, 2, [2, 1000]), Refusal.SHAPE),
+    "a frame that is not there": (put(8, 0, 2, [2, 1 << 20]), Refusal.SHAPE),
+    "less than the blob": (put(8, 0, 2, [0, 2]), Refusal.SHAPE),
+    "a header of eight": (lambda h: h.pop(), Refusal.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("lie", ITEM_LIES)
+def test_a_lie_about_one_segment_costs_that_segment(make_segment, lie):
+    change, code = ITEM_LIES[lie]
+    message = lying(make_segment, change)
+    first, second, third = read_submit(decode(encode(message)) if lie != "negative generation" else message)
+    assert isinstance(second, ProtocolError)
+    assert second.code is code
+    assert same(first, make_segment(1, masks=True))
+    assert same(third, make_segment(3, masks=True))
+
+
+@pytest.mark.parametrize("lie", MESSAGE_LIES)
+def test_a_lie_about_the_bytes_costs_the_message(make_segment, lie):
+    change, code = MESSAGE_LIES[lie]
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(lying(make_segment, change))
+    assert caught.value.code is code
+
+
+def test_counts_and_frames_must_agree(make_segment):
+    good = join_submit(0, 0, [pack_segment(make_segment())])
+    big = pack_segment(dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32)))
+    for bad, code in (
+        (dataclasses.replace(good, count=2), Refusal.MALFORMED),
+        (dataclasses.replace(good, count=0, segments=[]), Refusal.MALFORMED),
+        (dataclasses.replace(good, body=()), Refusal.FRAMES),
+        (dataclasses.replace(good, body=(*good.body, b"more")), Refusal.SHAPE),
+        (dataclasses.replace(good, body=(good.body[0] + bytes(16),)), Refusal.SHAPE),
+        (dataclasses.replace(good, segments=["text"]), Refusal.MALFORMED),
+        (dataclasses.replace(join_submit(0, 0, [big]), body=join_submit(0, 0, [big]).body[:1]), Refusal.SHAPE),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            read_submit(bad)
+        assert caught.value.code is code
+
+
+# ---- what a client's spaces ask for
+
+
+SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"observations": np.zeros((2, 3), np.float32)}, Refusal.SPEC),
+        ({"observations": np.zeros((3, 2), np.float32)}, Refusal.SPEC),
+        ({"observations": np.zeros((2, 2), np.float64)}, Refusal.SPEC),
+        ({"actions": np.zeros(2, np.int32)}, Refusal.SPEC),
+        ({"actions": np.zeros((2, 1), np.int64)}, Refusal.SPEC),
+        ({"actions": np.zeros(0, np.int64)}, Refusal.RANGE),
+        ({"actions": np.zeros(5, np.int64)}, Refusal.RANGE),
+        ({"rewards": np.zeros(2, np.float64)}, Refusal.SPEC),
+        ({"rewards": np.zeros(3, np.float32)}, Refusal.SPEC),
+        ({"log_probs": np.zeros(1, np.float32)}, Refusal.SPEC),
+        ({"versions": np.zeros(2, np.int64)}, Refusal.SPEC),
+        ({"masks": np.ones((2, 3), np.bool_)}, Refusal.SPEC),
+        ({"masks": np.ones((2, 2), np.uint8)}, Refusal.SPEC),
+        ({"terminated": False}, Refusal.SPEC),
+    ],
+    ids=str,
+)
+def test_a_segment_must_fit_the_spaces(make_segment, changes, code):
+    assert SCHEMA.check(make_segment()) is None
+    error = SCHEMA.check(dataclasses.replace(make_segment(), **changes))
+    assert error is not None
+    assert error.code is code
+
+
+def test_continuous_actions_have_no_masks(make_segment):
+    schema = SegmentSchema(BoxSpace((2,)), BoxSpace((3,)), 4)
+    segment = dataclasses.replace(make_segment(), actions=np.zeros((2, 3), np.float32))
+    assert schema.check(segment) is None
+    error = schema.check(dataclasses.replace(segment, masks=np.ones((2, 3), np.bool_)))
+    assert error is not None
+    assert error.code is Refusal.SPEC
+
+
+def test_content_is_not_looked_at(make_segment):
+    assert SCHEMA.check(dataclasses.replace(make_segment(), rewards=np.full(2, np.nan, np.float32))) is None
+
+
+# ---- specs
+
+
+SPECS = [
+    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "categorical"),
+    PolicySpec(BoxSpace((2, 3), "|u1", 0, 255), DiscreteSpace(3, -1), "q_values", (8,), "relu", True),
+    PolicySpec(DiscreteSpace(5), BoxSpace((2,), low=(-1.0, -2.0), high=1.0), "gaussian", (), "identity", False, "tanh"),
+    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "categorical", kind="mine", tensors=(TensorSpec("w", (2, 2)),)),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.head)
+def test_specs_come_back(spec):
+    assert spec_from_document(spec_to_document(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head": "other"},
+        {"head": 3},
+        {"activation": "other"},
+        {"squash": "tanh"},
+        {"kind": "mine", "tensors": []},
+        {"hidden_sizes": [0]},
+        {"hidden_sizes": [True]},
+        {"hidden_sizes": ["4"]},
+        {"hidden_sizes": [1] * 65},
+        {"hidden_sizes": "44"},
+        {"tensors": [["w", [2]]]},
+        {"tensors": [["w"]]},
+        {"tensors": [[3, [2]]]},
+        {"tensors": [["w", [2] * 9]]},
+        {"tensors": [5]},
+        {"action_space": {}},
+        {"action_space": {"type": [1]}},
+        {"action_space": {"type": np.zeros(2)}},
+        {"observation_space": {"type": "Box", "shape": [2**40]}},
+        {"observation_space": {"type": "Box", "shape": [1000, 1000, 1000]}},
+        {"observation_space": {"type": "Box", "shape": [2], "dtype": "O"}},
+        {"observation_space": {"type": "Box", "shape": [2], "dtype": "(1,"}},
+        {"observation_space": {"type": "Box", "shape": [2], "low": [1, 2, 3]}},
+        {"observation_space": {"type": "Box", "shape": [2], "low": "much"}},
+        {"observation_space": {"type": "Box", "shape": [2], "low": "nan"}},
+        {"observation_space": {"type": "Discrete", "n": -1}},
+        {"normalise_observations": 1},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_other_specs_are_refused(changes):
+    with pytest.raises(ProtocolError) as caught:
+        spec_from_document({**spec_to_document(SPECS[0]), **changes})
+    assert caught.value.code is Refusal.SPEC
+
+
+def test_a_spec_with_something_missing_is_refused():
+    whole = spec_to_document(SPECS[0])
+    for key in whole:
+        with pytest.raises(ProtocolError):
+            spec_from_document({k: v for k, v in whole.items() if k != key})
+    assert whole["observation_space"] == space_to_json(SPECS[0].observation_space)

@@ -224,8 +224,8 @@ class ActorSession:
         return [self._send(now, replace(self._hello, first_seq=first, held_generation=held[0], held_version=held[1]))]
 
     def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
-        if self.state is SessionState.JOINED:
-            return []
+        if self.state is SessionState.JOINED and welcome.generation <= self._generation:
+            return []  # a second answer; that of another life of the learner, to a HELLO that it found queued, is news
         if welcome.received > self._next_seq or welcome.durable > welcome.received:
             self._counters.add("ignored.welcome")
             return []

@@ -26,11 +26,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def report(steps: int = 0, state: str = "running", error: str = "", silent_s: float = 0.0) -> dict[str, Any]:
+def report(steps: int = 0, state: str = "running", error: str = "", live: bool = True) -> dict[str, Any]:
     verdicts = dict.fromkeys(("trained", "stale", "quarantined", "refused", "duplicate"), 0)
     client = {
         **{"state": state, "algorithm": "PPO", "episodes": 3, "mean_return": 1.5, "steps": steps, "steps_per_s": 7.0},
-        **{"version": 2, "updates": 2, "policy_lag": 0.5, "pending": 4, "actors": {"a": {"silent_s": silent_s}}},
+        **{"version": 2, "updates": 2, "policy_lag": 0.5, "pending": 4, "actors": {"a": {"live": live}}},
         **{"verdicts": verdicts, "error": error},
     }
     return {"clients": {"luna": client}}

@@ -233,6 +233,18 @@ def test_a_rejoin_sends_the_window_again_and_counts_the_gap(session, counters):
     assert not session.can_take()
 
 
+def test_a_new_life_that_found_an_old_hello_is_joined(session):
+    """The learner died, and its successor answers a HELLO that was still in a queue: nobody says NO_SESSION."""
+    session.take(0.0, [packed(), packed()])
+    session.on_message(0.0, ack(2, 1, accepted_steps=4))
+    assert session.on_message(0.0, welcome(1, 1, 0, generation=1)) == []
+    joined, submit = session.on_message(0.0, welcome(1, 1, 0, generation=2))
+    assert isinstance(joined, Joined)
+    assert submit.message.first_seq == 1
+    assert session.sent_steps == 2
+    assert session.on_message(0.0, welcome(0, 0, 0, generation=1)) == []
+
+
 def test_heartbeats_of_a_learner_are_kept_within_reason(counters):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))

@@ -23,7 +23,7 @@ def client(**changes: Any) -> dict[str, Any]:
         "updates": 61,
         "policy_lag": 0.5,
         "pending": 7,
-        "actors": {"a": {"silent_s": 0.1}, "b": {"silent_s": 20.0}},
+        "actors": {"a": {"live": True}, "b": {"live": False}},
         "verdicts": {"trained": 5, "stale": 1, "quarantined": 2, "refused": 3, "duplicate": 4},
         "error": "",
         **changes,

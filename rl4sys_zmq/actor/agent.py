@@ -47,6 +47,16 @@ log = logging.getLogger(__name__)
 _starts = itertools.count()
 
 
+class _HostThread(threading.local):
+    """What each host thread has of its own: the first one draws from the seed itself, later ones from its children."""
+
+    def __init__(self, seeds: np.random.SeedSequence) -> None:
+        self.sampler = Sampler(seeds.spawn(1)[0])
+        self.last_act: Any = None
+        self.block_left = 0
+        self.block_width = 0
+
+
 class RL4SysAgent(Resource):
     """Acts with the learner's newest policy and sends what happened back to it.
 
@@ -94,13 +104,10 @@ class RL4SysAgent(Resource):
         self._drops = self.config.overflow == "drop_oldest"
         self._outbox = Outbox(self.config.queue_items, self.config.queue_bytes, drops=self._drops)
         self._io = ActorIO(self.config, self._hello(), self._outbox)
-        self._sampler = Sampler(np.random.SeedSequence(self.config.seed))
+        self._host = _HostThread(np.random.SeedSequence(self.config.seed))
         self._episode_ids = np.random.default_rng()
         self._lock = threading.Lock()
         self._late: list[tuple[float, RL4SysTrajectory, SegmentBuilder]] = []
-        self._block_left = 0
-        self._block_width = 0
-        self._last_act: Any = None
         self._closed = False
         self._io.start()
         try:
@@ -108,7 +115,8 @@ class RL4SysAgent(Resource):
             self._spec = cast(PolicySpec, self._io.spec)
             self._inputs = Inputs(self._spec.observation_space, self._spec.action_space)
             learners = self._io.welcome.rollout_length if self._io.welcome is not None else 0
-            self._rollout = min(self.config.rollout_length or learners or 128, self.config.max_traj_length)
+            limit = self._io.welcome.max_segment_steps if self._io.welcome is not None else 1
+            self._rollout = min(self.config.rollout_length or learners or 128, self.config.max_traj_length, limit)
         except BaseException:
             self.close(0.0)
             raise
@@ -155,10 +163,11 @@ class RL4SysAgent(Resource):
             self._enter(self._rollout)
             traj._entered = True
         policy = self._policy_for(traj)
-        raw, act, log_prob = policy.act(observation, allowed, self._sampler, self.config.explore)
+        host = self._host
+        raw, act, log_prob = policy.act(observation, allowed, host.sampler, self.config.explore)
         if leading and isinstance(act, np.ndarray):
             act = act[None]
-        self._last_act = act
+        host.last_act = act
         return traj, RL4SysAction(self, observation, raw, act, log_prob, (policy.generation, policy.version), allowed)
 
     def request_for_actions(
@@ -186,13 +195,14 @@ class RL4SysAgent(Resource):
         allowed = self._inputs.mask(masks, count)
         if self._late:
             self._expire()
-        if self._block_left <= 0 or count != self._block_width:
+        host = self._host
+        if host.block_left <= 0 or count != host.block_width:
             for i, traj in enumerate(trajs or ()):
                 if traj is not None and not traj.completed and traj._builder.steps:
                     self._cut(traj, observations[i], None if allowed is None else allowed[i])
             self._enter(self._rollout * count)
-            self._block_left, self._block_width = self._rollout, count
-        self._block_left -= 1
+            host.block_left, host.block_width = self._rollout, count
+        host.block_left -= 1
         running: list[RL4SysTrajectory] = []
         for i in range(count):
             traj = trajs[i] if trajs is not None else None
@@ -202,7 +212,7 @@ class RL4SysAgent(Resource):
                 self._cut(traj, observations[i], None if allowed is None else allowed[i])
             running.append(traj)
         policy = self._policy_for(running[0])
-        raw, acts, log_probs = policy.act_batch(observations, allowed, self._sampler, self.config.explore)
+        raw, acts, log_probs = policy.act_batch(observations, allowed, host.sampler, self.config.explore)
         stamp = policy.generation, policy.version
         actions = [
             RL4SysAction(self, o, r, a, p, stamp, None if allowed is None else allowed[i])
@@ -504,7 +514,7 @@ class RL4SysAgent(Resource):
         self._counters.add(f"bad_input.{type(error).__name__}")
         if traj is None or traj.completed:
             traj = self._begin()
-        act = self._last_act if self._last_act is not None else _baseline(self._spec)
+        act = self._host.last_act if self._host.last_act is not None else _baseline(self._spec)
         observation = np.zeros(self._spec.observation_space.shape, dtype=self._spec.observation_space.dtype)
         policy = self._policy
         return traj, RL4SysAction(self, observation, None, act, 0.0, (policy.generation, policy.version), None)

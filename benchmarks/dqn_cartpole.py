@@ -58,9 +58,7 @@ def main() -> None:
 def run(seed: int, limit_s: float) -> dict[str, Any]:
     """One seed: trains until 100,000 steps after the first solved evaluation."""
     preset = PRESETS[(ENV, "DQN")]
-    client = ClientConfig(
-        algorithm_name="DQN", algorithm_parameters=dict(preset.parameters), pacing_lag=preset.pacing_lag
-    )
+    client = ClientConfig(algorithm_name="DQN", algorithm_parameters=dict(preset.parameters), pacing_lag=preset.pacing_lag)
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, clients={CLIENT: client}, seed=seed)
     with Learner(config) as learner:
         processes = [start_actor(learner.address, preset.num_envs, 1000 * seed + i) for i in range(preset.actors)]
@@ -85,9 +83,7 @@ def watch(learner: Learner, seed: int, limit_s: float) -> dict[str, Any]:
     learner.wait(client_id=CLIENT, version=0, timeout_s=60.0)
     began = time.monotonic()
     envs = [gymnasium.make(ENV) for _ in range(EPISODES)]
-    evaluator = AgentConfig(
-        client_id=CLIENT, train_server_address=learner.address, explore=False, swap="episode", seed=seed
-    )
+    evaluator = AgentConfig(client_id=CLIENT, train_server_address=learner.address, explore=False, swap="episode", seed=seed)
     evaluations: list[tuple[int, float]] = []
     solved: tuple[int, float] | None = None
     steps = 0

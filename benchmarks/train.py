@@ -123,13 +123,13 @@ def stable_baselines3(env_id: str, seed: int, limit_s: float) -> dict[str, Any]:
 
         def _on_step(self) -> bool:
             self.seconds = time.perf_counter() - self.began
-            episodes = self.model.ep_info_buffer
+            episodes = self.model.ep_info_buffer or ()
             if len(episodes) >= WINDOW and np.mean([e["r"] for e in episodes]) >= TARGETS[env_id]:
                 self.steps = self.num_timesteps
                 return False
             return self.seconds < limit_s
 
-    values: dict[str, Any] = {
+    per_task: dict[str, dict[str, Any]] = {
         "CartPole-v1": {
             "n_envs": 8,
             "n_steps": 32,
@@ -152,7 +152,8 @@ def stable_baselines3(env_id: str, seed: int, limit_s: float) -> dict[str, Any]:
             "ent_coef": 0.01,
             "total": 1_000_000,
         },
-    }[env_id]
+    }
+    values = per_task[env_id]
     envs = make_vec_env(env_id, n_envs=values.pop("n_envs"), seed=seed)
     total = values.pop("total")
     model = PPO("MlpPolicy", envs, seed=seed, device="cpu", **values)

@@ -28,7 +28,7 @@ config = AgentConfig(
     algorithm_name="PPO",
     input_size=2,
     act_dim=len(WATTS),
-    algorithm_parameters={"steps_per_epoch": 960, "lr": 1e-3, "gamma": 0.95, "max_policy_lag": 4},
+    algorithm_parameters={"steps_per_epoch": 960, "lr": 1e-3, "gamma": 0.95},
     train_server_address=args.address,
     overflow="drop_oldest",  # the loop is never paused: not by the learner, not by the network
 )

@@ -177,6 +177,7 @@ class Refusal(StrEnum):
     POLICY = "policy"  # a policy version that this learner never published
     FAILED = "failed"  # the client's learner thread has stopped
     CLOSING = "closing"  # the learner is shutting down
+    INTERNAL = "internal"  # a fault of the side that refuses; its log has the trace
 
 
 class ProtocolError(RL4SysError):

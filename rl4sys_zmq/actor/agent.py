@@ -33,11 +33,13 @@ from rl4sys_zmq.errors import (
     ConfigError,
     LearnerUnavailable,
     ObservationError,
+    ProtocolError,
     RewardError,
     RL4SysError,
 )
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import BoxSpace, PolicySpec, space_to_json
+from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["RL4SysAgent"]
@@ -103,7 +105,12 @@ class RL4SysAgent(Resource):
         self._counters = Counters()
         self._drops = self.config.overflow == "drop_oldest"
         self._outbox = Outbox(self.config.queue_items, self.config.queue_bytes, drops=self._drops)
-        self._io = ActorIO(self.config, self._hello(), self._outbox)
+        hello = self._hello()
+        try:
+            encode(hello)
+        except ProtocolError as exc:
+            raise ConfigError(f"the configuration cannot travel: {exc.detail}", key="algorithm_parameters") from exc
+        self._io = ActorIO(self.config, hello, self._outbox)
         self._host = _HostThread(np.random.SeedSequence(self.config.seed))
         self._episode_ids = np.random.default_rng()
         self._lock = threading.Lock()

@@ -226,6 +226,9 @@ class ActorIO(Worker):
         if spec != self.spec:
             self.spec = spec
         self.welcome = welcome
+        if self._config.type not in (None, welcome.algorithm_type):
+            words = "%s: the configuration says type %r, but %s is %s"
+            log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
         self._subscribe(welcome)
         self._fetch(time.monotonic())
         self.counters.add("joined")

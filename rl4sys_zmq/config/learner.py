@@ -79,7 +79,7 @@ class LearnerConfig:
     ledger: str = option(one_of("memory"), "memory")
     """Where what was received is recorded."""
     max_policy_lag: int | None = option(optional(integer(0)), None)
-    """At most how many versions old a segment may be; None: no limit."""
+    """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
     pacing_lag: int = option(integer(0), 1)
@@ -93,7 +93,7 @@ class LearnerConfig:
     max_clients: int = option(integer(1), 64)
     """How many clients are accepted."""
     max_actors: int = option(integer(1), 1024)
-    """How many actors are accepted, all clients together."""
+    """How many actors a client may have."""
     max_parameters: int = option(integer(1), 50_000_000)
     """How many numbers a policy may have."""
     insecure: bool = option(flag, False)

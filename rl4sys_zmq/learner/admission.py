@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl4sys_zmq.config import LearnerConfig
+import numpy as np
+
+from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import require_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
@@ -17,6 +19,8 @@ from rl4sys_zmq.wire.messages import Assign, Hello
 __all__ = ["ClientSettings", "check_names", "require_match", "settle"]
 
 MAX_NAME = 200
+_LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
+"""Options of the learner that may also stand among an algorithm's parameters; the algorithm itself does not see them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class ClientSettings:
             policy_id,
             generation,
             self.algorithm_name,
-            dict(self.parameters),
+            {k: v for k, v in self.parameters.items() if k not in (*_LEARNING_KEYS, "seed")},
             space_to_json(self.observation_space),
             space_to_json(self.action_space),
             self.seed,
@@ -72,7 +76,7 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
     Raises:
         ConfigError: when something is missing, unknown or impossible, or the actor contradicts the learner's entry.
     """
-    entry = config.client(hello.client_id)
+    entry = config.clients.get(hello.client_id, ClientConfig())
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
         raise ConfigError(
@@ -80,28 +84,21 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
         )
     require_algorithm(name)
     defaults = config.algorithms.get(name.upper(), {})
-    parameters = {**hello.algorithm_parameters, **entry.algorithm_parameters}
-    missing = {k: v for k, v in defaults.items() if k not in parameters}
-    parameters |= missing
-
-    configured = config.clients.get(hello.client_id)
+    parameters = {**defaults, **hello.algorithm_parameters, **entry.algorithm_parameters}
+    said = ClientConfig.from_mapping({key: parameters[key] for key in _LEARNING_KEYS if parameters.get(key) is not None})
 
     def pick(key: str) -> Any:
         """The client's entry, then its parameters, then the learner's own option."""
-        if (configured is None or getattr(configured, key) is None) and key in parameters:
-            return parameters[key]
-        return getattr(entry, key)
+        choices = (getattr(entry, key), getattr(said, key), getattr(config, key))
+        return next((choice for choice in choices if choice is not None), None)
 
-    seed = parameters.get("seed")
-    if seed is None:
-        seed = zlib.crc32(f"{config.seed}/{hello.client_id}".encode()) if config.seed is not None else secrets.randbits(32)
     settings = ClientSettings(
         hello.client_id,
         name.upper(),
         parameters,
         _space("observation_space", entry.observation_space, hello.observation_space),
         _space("action_space", entry.action_space, hello.action_space),
-        int(seed),
+        _seed(config, hello.client_id, parameters.get("seed")),
         pick("max_policy_lag"),
         pick("on_lag"),
         float(pick("pacing_lag")),
@@ -126,9 +123,15 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     for key, value in hello.algorithm_parameters.items():
         pairs.append((f"algorithm_parameters.{key}", value, settings.parameters.get(key, "not set")))
     for field, theirs, ours in pairs:
-        if theirs != ours:
+        if not _same(theirs, ours):
             message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, the actor has {theirs!r}"
             raise ConfigError(message, key=field)
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+    return one == other
 
 
 def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:
@@ -139,3 +142,14 @@ def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:
     raise ConfigError(
         f"neither the learner's configuration nor this actor gives the {key}; set it (or input_size and act_dim)", key=key
     )
+
+
+def _seed(config: LearnerConfig, client_id: str, given: object) -> int:
+    """The algorithm's seed: as given, else made from the learner's and the client's name, else from the system."""
+    if given is None:
+        return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)
+    if type(given) is not int or not 0 <= given < 1 << 63:
+        raise ConfigError(
+            f"algorithm_parameters.seed: expected an integer from 0 on, not {given!r:.80}", key="algorithm_parameters.seed"
+        )
+    return given

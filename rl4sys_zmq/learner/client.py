@@ -53,7 +53,9 @@ class Client:
         self.state = ClientState.STARTING
         self.error = ""
         self.welcome_spec: dict[str, Any] = {}
+        self.algorithm_type = ""
         self.rollout_length = 0
+        self.max_policy_lag = -1
         self.schema: SegmentSchema | None = None
         self.publications = Publications(generation)
         self.pool = CreditPool()
@@ -84,7 +86,7 @@ class Client:
 
     @property
     def pending(self) -> int:
-        """Segments accepted and not yet disposed of."""
+        """Segments accepted and not yet disposed of: the fast figure, for limits."""
         disposed = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
         return self.accepted - disposed - self.rolled_back
 
@@ -128,7 +130,8 @@ class Client:
     def ready(self, message: Ready) -> None:
         """Takes the learner thread's description of its policy."""
         spec = spec_from_document(message.spec)
-        self.welcome_spec, self.rollout_length = message.spec, message.rollout_length
+        self.welcome_spec, self.algorithm_type = message.spec, message.kind
+        self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
     def note(self, metrics: Metrics) -> None:
@@ -158,7 +161,7 @@ class Client:
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
             "scalars": metrics.scalars,
             "accepted": self.accepted,
-            "pending": self.pending,
+            "pending": sum(s.pending for s in self.table.all()),
             "rolled_back": self.rolled_back,
             "restarts": self.life - 1,
             "verdicts": dict(self.verdicts),

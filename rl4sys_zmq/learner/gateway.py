@@ -22,7 +22,7 @@ from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4Sy
 from rl4sys_zmq.learner.admission import check_names, require_match, settle
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
-from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Sent, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.wire import decode, encode
@@ -59,6 +59,7 @@ HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
 MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
+MAX_STILLBORN = 64
 _unique = itertools.count()
 
 T = TypeVar("T")
@@ -86,6 +87,8 @@ class Gateway(Worker):
         self._counters = Counters()
         self._clients: dict[str, Client] = {}
         self._by_key: dict[bytes, Client] = {}
+        self._stillborn: dict[str, str] = {}
+        self._retired: list[LearnerThread] = []
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
         self._ledger: Ledger = MemoryLedger()
         self._commands: list[Callable[[], None]] = []
@@ -135,7 +138,7 @@ class Gateway(Worker):
     def failure(self, client_id: str) -> str:
         """The error on which a client's learner thread stopped, or an empty string."""
         client = self._clients.get(client_id)
-        return client.error if client is not None else ""
+        return client.error if client is not None else self._stillborn.get(client_id, "")
 
     def stop(self) -> None:
         """Ends the gateway and its learner threads."""
@@ -147,12 +150,15 @@ class Gateway(Worker):
         """Lets nobody wait for a thread that is gone."""
         self._open.set()
 
+    def learner_threads(self) -> list[LearnerThread]:
+        """All learner threads that have not been joined."""
+        return [*self._retired, *(thread for client in self._clients.values() for thread in client.threads)]
+
     def join_all(self, deadline: float) -> bool:
         """Joins the gateway and its learner threads until `deadline` (monotonic); True when all have ended."""
         done = self.join(max(0.0, deadline - time.monotonic()))
-        for client in self._clients.values():
-            for thread in client.threads:
-                done &= thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in self.learner_threads():
+            done &= thread.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
             self._wakeup.close()
         return done
@@ -173,6 +179,9 @@ class Gateway(Worker):
                 self._say_goodbye()
                 self._drain()
         finally:
+            pending = {c.client_id: c.pending for c in self._clients.values() if c.pending}
+            if pending:
+                self._sink.event("closed_with_pending_segments", **pending)
             for client in self._clients.values():
                 if client.push is not None:
                     client.push.close()
@@ -232,7 +241,7 @@ class Gateway(Worker):
         deadline = time.monotonic() + self._config.shutdown_timeout_s
         with Poller() as poller:
             poller.register(self._upstream)
-            while any(t.alive for c in self._clients.values() for t in c.threads) and time.monotonic() < deadline:
+            while any(t.alive for t in self.learner_threads()) and time.monotonic() < deadline:
                 poller.poll(0.02)
                 self._read_upstream()
         self._read_upstream()
@@ -253,6 +262,9 @@ class Gateway(Worker):
                 self._on_message(peer, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
             except ProtocolError as exc:
                 self._refuse(peer, exc.code, exc.detail)
+            except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
+                log.exception("a message of one peer was not handled")
+                self._refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
 
     def _on_message(self, peer: bytes, message: Message, frames: Sequence[Frame]) -> None:
         match message:
@@ -277,7 +289,7 @@ class Gateway(Worker):
             case Submit():
                 self._on_submit(peer, client, stream, message, frames)
             case Heartbeat():
-                stream.want_steps = max(stream.want_steps, message.want_steps)
+                stream.wish(message.want_steps)
                 client.dirty.add(stream.actor_id)
             case Fetch():
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
@@ -290,13 +302,13 @@ class Gateway(Worker):
         if client.pending + message.count > 2 * QUEUE_ITEMS:
             raise ProtocolError(Refusal.QUOTA, f"{client.pending} segments are pending; the limit is {2 * QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
-        stream.want_steps = max(stream.want_steps, message.want_steps)
         client.dirty.add(stream.actor_id)
         try:
             intake = take_submit(stream, client.schema, message, frames)
         except ProtocolError as exc:
             self._refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
+        stream.wish(message.want_steps)
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
@@ -342,6 +354,7 @@ class Gateway(Worker):
         )
         client = Client(settings, next(self._policy_ids).to_bytes(8, "little"), _generation(0), table)
         self._clients[hello.client_id] = client
+        self._stillborn.pop(hello.client_id, None)
         self._start(client)
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
@@ -369,8 +382,9 @@ class Gateway(Worker):
             durable=stream.durable,
             accepted_steps=stream.accepted_steps,
             algorithm_name=settings.algorithm_name,
+            algorithm_type=client.algorithm_type,
             rollout_length=client.rollout_length,
-            max_policy_lag=-1 if settings.max_policy_lag is None else settings.max_policy_lag,
+            max_policy_lag=client.max_policy_lag,
             on_lag=settings.on_lag,
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_segment_steps=MAX_SEGMENT_STEPS,
@@ -425,18 +439,19 @@ class Gateway(Worker):
                 self._refuse(peer, exc.code, exc.detail)
 
     def _on_disposed(self, client: Client, message: Disposed) -> None:
-        count = sum(end - first for first, end in message.ranges)
+        stream = client.table.get(message.actor_id, message.incarnation)
+        count = sum(end - first for first, end in message.ranges) if stream is None else 0
+        if stream is not None:
+            count = stream.dispose(message.ranges, message.verdict)
+            client.dirty.add(stream.actor_id)
         client.verdicts[message.verdict] += count
         if message.reason:
             self._sink.event("quarantined", client_id=client.client_id, actor_id=message.actor_id, reason=message.reason)
-        stream = client.table.get(message.actor_id, message.incarnation)
-        if stream is not None:
-            stream.dispose(message.ranges, message.verdict)
-            client.dirty.add(stream.actor_id)
 
     def _on_failed(self, client: Client, message: Failed) -> None:
         log.error("client %s failed: %s\n%s", client.client_id, message.error, message.trace)
         self._by_key.pop(client.key, None)
+        stillborn = client.publications.version < 0 and client.life == 1
         with self.published:
             client.state, client.error = ClientState.FAILED, message.error
             self.published.notify_all()
@@ -446,8 +461,14 @@ class Gateway(Worker):
         peers = [client.table.peer_of(s) for s in client.table.live()]
         for peer in (*peers, *client.waiting):
             if peer is not None:
-                self._refuse(peer, Refusal.FAILED, message.error)
+                self._refuse(peer, Refusal.CONFIG if stillborn else Refusal.FAILED, message.error)
         client.waiting.clear()
+        if stillborn:  # it never was: the next actor may say better what it is
+            self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
+            del self._clients[client.client_id]
+            self._stillborn[client.client_id] = message.error
+            while len(self._stillborn) > MAX_STILLBORN:
+                del self._stillborn[next(iter(self._stillborn))]
 
     def restart(self, client_id: str) -> None:
         """Gives a client a new learner thread and a new generation; in the gateway thread."""

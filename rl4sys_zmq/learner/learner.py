@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
-from typing import Any, Self
+from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, Closed, LearnerUnavailable
@@ -18,6 +21,9 @@ __all__ = ["Learner"]
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
+EXIT_TIMEOUT_S = 60.0
+
+T = TypeVar("T")
 
 
 class Learner(Resource):
@@ -59,6 +65,7 @@ class Learner(Resource):
             if self._recorder is not None:
                 self._recorder.start()
             self._gateway.start()
+            atexit.register(self.close)
             try:
                 self._gateway.wait_open()
             except BaseException:
@@ -81,8 +88,7 @@ class Learner(Resource):
 
     def status(self) -> dict[str, Any]:
         """The state of all clients, their actors, queues, credit and verdicts, as a JSON document."""
-        report: dict[str, Any] = self._running.call(self._running.status).result(CALL_TIMEOUT_S)
-        return report
+        return self._ask(self._running.status)
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
         """Waits until `client_id` has published `version` or a later one; returns its current version.
@@ -135,7 +141,7 @@ class Learner(Resource):
             ConfigError: when there is no such client.
         """
         gateway = self._running
-        gateway.call(lambda: gateway.restart(client_id)).result(CALL_TIMEOUT_S)
+        self._ask(lambda: gateway.restart(client_id))
 
     def raise_if_dead(self) -> None:
         """Surfaces the death of a thread of ours.
@@ -152,6 +158,7 @@ class Learner(Resource):
         with self._lock:
             self._closed = True
             self._end()
+        atexit.unregister(self.close)
 
     def _end(self) -> None:
         gateway, recorder = self._gateway, self._recorder
@@ -160,10 +167,22 @@ class Learner(Resource):
         if gateway is not None:
             gateway.stop()
             if not gateway.join_all(deadline):
-                log.warning("a learner thread is still busy after %g s; it ends with the process", self.config.shutdown_timeout_s)
+                log.warning(
+                    "a learner thread is still busy after %g s; the process waits for it at its end",
+                    self.config.shutdown_timeout_s,
+                )
+                for thread in gateway.learner_threads():
+                    atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that ends under its feet
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        gateway = self._running
+        try:
+            return gateway.call(question).result(CALL_TIMEOUT_S)
+        except FutureTimeout:
+            raise LearnerUnavailable(gateway.address, "its gateway thread", CALL_TIMEOUT_S) from None
 
     @property
     def _running(self) -> Gateway:

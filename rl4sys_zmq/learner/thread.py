@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -33,6 +34,8 @@ from rl4sys_zmq.wire.messages import (
 )
 
 __all__ = ["LearnerThread", "content_error"]
+
+log = logging.getLogger(__name__)
 
 METRICS_PERIOD_S = 0.1
 DRAIN_MESSAGES = 256
@@ -68,9 +71,14 @@ class LearnerThread(Worker):
         with Socket.pull(connect=self._down, hwm=QUEUE_MESSAGES) as down, Socket.push(connect=self._up) as up:
             mouth = _Mouth(up, self._key)
             try:
-                _Learning(down, mouth, self._stopping).run()
-            except Exception as exc:  # noqa: BLE001 - the border of a client: whatever it is, it stops this client alone
-                mouth.say(Failed(f"{type(exc).__name__}: {exc}"[:1000], traceback.format_exc()[-8000:]))
+                try:
+                    _Learning(down, mouth, self._stopping).run()
+                except Closed:
+                    raise
+                except Exception as exc:  # noqa: BLE001 - the border of a client: it stops this client alone
+                    mouth.say(Failed(_plain(f"{type(exc).__name__}: {exc}"[:1000]), _plain(traceback.format_exc()[-8000:])))
+            except Closed as exc:
+                log.warning("%s ends without a last word: %s", self.name, exc)
 
     def stop(self) -> None:
         """Ends the thread when it next finds nothing to read; the gateway's `Stop` message comes in order with the data."""
@@ -100,6 +108,8 @@ class _Learning:
         self._assign = self._wait_for_assignment()
         self._algorithm = self._build()
         self._spec = self._algorithm.spec()
+        own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
+        self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
         self._snapshot: PolicySnapshot | None = None
         self._version = -1
@@ -117,7 +127,8 @@ class _Learning:
 
     def run(self) -> None:
         """Until `Stop`."""
-        self._say(Ready(spec_to_document(self._spec), self._algorithm.kind, self._algorithm.rollout_length))
+        algorithm = self._algorithm
+        self._say(Ready(spec_to_document(self._spec), algorithm.kind, algorithm.rollout_length, self._max_policy_lag))
         self._publish()
         self._tell()
         while True:
@@ -183,7 +194,7 @@ class _Learning:
                 self._dispose(*stream, seq, Verdict.QUARANTINED, reason)
                 continue
             lag = self._lag(segment)
-            late = 0 <= self._assign.max_policy_lag < lag
+            late = 0 <= self._max_policy_lag < lag
             if late and self._assign.on_lag == "drop":
                 self._dispose(*stream, seq, Verdict.STALE)
                 continue
@@ -261,6 +272,11 @@ class _Learning:
             scalars = {k: float(v) for k, v in self._scalars.items()}
             self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))
             self._scalars, self._episodes = {}, []
+
+
+def _plain(text: str) -> str:
+    """Text that can travel, whatever an exception put into it."""
+    return text.encode("ascii", "backslashreplace").decode()[:12_000]
 
 
 def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:

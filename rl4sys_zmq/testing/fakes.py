@@ -53,6 +53,7 @@ class FakeAlgorithm:
     """
 
     kind: ClassVar[str] = "onpolicy"
+    max_policy_lag: int | None = None
 
     def __init__(
         self, spec: PolicySpec, parameters: FakeParameters, seed: int = 0, release: threading.Event | None = None

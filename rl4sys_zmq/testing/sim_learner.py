@@ -133,7 +133,9 @@ class SimLearner:
         self._dirty.add(stream.actor_id)
         self._history.begin_stream((stream.actor_id, stream.incarnation), hello.first_seq)
         marks = stream.received, stream.durable, stream.accepted_steps
-        welcome = Welcome(b"sim     ", self._generation, 0, 0, {}, "", *marks, "SIM", 0, -1, "drop", 1 << 26, MAX_STEPS, 1.0)
+        welcome = Welcome(
+            b"sim     ", self._generation, 0, 0, {}, "", *marks, "SIM", "onpolicy", 0, -1, "drop", 1 << 26, MAX_STEPS, 1.0
+        )
         return [(peer, welcome)]
 
     def _on_submit(self, now: float, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:

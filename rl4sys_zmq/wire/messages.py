@@ -164,6 +164,7 @@ class Welcome:
         durable: everything below may be forgotten by the actor.
         accepted_steps: the steps accepted in this stream so far: where `Ack.credit_steps` counts from.
         algorithm_name: of the client.
+        algorithm_type: ``onpolicy`` or ``offpolicy``.
         rollout_length: at most how many steps to put into a segment, unless the actor is configured otherwise.
         max_policy_lag: segments that lag by more versions are not trained as they are; -1 for no limit.
         on_lag: ``drop`` or ``correct``.
@@ -183,6 +184,7 @@ class Welcome:
     durable: int
     accepted_steps: int
     algorithm_name: str
+    algorithm_type: str
     rollout_length: int
     max_policy_lag: int
     on_lag: str
@@ -277,7 +279,7 @@ class Assign:
         observation_space: JSON form.
         action_space: JSON form.
         seed: of the algorithm.
-        max_policy_lag: or -1.
+        max_policy_lag: or -1 for the algorithm's own.
         on_lag: ``drop`` or ``correct``.
         pacing_lag: how many batches actors may collect ahead.
         publish_every_updates: or 0 for the algorithm's own.
@@ -330,12 +332,20 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The algorithm is built. The first `Published` (version 0) follows."""
+    """The algorithm is built. The first `Published` (version 0) follows.
+
+    Attributes:
+        spec: the policy (`rl4sys_zmq.wire.specs`).
+        kind: ``onpolicy`` or ``offpolicy``.
+        rollout_length: at most how many steps an actor should put into a segment.
+        max_policy_lag: the limit that is in force, -1 for none.
+    """
 
     KIND: ClassVar[int] = 48
     spec: Document
     kind: str
     rollout_length: int
+    max_policy_lag: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -345,7 +347,9 @@ class Tensor:
         return self._array
 
 
-@pytest.mark.parametrize("make", [list, tuple, np.asarray, lambda v: np.asarray(v, dtype=np.float64), lambda v: Tensor(np.asarray(v))])
+@pytest.mark.parametrize(
+    "make", [list, tuple, np.asarray, lambda v: np.asarray(v, dtype=np.float64), lambda v: Tensor(np.asarray(v))]
+)
 def test_observations_in_the_forms_that_hosts_have(bench: Bench, make: Callable[[list[float]], object]) -> None:
     _, action = bench.agent().request_for_action(None, make([1.0, 2.0, 3.0, 4.0]))
     np.testing.assert_array_equal(action.obs, np.array([1, 2, 3, 4], dtype=np.float32))
@@ -540,3 +544,66 @@ def test_the_counts_add_up(bench: Bench) -> None:
     assert stats["submitted"] == 50
     assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"]
     assert stats["in_actor"] == 0
+
+
+def test_several_host_threads_use_one_agent(bench: Bench) -> None:
+    agent = bench.agent()
+    errors: list[BaseException] = []
+
+    def host() -> None:
+        try:
+            for _ in range(40):
+                traj = None
+                for step in range(5):
+                    traj, action = agent.request_for_action(traj, obs(step))
+                    action.update_reward(1)
+                    agent.add_to_trajectory(traj, action)
+                assert traj is not None
+                agent.mark_end_of_trajectory(traj, action)
+        except BaseException as exc:
+            errors.append(exc)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=host) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60.0)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors
+    segments = bench.segments(agent, 160)
+    assert all(s.steps == 5 and s.episode_return == 5 for s in segments)
+    assert len({s.episode_id for s in segments}) == 160
+
+
+def test_a_type_that_contradicts_the_algorithm_is_a_warning(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.agent(type="offpolicy")
+    assert "says type 'offpolicy', but KEEPER is onpolicy" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"pacing_lag": "abc"}, "pacing_lag"),
+        ({"pacing_lag": -5}, "pacing_lag"),
+        ({"seed": "x"}, "seed"),
+        ({"seed": -1}, "seed"),
+        ({"on_lag": "nonsense"}, "on_lag"),
+        ({"max_policy_lag": 1.5}, "max_policy_lag"),
+        ({"publish_every_updates": -3}, "publish_every_updates"),
+    ],
+)
+def test_impossible_parameters_are_refused_and_harm_nobody(bench: Bench, parameters: dict[str, object], message: str) -> None:
+    with pytest.raises(HandshakeRefused, match=message):
+        bench.agent(client_id="bad", algorithm_parameters=parameters)
+    assert bench.agent().version == 0
+
+
+def test_parameters_that_cannot_travel_are_named_at_once(bench: Bench) -> None:
+    with pytest.raises(ConfigError, match="cannot travel"):
+        bench.agent(algorithm_parameters={"seed": 1 << 70})
+    with pytest.raises(ConfigError, match="cannot travel"):
+        bench.agent(algorithm_parameters={"what": object()})

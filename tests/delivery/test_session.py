@@ -26,7 +26,7 @@ def packed(steps=2):
 
 def welcome(received=0, durable=None, accepted_steps=0, generation=1, heartbeat_s=1.0):
     marks = received, received if durable is None else durable, accepted_steps
-    return Welcome(b"12345678", generation, 0, 0, {}, "", *marks, "PPO", 0, -1, "drop", 1 << 20, 100, heartbeat_s)
+    return Welcome(b"12345678", generation, 0, 0, {}, "", *marks, "PPO", "onpolicy", 0, -1, "drop", 1 << 20, 100, heartbeat_s)
 
 
 def ack(received=0, durable=0, credit_steps=100, credit_items=100, accepted_steps=0, **verdicts):

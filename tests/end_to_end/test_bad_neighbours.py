@@ -63,7 +63,17 @@ def pair(lab: Any) -> Iterator[tuple[Any, Any, Stranger]]:
 
 
 def hello(**fields: Any) -> Hello:
-    return Hello(**{"client_id": "lab", "actor_id": "stranger", "incarnation": 5, "first_seq": 0, "held_generation": 0, "held_version": 0, **fields})
+    return Hello(
+        **{
+            "client_id": "lab",
+            "actor_id": "stranger",
+            "incarnation": 5,
+            "first_seq": 0,
+            "held_generation": 0,
+            "held_version": 0,
+            **fields,
+        }
+    )
 
 
 def segment(**changes: Any) -> Segment:

@@ -71,9 +71,13 @@ def test_restarting_a_client_that_is_not_there(inproc_lab: Any) -> None:
 def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> None:
     learner = inproc_lab.learner()
     good = inproc_lab.agent(learner, "good")
-    with pytest.raises(ClientFailed, match="steps_per_updat"):
+    with pytest.raises(HandshakeRefused, match="steps_per_updat"):
         inproc_lab.agent(learner, "typo", algorithm_parameters={"steps_per_updat": 3})
-    with pytest.raises(HandshakeRefused, match="algorithm_name|unknown algorithm"):
+    with pytest.raises(ClientFailed, match="steps_per_updat"):
+        learner.wait(client_id="typo", version=0, timeout_s=5.0)
+    corrected = inproc_lab.agent(learner, "typo", algorithm_parameters={"steps_per_update": 3})
+    assert corrected.digest == learner.digest("typo", 0)
+    with pytest.raises(HandshakeRefused, match="unknown algorithm"):
         inproc_lab.agent(learner, "unknown", algorithm_name="NO_SUCH")
     inproc_lab.episode(good, 16)
     good.wait_version(1, 20.0)

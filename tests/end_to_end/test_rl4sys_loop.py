@@ -44,11 +44,11 @@ CONFIGURATION: dict[str, Any] = {
 }
 
 
-def serve(pipe: Connection, max_policy_lag: int | None) -> None:
+def serve(pipe: Connection) -> None:
     """The learner's process: says its address, serves until told, says its status."""
     from rl4sys_zmq.learner import Learner, LearnerConfig
 
-    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, max_policy_lag=max_policy_lag, shutdown_timeout_s=10.0)
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0)
     with Learner(config) as learner:
         pipe.send(learner.address)
         pipe.recv()
@@ -72,10 +72,10 @@ class LearnerProcess:
 
 
 @contextmanager
-def learner_process(max_policy_lag: int | None) -> Iterator[LearnerProcess]:
+def learner_process() -> Iterator[LearnerProcess]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs, max_policy_lag))
+    process = context.Process(target=serve, args=(theirs,))
     process.start()
     try:
         learner = LearnerProcess(ours)
@@ -94,7 +94,7 @@ def learner_process(max_policy_lag: int | None) -> Iterator[LearnerProcess]:
 
 def test_a_loop_of_rl4syss_calls_trains_cartpole(tmp_path: Path, seed: int) -> None:
     """The default overflow drops and never waits; what the learner finds too old is dropped, at the source mostly."""
-    with learner_process(max_policy_lag=4) as learner:
+    with learner_process() as learner:
         parameters = {**CONFIGURATION["algorithm_parameters"], "seed": seed}
         configuration = {**CONFIGURATION, "algorithm_parameters": parameters, "train_server_address": learner.address}
         conf_path = tmp_path / "cart_conf.json"

@@ -32,11 +32,13 @@ class Algorithm(Protocol):
             counts as trained once `observe` has returned).
         rollout_length: at most how many steps an actor should put into one segment.
         publish_every_updates: how many updates make a version, unless the configuration says otherwise.
+        max_policy_lag: how many versions old a segment may be, unless the configuration says otherwise; None for no limit.
     """
 
     kind: ClassVar[str]
     rollout_length: int
     publish_every_updates: int
+    max_policy_lag: int | None
 
     def spec(self) -> PolicySpec:
         """The policy that actors must build. Fixed for the life of the algorithm."""

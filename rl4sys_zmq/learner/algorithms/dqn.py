@@ -140,6 +140,7 @@ class DQN:
     """
 
     kind: ClassVar[str] = "offpolicy"
+    max_policy_lag: int | None = None
 
     def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
         if not isinstance(action_space, DiscreteSpace):

@@ -49,6 +49,7 @@ class PPO:
 
     kind: ClassVar[str] = "onpolicy"
     publish_every_updates: int = 1
+    max_policy_lag: int | None = 4
 
     def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
         self.parameters = p = read_ppo_parameters(parameters)

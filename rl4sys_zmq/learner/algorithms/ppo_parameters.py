@@ -18,8 +18,8 @@ READ_ELSEWHERE = frozenset(
 )
 
 DEFAULT_STEPS = 2048
-WHOLE_TRAJECTORIES = 10_000
-"""The rollout length when trajectories are counted: longer than an actor's `max_traj_length`, which then does the cutting."""
+LONGEST_SEGMENT = 128
+"""Longer segments come later and older, and are no better: those of one episode are joined again in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PPOParameters:
     traj_per_epoch: int | None = parameter(None, "trajectories per update, instead of steps_per_epoch", kind="int", low=1)
     rollout_length: int | None = parameter(
         None,
-        "steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or whole trajectories with traj_per_epoch",
+        "steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
         kind="int", low=1, names=("num_steps", "n_steps"),
     )  # fmt: skip
     anneal_lr: bool = parameter(False, "whether step sizes fall linearly over total_steps, down to anneal_floor of themselves")
@@ -101,7 +101,7 @@ class PPOParameters:
     def segment_length(self) -> int:
         """At most how many steps an actor should put into one segment."""
         steps = self.steps()
-        return self.rollout_length or (WHOLE_TRAJECTORIES if steps is None else min(max(steps // 32, 16), 128))
+        return self.rollout_length or (LONGEST_SEGMENT if steps is None else min(max(steps // 32, 16), LONGEST_SEGMENT))
 
     def clip_values(self) -> bool:
         """Whether the value loss is clipped."""

@@ -1,0 +1,40 @@
+"""However a program ends, it ends: no hang, no abort, nothing left running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PROLOGUE = """
+import threading
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=1, rollout_length=1, slow_s={slow_s}))
+learner = Learner(LearnerConfig(bind="inproc://exit", run_dir=None, shutdown_timeout_s=0.1)).start()
+agent = RL4SysAgent(config=AgentConfig(client_id="x", algorithm_name="FAKE", train_server_address="inproc://exit",
+    observation_space=BoxSpace((1,)), action_space=DiscreteSpace(2), linger_ms=0))
+traj, action = agent.request_for_action(None, [0.0])
+action.update_reward(1.0)
+agent.mark_end_of_trajectory(traj, action)
+agent.flush(10.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("slow_s", "ending"),
+    [
+        (0.0, "agent.close(); learner.close()"),
+        (0.0, ""),  # nobody closes anything
+        (2.0, "learner.close()"),  # a learner thread is in the middle of an update
+        (0.0, "raise SystemExit(0)"),
+    ],
+)
+def test_a_program_ends_by_itself(slow_s: float, ending: str) -> None:
+    code = PROLOGUE.format(slow_s=slow_s) + ending
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

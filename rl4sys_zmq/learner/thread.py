@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError
-from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
+from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, Segment, space_from
@@ -168,15 +168,18 @@ class _Learning:
     def _build(self) -> Algorithm:
         a = self._assign
         spaces = space_from(a.observation_space), space_from(a.action_space)
-        algorithm = make_algorithm(a.algorithm_name, *spaces, a.parameters, a.seed)
+        make = resolve_algorithm(a.algorithm_name)
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            # Small networks: a second thread doubles the CPU and gains nothing. Before anything is computed, because
+            # the number of threads changes the last bits.
+            torch.set_num_threads(1)
+        algorithm = make(*spaces, a.parameters, a.seed)
         size = algorithm.spec().size
         if size > a.max_parameters:
             raise ConfigError(f"a policy of {size} parameters; max_parameters is {a.max_parameters}", key="max_parameters")
         if a.publish_every_updates:
             algorithm.publish_every_updates = a.publish_every_updates
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(1)  # small networks: a second thread doubles the CPU and gains nothing
         return algorithm
 
     # ---- data in

@@ -1,0 +1,81 @@
+"""kill -9 of the learner process under a running actor, and another learner at the same address."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import RL4SysError
+from rl4sys_zmq.ops.status import request_status
+
+SERVE = """
+import sys
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+register_algorithm("FAKE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+with Learner(LearnerConfig(bind=sys.argv[1], run_dir=None)) as learner:
+    print(learner.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def serving(bind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A learner process, and its address."""
+    command = [sys.executable, "-c", SERVE, bind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+def published(address: str) -> tuple[int, int, str]:
+    """What the learner at an address says of its policy: generation, version, digest."""
+    client = request_status(address, 10.0)["clients"]["lab"]
+    return client["generation"], client["version"], client["digest"]
+
+
+def held(agent: Any) -> tuple[int, int, str]:
+    return agent.generation, agent.version, f"{agent.digest:016x}"
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_actors_rejoin_a_learner_that_was_killed(inproc_lab: Any, scheme: str, tmp_path: Any) -> None:
+    bind = "tcp://127.0.0.1:0" if scheme == "tcp" else f"ipc://{tmp_path}/l"
+    with serving(bind) as (process, address):
+        agents = [inproc_lab.agent(address) for _ in range(2)]
+        for version in (1, 2):
+            inproc_lab.episode(agents[version % 2], 16)
+            for agent in agents:
+                agent.wait_version(version, 20.0)
+        assert held(agents[0]) == held(agents[1]) == published(address)
+        generation = agents[0].generation
+        process.kill()
+        process.wait(10)
+        with pytest.raises(RL4SysError):
+            request_status(address, 0.2)
+        for agent in agents:
+            inproc_lab.episode(agent, 16)  # acting goes on
+    with serving(address) as (_, again):
+        assert again == address
+        for agent in agents:
+            with agent._io.changed:
+                assert agent._io.changed.wait_for(lambda agent=agent: agent.generation > generation, timeout=30.0)
+            agent.flush(20.0)
+        for agent in agents:
+            agent.wait_version(2, 20.0)  # the two episodes of the time between are trained on now
+        assert held(agents[0]) == held(agents[1]) == published(address)
+        inproc_lab.episode(agents[0], 16)
+        for agent in agents:
+            agent.wait_version(3, 20.0)
+        assert held(agents[0]) == held(agents[1]) == published(address)
+        for agent in agents:
+            agent.close()

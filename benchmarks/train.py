@@ -104,30 +104,24 @@ def stable_baselines3(env_id: str, seed: int, limit_s: float) -> dict[str, Any]:
     """PPO of Stable-Baselines3 with rl-zoo's values for this task."""
     import torch
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.utils import LinearSchedule
 
     torch.set_num_threads(1)
 
-    class Watch(BaseCallback):
-        """Stops at the target or at the limit; the clock starts at the first step."""
+    began = seconds = 0.0
+    steps: int | None = None
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.began = self.seconds = 0.0
-            self.steps: int | None = None
-
-        def _on_rollout_start(self) -> None:
-            self.began = self.began or time.perf_counter()
-
-        def _on_step(self) -> bool:
-            self.seconds = time.perf_counter() - self.began
-            episodes = self.model.ep_info_buffer or ()
-            if len(episodes) >= WINDOW and np.mean([e["r"] for e in episodes]) >= TARGETS[env_id]:
-                self.steps = self.num_timesteps
-                return False
-            return self.seconds < limit_s
+    def watch(names: dict[str, Any], _: dict[str, Any]) -> bool:
+        """Called after each step of all environments: stops at the target or at the limit; the clock starts at the first."""
+        nonlocal began, seconds, steps
+        began = began or time.perf_counter()
+        seconds = time.perf_counter() - began
+        episodes = names["self"].ep_info_buffer or ()
+        if len(episodes) >= WINDOW and np.mean([e["r"] for e in episodes]) >= TARGETS[env_id]:
+            steps = names["self"].num_timesteps
+            return False
+        return seconds < limit_s
 
     per_task: dict[str, dict[str, Any]] = {
         "CartPole-v1": {
@@ -157,9 +151,8 @@ def stable_baselines3(env_id: str, seed: int, limit_s: float) -> dict[str, Any]:
     envs = make_vec_env(env_id, n_envs=values.pop("n_envs"), seed=seed)
     total = values.pop("total")
     model = PPO("MlpPolicy", envs, seed=seed, device="cpu", **values)
-    watch = Watch()
     model.learn(total, callback=watch)
-    return {"seconds": round(watch.seconds, 2), "steps": watch.steps, "reached": watch.steps is not None}
+    return {"seconds": round(seconds, 2), "steps": steps, "reached": steps is not None}
 
 
 def line(row: dict[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """The actor's light client: what somebody else's program holds.
 
-With ``overflow: drop_oldest`` no call but the constructor waits for anything: acting is in-process work on one immutable
-policy, and finished segments go into a bounded queue that the I/O thread empties.
+With ``overflow: drop_oldest`` no call waits for anything but the constructor and those that say so (`wait_version`, `flush`,
+`close`): acting is in-process work on one immutable policy, and finished segments go into a bounded queue that the I/O thread
+empties.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _starts = itertools.count()
 
 
 class _HostThread(threading.local):
-    """What each host thread has of its own: the first one draws from the seed itself, later ones from its children."""
+    """What each host thread has of its own: random numbers from a child of the seed, children given in order of first use."""
 
     def __init__(self, seeds: np.random.SeedSequence) -> None:
         self.sampler = Sampler(seeds.spawn(1)[0])
@@ -182,7 +183,8 @@ class RL4SysAgent(Resource):
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Chooses actions for ``N`` environments with one batched forward pass.
 
-        All segments are cut together, each `rollout_length` calls, so that credit is asked for once for all of them.
+        All segments are cut together, each `rollout_length` calls of this thread, so that credit is asked for once for all of
+        them.
 
         Args:
             trajs: ``N`` trajectories as in `request_for_action`; None for all new.
@@ -193,7 +195,8 @@ class RL4SysAgent(Resource):
             ``N`` trajectories and ``N`` actions.
 
         Raises:
-            ValueError: see `request_for_action`; here bad input always raises.
+            ObservationError, MaskError: for bad input, whatever ``on_bad_input`` says; nothing has changed.
+            Closed, LearnerUnavailable, ClientFailed: as `request_for_action` does.
         """
         if self._closed:
             raise Closed("this agent is closed")
@@ -384,7 +387,7 @@ class RL4SysAgent(Resource):
         }
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Sends what is finished, says goodbye and ends the I/O thread, within `timeout_s` seconds.
+        """Sends what is finished, says goodbye and ends the I/O thread, within `timeout_s` seconds and at most half a second.
 
         What the learner has not taken by then is counted (``in_actor`` in `stats`) and dropped. A second call does nothing.
         """

@@ -27,7 +27,7 @@ class RL4SysAction:
         log_prob: of the stored action under the policy that chose it.
         generation: of that policy.
         version: of that policy.
-        done: may be set by hand: True ends the trajectory (as terminated) at the next request.
+        done: may be set by hand: True ends the trajectory (as terminated) at the next `request_for_action`.
     """
 
     __slots__ = (

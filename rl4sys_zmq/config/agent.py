@@ -73,7 +73,7 @@ class AgentConfig:
     linger_ms: int = option(integer(0), 200)
     """The longest that a finished segment waits for others to share a message."""
     max_traj_length: int = option(integer(1), 10_000)
-    """A trajectory of this many steps is cut into segments."""
+    """A longer trajectory is cut into parts of so many steps, which count as trajectories."""
     rollout_length: int | None = option(optional(integer(1)), None)
     """At most how many steps a segment has; None: the algorithm's choice."""
     overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")
@@ -87,7 +87,7 @@ class AgentConfig:
     swap: str = option(one_of("step", "episode"), "step")
     """When new weights come into use: before the next step, or the next episode."""
     seed: int | None = option(optional(integer(0)), None)
-    """The seed of this actor's own random stream; None: from the operating system."""
+    """The seed of this actor's own random streams, one for each host thread; None: from the operating system."""
     explore: bool = option(flag, True)
     """False: act by the mode of the distribution, for evaluation; nothing is submitted."""
     on_bad_input: str = option(one_of("raise", "drop"), "raise")

@@ -37,11 +37,11 @@ class ClientConfig:
     act_limit: float | None = option(optional(number(0, above=True)), None)
     """The bound of continuous actions."""
     max_policy_lag: int | None = option(optional(integer(0)), None)
-    """At most how many versions old a segment may be."""
+    """At most how many versions old a segment may be; None: the learner's option, or else the algorithm's own limit."""
     on_lag: str | None = option(optional(one_of("drop", "correct")), None)
     """What happens to an older one."""
     pacing_lag: int | None = option(optional(integer(0)), None)
-    """How many versions simulators may be behind when they start a segment."""
+    """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version."""
     input_size: InitVar[int | None] = None

@@ -83,7 +83,7 @@ class LearnerConfig:
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
     pacing_lag: int = option(integer(0), 1)
-    """How many versions simulators may be behind when they start a segment."""
+    """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version; None: the algorithm's choice."""
     lease_s: float = option(number(0, above=True), 30.0)

@@ -114,7 +114,11 @@ class Gateway(Worker):
             raise self._bind_error
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Runs `function` in the gateway thread."""
+        """Runs `function` in the gateway thread.
+
+        Raises:
+            Closed: when that thread has ended or is about to.
+        """
         future: Future[T] = Future()
 
         def run() -> None:

@@ -49,8 +49,9 @@ class Learner(Resource):
         """Binds the sockets and starts the threads.
 
         Raises:
-            AddressInUse: when something else is bound there.
+            AddressInUse, TransportError: when something else is bound there, or nothing can be.
             RunDirectoryError: when the run directory cannot be written.
+            ConfigError: when the run directory needs an extra that is not installed.
             Closed: when it was closed before.
         """
         with self._lock:
@@ -87,7 +88,12 @@ class Learner(Resource):
         return self._running.pub_address
 
     def status(self) -> dict[str, Any]:
-        """The state of all clients, their actors, queues, credit and verdicts, as a JSON document."""
+        """The state of all clients, their actors, queues, credit and verdicts, as a JSON document.
+
+        Raises:
+            LearnerUnavailable: when the gateway thread does not answer in time.
+            Closed: when the learner is not running.
+        """
         return self._ask(self._running.status)
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
@@ -139,6 +145,7 @@ class Learner(Resource):
 
         Raises:
             ConfigError: when there is no such client.
+            LearnerUnavailable, Closed: as `status` does.
         """
         gateway = self._running
         self._ask(lambda: gateway.restart(client_id))
@@ -154,7 +161,10 @@ class Learner(Resource):
             self._recorder.raise_if_dead()
 
     def close(self) -> None:
-        """Stops taking data, lets the learner threads finish what is in hand, and joins, within ``shutdown_timeout_s``."""
+        """Stops taking data, lets the learner threads finish what is in hand, and joins them, within ``shutdown_timeout_s``.
+
+        A learner thread that is busy even then is waited for when the process ends. Called by itself at that time, at the latest.
+        """
         with self._lock:
             self._closed = True
             self._end()

@@ -283,7 +283,7 @@ def _plain(text: str) -> str:
 
 
 def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:
-    """Why a segment's content must not be trained on, or an empty string: not finite, out of range, from the future."""
+    """Why a segment must not be trained on, or an empty string: not finite, out of range, all masked, or from the future."""
     for name in ("observations", "actions", "rewards", "log_probs"):
         column = getattr(segment, name)
         if column.dtype.kind == "f" and not np.isfinite(column).all():

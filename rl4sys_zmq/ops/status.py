@@ -50,7 +50,7 @@ class ClientRow:
     Attributes:
         mean_return: of the last hundred episodes; None before the first has ended.
         policy_lag: mean versions behind of the data trained last.
-        actors: those that were heard of lately.
+        actors: those that have a session now.
         pending: segments accepted and not yet used.
         refused: segments refused or quarantined.
         stale: segments dropped because they were too old.

@@ -62,14 +62,14 @@ class Hello:
 
     Attributes:
         client_id: the policy and its learner.
-        actor_id: this process.
+        actor_id: this actor.
         incarnation: grows with each start of this actor; a lower one is fenced off.
         first_seq: the lowest sequence number that the actor still holds.
         held_generation: the generation of the policy it acts with; 0 for none.
         held_version: the version of that policy.
         algorithm_name: or empty.
         algorithm_parameters: as the user wrote them.
-        algorithm_type: ``onpolicy``, ``offpolicy`` or empty.
+        algorithm_type: ``onpolicy``, ``offpolicy`` or empty; for people, nobody compares it (see `Welcome`).
         observation_space: JSON form, or empty.
         action_space: JSON form, or empty.
         submits: False for an evaluating actor, which only takes weights.
@@ -125,7 +125,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Asks for the current weights; what is held lets the learner answer with diffs."""
+    """Asks for the current weights; what is held lets the learner answer with a diff."""
 
     KIND: ClassVar[int] = 4
     held_generation: int
@@ -399,7 +399,7 @@ class Metrics:
     """Scalars for people.
 
     Attributes:
-        step: environment steps trained on or stored so far: the x-axis.
+        step: environment steps that the algorithm has observed so far: the x-axis.
         update: updates so far.
         scalars: by TensorBoard tag.
         episodes: ``[step, return, length]`` of each episode that ended since the last message.

@@ -5,10 +5,9 @@ bytes; a column of `LARGE_BYTES` or more is a frame of its own. A `Submit` holds
 header; its first body frame is their blobs joined, the further ones are their large columns in order. Where a column lies
 follows from the headers alone. What arrives is read as views, nothing is copied.
 
-The header of a segment is a list: generation, episode id, index, flags (1 terminated, 2 truncated, 4
-capped), episode return or nil,
-episode length or nil, steps, bytes of its blob, and its columns as ``[letter, dtype, dimensions]`` in the order ``o a r l v``
-and perhaps ``m``. A version column of one row stands for all steps.
+The header of a segment is a list: generation, episode id, index, flags (1 terminated, 2 truncated, 4 capped), episode return
+or nil, episode length or nil, steps, bytes of its blob, and its columns as ``[letter, dtype, dimensions]`` in the order
+``o a r l v`` and perhaps ``m``. A version column of one row stands for all steps.
 """
 
 from __future__ import annotations

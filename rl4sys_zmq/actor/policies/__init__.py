@@ -1,7 +1,7 @@
 """Policies in numpy: what an actor runs, built from a `PolicySpec` and a `PolicySnapshot`. Never imports torch.
 
 - `Policy`: the seam. `act` for one observation, `act_batch` for many; `build_policy` makes one, `register_policy` adds a kind.
-- `Sampler`: the pooled random numbers that both methods draw from, one per agent.
+- `Sampler`: the pooled random numbers that both methods draw from, one per host thread.
 
 A policy is immutable and may be shared by threads; a `Sampler` may not. A new version is a new policy over a new buffer.
 """

@@ -15,7 +15,7 @@ POOL = 1024
 
 
 class Sampler:
-    """Random numbers for one agent, drawn in blocks and handed out one by one.
+    """Random numbers for one host thread, drawn in blocks and handed out one by one.
 
     The sequence is a function of the generator's state and the order of the calls. It must not be shared by threads
     without a lock.

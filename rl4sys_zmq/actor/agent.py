@@ -205,6 +205,11 @@ class RL4SysAgent(Resource):
         allowed = self._inputs.mask(masks, count)
         if self._late:
             self._expire()
+        for traj in trajs or ():
+            if traj is not None and traj._agent is not self:
+                raise ActionError("a trajectory belongs to another agent")
+            if traj is not None and traj._last is not None and traj._last.done and not traj.completed:
+                self.mark_end_of_trajectory(traj, traj._last)
         host = self._host
         if host.block_left <= 0 or count != host.block_width:
             for i, traj in enumerate(trajs or ()):

@@ -13,6 +13,7 @@ from rl4sys_zmq.cli.app import require, say
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_options
 from rl4sys_zmq.learner.algorithms import algorithm_names, make_algorithm, resolve_algorithm
 from rl4sys_zmq.learner.algorithms.parameters import parameter_table
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
@@ -99,7 +100,9 @@ def _algorithm(
 ) -> Iterator[str]:
     """Builds the algorithm: only that checks everything."""
     try:
-        built = make_algorithm(name, observations or STAND_INS[0], actions or STAND_INS[1], parameters, 0)
+        check_learning_options(parameters)
+        own = algorithm_parameters(parameters)
+        built = make_algorithm(name, observations or STAND_INS[0], actions or STAND_INS[1], own, 0)
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}" if where else str(exc), key=exc.key) from exc
     spaces = "" if observations and actions else ", with stand-ins for the spaces that the file does not name"

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import TimeoutError as CallTimeout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.errors import Closed, ConfigError
+from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 
 __all__ = ["await_status", "serve", "warm_up"]
@@ -96,7 +95,7 @@ def await_status(learner: Learner) -> dict[str, Any] | None:
     try:
         learner.raise_if_dead()
         return learner.status()
-    except CallTimeout:
+    except LearnerUnavailable:
         log.warning("the gateway has not answered for a while; the machine may be overloaded")
         return None
     except Closed:

@@ -32,6 +32,7 @@ class StreamTable:
         self._silence_s, self._lease_s, self._max_actors = silence_s, lease_s, max_actors
         self._streams: dict[str, Stream] = {}
         self._peers: dict[str, bytes] = {}
+        self._ended: dict[tuple[str, int], Stream] = {}
         self._expired: OrderedDict[str, Stream] = OrderedDict()
 
     def open(self, hello: Hello, peer: bytes, now: float) -> tuple[Stream, bytes | None]:
@@ -48,6 +49,8 @@ class StreamTable:
                 raise ProtocolError(Refusal.FENCED, f"incarnation {hello.incarnation}; {stream.incarnation} is on record")
             if actor_id in self._peers and now - stream.last_seen < self._silence_s:
                 raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
+            if stream.pending:
+                self._ended[actor_id, stream.incarnation] = stream
             stream = None
         if actor_id not in self._streams and len(self._streams) >= self._max_actors:
             raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {len(self._streams)} actors (max_actors)")
@@ -64,11 +67,24 @@ class StreamTable:
     def get(self, actor_id: str, incarnation: int) -> Stream | None:
         """The stream of this very incarnation."""
         stream = self._streams.get(actor_id)
-        return stream if stream is not None and stream.incarnation == incarnation else None
+        if stream is not None and stream.incarnation == incarnation:
+            return stream
+        return self._ended.get((actor_id, incarnation))
 
     def all(self) -> list[Stream]:
-        """All streams."""
+        """The streams of all actors, each in its latest incarnation."""
         return list(self._streams.values())
+
+    @property
+    def pending(self) -> int:
+        """Segments accepted and not yet disposed of, those of earlier incarnations among them."""
+        return sum(s.pending for s in (*self._streams.values(), *self._ended.values()))
+
+    def roll_back(self) -> int:
+        """Forgets what is pending in all streams; returns how many segments that were."""
+        lost = sum(s.roll_back() for s in (*self._streams.values(), *self._ended.values()))
+        self._ended.clear()
+        return lost
 
     def live(self) -> list[Stream]:
         """Those with a peer."""
@@ -91,5 +107,6 @@ class StreamTable:
         gone = [s for s in self.all() if s.actor_id not in self._peers and now - s.last_seen > self._lease_s and not s.pending]
         for stream in gone:
             self._expired[stream.actor_id] = self._streams.pop(stream.actor_id)
+        self._ended = {key: s for key, s in self._ended.items() if s.pending}
         while len(self._expired) > MAX_EXPIRED:
             self._expired.popitem(last=False)

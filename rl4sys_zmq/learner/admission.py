@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.algorithms import require_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
 from rl4sys_zmq.wire.messages import Assign, Hello
 
-__all__ = ["ClientSettings", "check_names", "require_match", "settle"]
+__all__ = ["ClientSettings", "algorithm_parameters", "check_learning_options", "check_names", "require_match", "settle"]
 
 MAX_NAME = 200
 _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
@@ -29,6 +29,7 @@ class ClientSettings:
 
     client_id: str
     algorithm_name: str
+    algorithm_type: str
     parameters: Mapping[str, Any]
     observation_space: Space
     action_space: Space
@@ -45,7 +46,7 @@ class ClientSettings:
             policy_id,
             generation,
             self.algorithm_name,
-            {k: v for k, v in self.parameters.items() if k not in (*_LEARNING_KEYS, "seed")},
+            algorithm_parameters(self.parameters),
             space_to_json(self.observation_space),
             space_to_json(self.action_space),
             self.seed,
@@ -70,6 +71,25 @@ def check_names(hello: Hello) -> None:
             raise ConfigError(f"{key} {value[:40]!r} is not a name: {rule}", key=key)
 
 
+def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
+    """The learner's options that stand among an algorithm's parameters.
+
+    Raises:
+        ConfigError: for a wrong type or an impossible value, `seed` included.
+    """
+    seed = parameters.get("seed")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
+        raise ConfigError(
+            f"algorithm_parameters.seed: expected an integer from 0 on, not {seed!r:.80}", key="algorithm_parameters.seed"
+        )
+    return ClientConfig.from_mapping({key: parameters[key] for key in _LEARNING_KEYS if parameters.get(key) is not None})
+
+
+def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left for the algorithm itself."""
+    return {key: value for key, value in parameters.items() if key not in (*_LEARNING_KEYS, "seed")}
+
+
 def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
     """The settings of a client that is met for the first time.
 
@@ -85,7 +105,7 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
     require_algorithm(name)
     defaults = config.algorithms.get(name.upper(), {})
     parameters = {**defaults, **hello.algorithm_parameters, **entry.algorithm_parameters}
-    said = ClientConfig.from_mapping({key: parameters[key] for key in _LEARNING_KEYS if parameters.get(key) is not None})
+    said = check_learning_options(parameters)
 
     def pick(key: str) -> Any:
         """The client's entry, then its parameters, then the learner's own option."""
@@ -95,6 +115,7 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
     settings = ClientSettings(
         hello.client_id,
         name.upper(),
+        entry.type or "",
         parameters,
         _space("observation_space", entry.observation_space, hello.observation_space),
         _space("action_space", entry.action_space, hello.action_space),
@@ -121,7 +142,8 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
         if given := getattr(hello, key):
             pairs.append((key, space_to_json(space_from(given)), space_to_json(getattr(settings, key))))
     for key, value in hello.algorithm_parameters.items():
-        pairs.append((f"algorithm_parameters.{key}", value, settings.parameters.get(key, "not set")))
+        ours = getattr(settings, key) if key in _LEARNING_KEYS and value is not None else settings.parameters.get(key, "not set")
+        pairs.append((f"algorithm_parameters.{key}", value, ours))
     for field, theirs, ours in pairs:
         if not _same(theirs, ours):
             message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, the actor has {theirs!r}"
@@ -144,12 +166,8 @@ def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:
     )
 
 
-def _seed(config: LearnerConfig, client_id: str, given: object) -> int:
+def _seed(config: LearnerConfig, client_id: str, given: int | None) -> int:
     """The algorithm's seed: as given, else made from the learner's and the client's name, else from the system."""
-    if given is None:
-        return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)
-    if type(given) is not int or not 0 <= given < 1 << 63:
-        raise ConfigError(
-            f"algorithm_parameters.seed: expected an integer from 0 on, not {given!r:.80}", key="algorithm_parameters.seed"
-        )
-    return given
+    if given is not None:
+        return given
+    return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)

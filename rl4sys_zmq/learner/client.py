@@ -120,10 +120,9 @@ class Client:
 
     def roll_back(self) -> int:
         """Gives up what is pending, because its learner thread is gone; returns how many segments that are."""
-        lost = self.pending
+        lost = self.table.roll_back()
         self.rolled_back += lost
         for stream in self.table.all():
-            stream.roll_back()
             CreditPool.reclaim(stream)
         return lost
 
@@ -161,7 +160,7 @@ class Client:
             "policy_lag": metrics.scalars.get("dist/policy_lag", 0.0),
             "scalars": metrics.scalars,
             "accepted": self.accepted,
-            "pending": sum(s.pending for s in self.table.all()),
+            "pending": self.table.pending,
             "rolled_back": self.rolled_back,
             "restarts": self.life - 1,
             "verdicts": dict(self.verdicts),

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, MemoryLedger, Stream, StreamTable, take_submit
-from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_names, require_match, settle
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
@@ -139,10 +139,13 @@ class Gateway(Worker):
         client = self._clients.get(client_id)
         return client.publications if client is not None and client.state is not ClientState.STARTING else None
 
-    def failure(self, client_id: str) -> str:
-        """The error on which a client's learner thread stopped, or an empty string."""
+    def failure(self, client_id: str) -> RL4SysError | None:
+        """Why a client has stopped, or could not be built; None when neither is so."""
         client = self._clients.get(client_id)
-        return client.error if client is not None else self._stillborn.get(client_id, "")
+        if client is not None:
+            return ClientFailed(client_id, client.error) if client.error else None
+        error = self._stillborn.get(client_id)
+        return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def stop(self) -> None:
         """Ends the gateway and its learner threads."""
@@ -185,7 +188,7 @@ class Gateway(Worker):
         finally:
             pending = {c.client_id: c.pending for c in self._clients.values() if c.pending}
             if pending:
-                self._sink.event("closed_with_pending_segments", **pending)
+                self._sink.event("closed_with_pending_segments", pending=pending)
             for client in self._clients.values():
                 if client.push is not None:
                     client.push.close()
@@ -328,15 +331,16 @@ class Gateway(Worker):
 
     def _on_hello(self, peer: bytes, hello: Hello) -> None:
         self._counters.add("hellos")
+        code = Refusal.CONFIG
         try:
             check_names(hello)
             client = self._clients.get(hello.client_id)
             if client is None:
                 client = self._found(hello)
             else:
+                code = Refusal.MISMATCH
                 require_match(client.settings, hello)
         except ConfigError as exc:
-            code = Refusal.CONFIG if hello.client_id not in self._clients else Refusal.MISMATCH
             self._refuse(peer, code, str(exc), field=exc.key)
             return
         match client.state:
@@ -414,6 +418,11 @@ class Gateway(Worker):
         match message:
             case Ready():
                 client.ready(message)
+                if client.settings.algorithm_type not in ("", message.kind):
+                    words = "%s: the configuration says type %r, but %s is %s"
+                    log.warning(
+                        words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind
+                    )
             case Published():
                 self._on_published(client, message)
             case Disposed():

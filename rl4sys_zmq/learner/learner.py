@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.errors import ClientFailed, Closed, LearnerUnavailable
+from rl4sys_zmq.errors import Closed, LearnerUnavailable
 from rl4sys_zmq.learner.gateway import Gateway, Sink
 from rl4sys_zmq.learner.recorder import NullSink, Recorder
 from rl4sys_zmq.resource import Resource
@@ -94,13 +94,17 @@ class Learner(Resource):
             LearnerUnavailable: when the gateway thread does not answer in time.
             Closed: when the learner is not running.
         """
-        return self._ask(self._running.status)
+        report = self._ask(self._running.status)
+        if self._recorder is not None:
+            report["recorder"] = self._recorder.counters.snapshot()
+        return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
         """Waits until `client_id` has published `version` or a later one; returns its current version.
 
         Raises:
             ClientFailed: when its learner thread stopped.
+            ConfigError: when it could not be built.
             LearnerUnavailable: when that takes longer than `timeout_s` seconds.
             Closed: when the learner is closed meanwhile.
         """
@@ -112,8 +116,8 @@ class Learner(Resource):
                 if publications is not None and publications.version >= version:
                     return publications.version
                 failure = gateway.failure(client_id)
-                if failure:
-                    raise ClientFailed(client_id, failure)
+                if failure is not None:
+                    raise failure
                 if self._closed or not gateway.alive:
                     raise Closed("the learner was closed")
                 left = deadline - time.monotonic()

@@ -129,6 +129,13 @@ class Recorder(Worker):
                 "episodes": what.episodes,
             }
         )
+        try:
+            self._write_scalars(name, what)
+        except OSError as exc:
+            self.counters.add("write_errors")
+            log.warning("%s: %s", self.run_dir, exc)
+
+    def _write_scalars(self, name: str, what: Metrics) -> None:
         writer = self._writers.get(name)
         if writer is None:
             writer = self._writers[name] = self._make_writer(str(self.run_dir / name))

@@ -31,7 +31,7 @@ class Preset:
         parameters: ``algorithm_parameters``.
         num_envs: environments per actor process.
         actors: actor processes.
-        pacing_lag: how many versions behind the learner actors may act (the k of the pacing rule).
+        pacing_lag: how many batches actors may collect ahead of the learner (the k of the pacing rule).
         target_return: the mean return of 100 episodes at which the task counts as solved.
     """
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.builder import SegmentBuilder
+from rl4sys_zmq.actor.handover import Handover
 from rl4sys_zmq.actor.inputs import Inputs
 from rl4sys_zmq.actor.io import ActorIO
 from rl4sys_zmq.actor.outbox import Outbox
@@ -114,8 +115,7 @@ class RL4SysAgent(Resource):
         self._io = ActorIO(self.config, hello, self._outbox)
         self._host = _HostThread(np.random.SeedSequence(self.config.seed))
         self._episode_ids = np.random.default_rng()
-        self._lock = threading.Lock()
-        self._late: list[tuple[float, RL4SysTrajectory, SegmentBuilder]] = []
+        self._handover = Handover(self._outbox, self.config.reward_timeout_s, self._io.wake)
         self._closed = False
         self._io.start()
         try:
@@ -159,8 +159,8 @@ class RL4SysAgent(Resource):
             allowed = self._inputs.mask(mask)
         except BadInput as exc:
             return self._answer_bad_input(traj, exc)
-        if self._late:
-            self._expire()
+        if len(self._handover):
+            self._handover.expire()
         if traj is not None and traj._last is not None and traj._last.done and not traj.completed:
             self.mark_end_of_trajectory(traj, traj._last)
         if traj is None or traj.completed:
@@ -203,8 +203,8 @@ class RL4SysAgent(Resource):
         count = len(trajs) if trajs is not None else len(cast(Sequence[object], obs))
         observations = self._inputs.observations(obs, count)
         allowed = self._inputs.mask(masks, count)
-        if self._late:
-            self._expire()
+        if len(self._handover):
+            self._handover.expire()
         for traj in trajs or ():
             if traj is not None and traj._agent is not self:
                 raise ActionError("a trajectory belongs to another agent")
@@ -310,8 +310,7 @@ class RL4SysAgent(Resource):
         builder.terminated, builder.truncated = not truncated, truncated
         builder.close(final, None)
         traj.completed = True
-        traj._closed.append(builder)
-        self._release_of(traj)
+        self._handover.close(traj, builder)
 
     # ---- the learner
 
@@ -387,7 +386,7 @@ class RL4SysAgent(Resource):
             "accepted": max(0, session.received - refused),
             "verdicts": dict(session.verdicts),
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
-            "waiting_for_rewards": len(self._late),
+            "waiting_for_rewards": len(self._handover),
             "counters": {**self._counters.snapshot(), **io.counters.snapshot()},
         }
 
@@ -473,54 +472,11 @@ class RL4SysAgent(Resource):
         if traj._cap_left <= 0:
             builder.capped = True
             traj._cap_left = self.config.max_traj_length
-        traj._closed.append(builder)
-        if builder.missing:
-            self._late.append((time.monotonic() + self.config.reward_timeout_s, traj, builder))
-        self._release_of(traj)
+        self._handover.close(traj, builder)
         traj._entered = False
         rows = min(self._rollout, traj._cap_left)
         traj._builder = SegmentBuilder(self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + 1)
         return traj._builder
-
-    def _release(self) -> None:
-        """Sends the segments whose last late reward has come."""
-        with self._lock:
-            trajs = {id(t): t for _, t, b in self._late if not b.missing}
-            self._late = [entry for entry in self._late if entry[2].missing]
-        for traj in trajs.values():
-            self._release_of(traj)
-
-    def _release_of(self, traj: RL4SysTrajectory) -> None:
-        """Hands over a trajectory's closed segments, in order, as far as their rewards are there."""
-        while traj._closed and not traj._closed[0].missing:
-            builder = traj._closed.pop(0)
-            traj._sum += builder.reward_sum
-            ended = builder.terminated or builder.truncated
-            segment = builder.build(
-                traj.episode_id,
-                traj._sum if ended and not traj._lost else None,
-                traj.steps if ended else None,
-            )
-            with self._lock:
-                self._outbox.put(segment)
-            self._io.wake()
-
-    def _expire(self) -> None:
-        """Drops the closed segments whose rewards have not come in time."""
-        now = time.monotonic()
-        if self._late[0][0] > now:
-            return
-        with self._lock:
-            expired = [entry for entry in self._late if entry[0] <= now and entry[2].missing]
-            self._late = [entry for entry in self._late if entry[0] > now]
-        for _, traj, builder in expired:
-            builder.left = True
-            traj._lost = True
-            traj._closed.remove(builder)
-            with self._lock:
-                self._outbox.put_items += 1
-                self._outbox.dropped.add("reward_timeout")
-            self._release_of(traj)
 
     def _answer_bad_input(self, traj: RL4SysTrajectory | None, error: BadInput) -> tuple[RL4SysTrajectory, RL4SysAction]:
         """With ``on_bad_input: drop``: the last action again, or the mode's stand-in, which is never stored."""

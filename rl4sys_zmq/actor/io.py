@@ -12,25 +12,23 @@ import threading
 import time
 from dataclasses import dataclass
 
+from rl4sys_zmq.actor.follower import Follower
 from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.policies import Policy, build_policy
+from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState
-from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup
-from rl4sys_zmq.values import PolicySnapshot, PolicySpec
-from rl4sys_zmq.weights import WeightsHeader, apply_update
-from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment, spec_from_document
-from rl4sys_zmq.wire.messages import Beacon, Fetch, Hello, Message, Refused, Weights, Welcome
+from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
+from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
 __all__ = ["ActorIO", "Gate"]
 
 log = logging.getLogger(__name__)
 
-WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
-FETCH_RETRY_S = 1.0
 RESTART_S = 0.2
 MAX_BATCH_STEPS = 16_384
 MAX_BODY_FRAMES = 200
@@ -60,7 +58,6 @@ class ActorIO(Worker):
     """One actor's network.
 
     Attributes:
-        policy: the current policy, None before the first snapshot.
         gate: what waiting hosts look at.
         changed: notified after `policy` or `gate` changed, when somebody waits.
         welcome: the learner's last answer to HELLO.
@@ -69,8 +66,6 @@ class ActorIO(Worker):
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox) -> None:
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
-        self.policy: Policy | None = None
-        self.spec: PolicySpec | None = None
         self.welcome: Welcome | None = None
         self.changed = threading.Condition()
         self.counters = Counters()
@@ -84,13 +79,12 @@ class ActorIO(Worker):
         self._wakeup = Wakeup()
         self._rng = random.Random(hello.incarnation)
         self._session = ActorSession(hello, self.counters, self._rng)
+        self._follower = Follower(self._address, self.counters, self._rng, self._fetch, self._on_new_policy)
         self._assigned_steps = 0
         self._oldest_since: float | None = None
-        self._fetch_at = 0.0
-        self._fetch_whole = False
+        self._error: RL4SysError | None = None
         self._redial = False
         self._dealer: Socket
-        self._sub: Socket | None = None
         self._poller: Poller
         self._stopping = threading.Event()
 
@@ -108,6 +102,16 @@ class ActorIO(Worker):
     def release(self) -> None:
         """Closes what outlives the thread; after `join`."""
         self._wakeup.close()
+
+    @property
+    def policy(self) -> Policy | None:
+        """The current policy, None before the first snapshot."""
+        return self._follower.policy
+
+    @property
+    def spec(self) -> PolicySpec | None:
+        """The policy's description, None before the handshake."""
+        return self._follower.spec
 
     @property
     def session(self) -> ActorSession:
@@ -139,57 +143,49 @@ class ActorIO(Worker):
             poller.register(dealer)
             poller.register(self._wakeup)
             try:
-                self._do(self._session.open(time.monotonic(), self._held()))
+                self._do(self._session.open(time.monotonic(), self._follower.held))
                 while not self._redial and not self._stopping.is_set():
                     self._turn()
                 if self._stopping.is_set():
                     self._do(self._session.close(time.monotonic()))
             finally:
                 self._redial = False
-                self._unsubscribe()
+                self._follower.leave()
 
     def _turn(self) -> None:
         now = time.monotonic()
-        deadline = self._session.next_deadline()
+        deadline = min(self._session.next_deadline(), self._follower.next_deadline)
         if self._oldest_since is not None:
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
-        if self._fetch_at:
-            deadline = min(deadline, self._fetch_at)
         self._poller.poll(min(max(0.0, deadline - now), 1.0))
         self._wakeup.clear()
-        self._read_weights()
+        self._follower.read()
         self._read_dealer()
         now = time.monotonic()
         self._ship(now)
         need = max(self._outbox.steps, self.want_steps - self._assigned_steps)
         self._do(self._session.want(now, self._session.sent_steps + need))
-        self._do(self._session.tick(now, self._held()))
-        if self._fetch_at and now >= self._fetch_at:
-            self._fetch(now)
+        self._do(self._session.tick(now, self._follower.held))
+        self._follower.tick(now)
         self._update_gate()
 
     # ---- the learner's words
 
     def _read_dealer(self) -> None:
-        while (frames := self._dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
+        while True:
             try:
+                frames = self._dealer.recv(MAX_MESSAGE_FRAMES)
+                if frames is None:
+                    return
                 message = decode(frames)
+                if isinstance(message, Weights):
+                    self._follower.on_fetched(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
                 if exc.code is Refusal.VERSION:
                     self._set_error(HandshakeRefused(exc.code, f"it answers in {exc.detail}; install the same major version"))
                 continue
-            if isinstance(message, Weights):
-                self._on_fetched(message)
             self._do(self._session.on_message(time.monotonic(), message))
-
-    def _read_weights(self) -> None:
-        while self._sub is not None and (frames := self._sub.recv()) is not None:
-            topic = bytes(frames[0][:1])
-            if topic == WEIGHTS_TOPIC and len(frames) == 3:
-                self._on_diff(frames[1], frames[2])
-            elif topic == BEACON_TOPIC:
-                self._on_beacon(frames[1:])
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -209,45 +205,28 @@ class ActorIO(Worker):
         if not self._dealer.send(encode(message)):
             self.counters.add("sends_refused.full")  # what matters is resent by the session's timers
 
+    def _fetch(self, message: Fetch) -> None:
+        if self._session.state is SessionState.JOINED:
+            self._send(message)
+
     def _on_joined(self, welcome: Welcome, gap: int) -> None:
         if gap:
             log.warning("%s: the learner has lost %d segments that it had acknowledged", self._config.client_id, gap)
-        try:
-            spec = spec_from_document(welcome.spec)
-        except ProtocolError as exc:
-            self._set_error(HandshakeRefused(exc.code, f"its policy spec cannot be read: {exc.detail}", "spec"))
-            return
-        if self.spec is not None and (spec.observation_space, spec.action_space) != (
-            self.spec.observation_space,
-            self.spec.action_space,
-        ):
-            self._set_error(HandshakeRefused(Refusal.MISMATCH, "it came back with other spaces than before", "spaces"))
-            return
-        if spec != self.spec:
-            self.spec = spec
-        self.welcome = welcome
         if self._config.type not in (None, welcome.algorithm_type):
             words = "%s: the configuration says type %r, but %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
-        self._subscribe(welcome)
-        self._fetch(time.monotonic())
+        try:
+            self._follower.join(welcome, self._poller)
+        except RL4SysError as exc:
+            self._set_error(exc)
+            return
+        self.welcome = welcome
+        self._error = None
         self.counters.add("joined")
 
-    def _subscribe(self, welcome: Welcome) -> None:
-        self._unsubscribe()
-        pub = Address.parse(welcome.pub)
-        if pub.host == "*":
-            pub = Address("tcp", self._address.host, pub.port)
-        self._sub = Socket.sub(pub, hwm=64)
-        self._sub.subscribe(WEIGHTS_TOPIC + welcome.policy_id)
-        self._sub.subscribe(BEACON_TOPIC + welcome.policy_id)
-        self._poller.register(self._sub)
-
-    def _unsubscribe(self) -> None:
-        if self._sub is not None:
-            self._poller.unregister(self._sub)
-            self._sub.close()
-            self._sub = None
+    def _on_new_policy(self) -> None:
+        with self.changed:
+            self._notify()
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:
@@ -255,85 +234,6 @@ class ActorIO(Worker):
         else:
             code = Refusal(refused.code) if refused.code in set(Refusal) else Refusal.MALFORMED
             self._set_error(HandshakeRefused(code, refused.reason, refused.field))
-
-    # ---- weights
-
-    def _held(self) -> tuple[int, int]:
-        policy = self.policy
-        return (policy.generation, policy.version) if policy is not None else (0, 0)
-
-    def _fetch(self, now: float, *, whole: bool = False) -> None:
-        """Asks for what is newer than what is held (or for all of it), until it comes."""
-        self._fetch_whole = whole
-        held = (0, 0) if whole else self._held()
-        self._fetch_at = now + FETCH_RETRY_S * self._rng.uniform(0.8, 1.2)
-        if self._session.state is SessionState.JOINED:
-            self.counters.add("fetches")
-            self._send(Fetch(*held))
-
-    def _on_fetched(self, message: Weights) -> None:
-        if len(message.body) % 2 or not message.body:
-            self.counters.add("refused.frames")
-            return
-        for header, payload in zip(message.body[::2], message.body[1::2], strict=True):
-            self._on_diff(header, payload)
-
-    def _on_diff(self, header: bytes | memoryview, payload: bytes | memoryview) -> None:
-        if self.spec is None or self.welcome is None:
-            return
-        try:
-            head = WeightsHeader.unpack(header)
-        except ProtocolError as exc:
-            self.counters.add(f"refused.{exc.code.value}")
-            return
-        if head.policy_id != self.welcome.policy_id or head.generation != self.welcome.generation:
-            self.counters.add("weights_ignored")
-            return
-        held = self.policy.snapshot if self.policy is not None else None
-        known = held is not None and held.generation == head.generation
-        if known and held is not None and head.new_version <= held.version and not self._fetch_whole:
-            self._fetch_at = 0.0 if head.new_version == held.version else self._fetch_at
-            return
-        try:
-            snapshot = apply_update(head, payload, held, self.spec.size)
-        except WeightsError as exc:
-            self.counters.add(f"weights_refused.{exc.reason}")
-            if not self._fetch_at:
-                self._fetch(time.monotonic(), whole=exc.reason != "gap")
-            return
-        self._swap(snapshot)
-
-    def _swap(self, snapshot: PolicySnapshot) -> None:
-        assert self.spec is not None
-        try:
-            policy = build_policy(self.spec, snapshot)
-        except RL4SysError as exc:
-            self._set_error(exc)
-            return
-        self._fetch_at, self._fetch_whole = 0.0, False
-        self.counters.add("weights_applied")
-        with self.changed:
-            self.policy = policy
-            self._notify()
-
-    def _on_beacon(self, frames: list[bytes | memoryview]) -> None:
-        try:
-            beacon = decode(frames)
-        except ProtocolError as exc:
-            self.counters.add(f"refused.{exc.code.value}")
-            return
-        policy = self.policy
-        if not isinstance(beacon, Beacon) or policy is None or self._fetch_at or self.welcome is None:
-            return
-        if beacon.generation != self.welcome.generation:
-            return  # another life of the learner: its ROUTER will tell
-        if (beacon.generation, beacon.version) != (policy.generation, policy.version):
-            if policy.generation != beacon.generation or beacon.version > policy.version:
-                self.counters.add("resyncs.beacon")
-                self._fetch(time.monotonic())
-        elif beacon.digest != policy.snapshot.digest:
-            self.counters.add("resyncs.digest")
-            self._fetch(time.monotonic(), whole=True)
 
     # ---- segments
 
@@ -389,7 +289,7 @@ class ActorIO(Worker):
         welcome = self.welcome
         if welcome is None or welcome.max_policy_lag < 0 or welcome.on_lag != "drop" or self.policy is None:
             return
-        generation, version = self._held()
+        generation, version = self._follower.held
         while (segment := self._outbox.peek()) is not None:
             oldest = int(segment.versions.min()) if segment.generation == generation else 0
             if version - oldest <= welcome.max_policy_lag:
@@ -406,25 +306,25 @@ class ActorIO(Worker):
         joined = session.state is SessionState.JOINED
         limit = self._assigned_steps + session.credit_steps - session.sent_steps if joined else 0
         generation = self.welcome.generation if self.welcome is not None else 0
-        error = None if joined and not isinstance(self.gate.error, HandshakeRefused) else self.gate.error
         stage = "credit or newer weights" if joined else self.gate.stage
         if joined and self.policy is None:
             stage = "the first weights"
-        gate = Gate(limit, generation, session.min_version, error, stage)
+        gate = Gate(limit, generation, session.min_version, self._error, stage)
         if gate != self.gate or self.flushing:
             with self.changed:
                 self.gate = gate
                 self._notify()
 
     def _set_error(self, error: RL4SysError) -> None:
-        if str(error) != str(self.gate.error):
+        if str(error) != str(self._error):
             log.warning("%s: %s", self._config.client_id, error)
+        self._error = error
         with self.changed:
             self.gate = Gate(0, self.gate.generation, 0, error, self.gate.stage)
-            self.changed.notify_all()
+            self._notify()
 
     def _set_stage(self, stage: str) -> None:
-        self.gate = Gate(0, self.gate.generation, 0, self.gate.error, stage)
+        self.gate = Gate(0, self.gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
         """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""

@@ -88,8 +88,8 @@ class RL4SysAction:
         if builder is not None:
             builder.set_reward(self._row, value)
             self._reward = value
-            if not builder.missing and self._agent._late:
-                self._agent._release()
+            if not builder.missing and len(self._agent._handover):
+                self._agent._handover.on_reward()
         else:
             self._reward = value
 

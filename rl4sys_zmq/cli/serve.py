@@ -63,7 +63,7 @@ def start(config: LearnerConfig) -> Learner:
 
 
 def warm_up() -> None:
-    """Imports what the first client needs, so that the gateway need not stand still for it.
+    """Imports what the first client needs, so that its first actor need not wait for it.
 
     In a thread of its own: a signal then leaves no half-imported torch to a gateway that still runs.
 

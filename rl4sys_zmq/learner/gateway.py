@@ -17,11 +17,12 @@ from typing import Any, Protocol, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, MemoryLedger, Stream, StreamTable, take_submit
-from rl4sys_zmq.errors import ClientFailed, Closed, ConfigError, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.learner.admission import check_names, require_match, settle
+from rl4sys_zmq.delivery import Ledger, MemoryLedger, Stream, take_submit
+from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.learner.admission import check_names, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
+from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Sent, Socket, TooManyFrames, Wakeup, read_subscription
@@ -56,10 +57,8 @@ PUB_HWM = 32
 BACKLOG_RETRY_S = 0.005
 BEACON_S = 1.0
 HEARTBEAT_S = 1.0
-SILENCE_S = 3.0
 MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
-MAX_STILLBORN = 64
 _unique = itertools.count()
 
 T = TypeVar("T")
@@ -85,10 +84,6 @@ class Gateway(Worker):
         self.published = threading.Condition()
         self._config, self._sink = config, sink
         self._counters = Counters()
-        self._clients: dict[str, Client] = {}
-        self._by_key: dict[bytes, Client] = {}
-        self._stillborn: dict[str, str] = {}
-        self._retired: list[LearnerThread] = []
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
         self._ledger: Ledger = MemoryLedger()
         self._commands: list[Callable[[], None]] = []
@@ -99,7 +94,7 @@ class Gateway(Worker):
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
-        self._policy_ids = itertools.count(1)
+        self._roster = Roster(config, self._up)
 
     # ---- for other threads
 
@@ -136,16 +131,16 @@ class Gateway(Worker):
 
     def publications(self, client_id: str) -> Publications | None:
         """What a client has published, or None; read under `published`."""
-        client = self._clients.get(client_id)
+        client = self._roster.get(client_id)
         return client.publications if client is not None and client.state is not ClientState.STARTING else None
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Why a client has stopped, or could not be built; None when neither is so."""
-        client = self._clients.get(client_id)
-        if client is not None:
-            return ClientFailed(client_id, client.error) if client.error else None
-        error = self._stillborn.get(client_id)
-        return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
+        return self._roster.failure(client_id)
+
+    def learner_threads(self) -> list[LearnerThread]:
+        """All learner threads that may still run."""
+        return self._roster.threads()
 
     def stop(self) -> None:
         """Ends the gateway and its learner threads."""
@@ -156,10 +151,6 @@ class Gateway(Worker):
     def on_death(self, error: BaseException) -> None:
         """Lets nobody wait for a thread that is gone."""
         self._open.set()
-
-    def learner_threads(self) -> list[LearnerThread]:
-        """All learner threads that have not been joined."""
-        return [*self._retired, *(thread for client in self._clients.values() for thread in client.threads)]
 
     def join_all(self, deadline: float) -> bool:
         """Joins the gateway and its learner threads until `deadline` (monotonic); True when all have ended."""
@@ -186,10 +177,10 @@ class Gateway(Worker):
                 self._say_goodbye()
                 self._drain()
         finally:
-            pending = {c.client_id: c.pending for c in self._clients.values() if c.pending}
+            pending = {c.client_id: c.pending for c in self._roster if c.pending}
             if pending:
                 self._sink.event("closed_with_pending_segments", pending=pending)
-            for client in self._clients.values():
+            for client in self._roster:
                 if client.push is not None:
                     client.push.close()
             for socket in sockets:
@@ -216,7 +207,7 @@ class Gateway(Worker):
     def _loop(self, poller: Poller) -> None:
         next_beacon = time.monotonic()
         while not self._stopping.is_set():
-            backlog = any(c.backlog for c in self._clients.values())
+            backlog = any(c.backlog for c in self._roster)
             poller.poll(BACKLOG_RETRY_S if backlog else max(0.0, next_beacon - time.monotonic()))
             self._wakeup.clear()
             self._run_commands()
@@ -224,7 +215,7 @@ class Gateway(Worker):
             self._read_router()
             self._read_subscriptions()
             self._dispatch()
-            for client in self._clients.values():
+            for client in self._roster:
                 self._settle_accounts(client)
             now = time.monotonic()
             if now >= next_beacon:
@@ -238,7 +229,7 @@ class Gateway(Worker):
             command()
 
     def _say_goodbye(self) -> None:
-        for client in self._clients.values():
+        for client in self._roster:
             client.end_thread()
         for peer in list(self._sessions):
             self._refuse(peer, Refusal.CLOSING, "the learner is shutting down")
@@ -334,7 +325,7 @@ class Gateway(Worker):
         code = Refusal.CONFIG
         try:
             check_names(hello)
-            client = self._clients.get(hello.client_id)
+            client = self._roster.get(hello.client_id)
             if client is None:
                 client = self._found(hello)
             else:
@@ -352,24 +343,10 @@ class Gateway(Worker):
                 self._welcome(peer, client, hello)
 
     def _found(self, hello: Hello) -> Client:
-        """Makes a client of which nothing was known."""
-        limit = self._config.max_clients
-        if len(self._clients) >= limit:
-            raise ProtocolError(Refusal.QUOTA, f"this learner has {limit} clients already (max_clients)")
-        settings = settle(self._config, hello)
-        table = StreamTable(
-            hello.client_id, silence_s=SILENCE_S, lease_s=self._config.lease_s, max_actors=self._config.max_actors
-        )
-        client = Client(settings, next(self._policy_ids).to_bytes(8, "little"), _generation(0), table)
-        self._clients[hello.client_id] = client
-        self._stillborn.pop(hello.client_id, None)
-        self._start(client)
+        client = self._roster.found(hello)
+        settings = client.settings
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
-
-    def _start(self, client: Client) -> None:
-        client.start(self._up, self._config.max_parameters)
-        self._by_key[client.key] = client
 
     def _welcome(self, peer: bytes, client: Client, hello: Hello) -> None:
         stream, old_peer = client.table.open(hello, peer, time.monotonic())
@@ -410,7 +387,7 @@ class Gateway(Worker):
 
     def _read_upstream(self) -> None:
         while (frames := self._upstream.recv()) is not None:
-            client = self._by_key.get(bytes(frames[0]))
+            client = self._roster.speaking(bytes(frames[0]))
             if client is not None:  # else the last words of an earlier life of the thread
                 self._on_upstream(client, decode(frames[1:]))
 
@@ -462,13 +439,9 @@ class Gateway(Worker):
             self._sink.event("quarantined", client_id=client.client_id, actor_id=message.actor_id, reason=message.reason)
 
     def _on_failed(self, client: Client, message: Failed) -> None:
-        log.error("client %s failed: %s\n%s", client.client_id, message.error, message.trace)
-        self._by_key.pop(client.key, None)
-        stillborn = client.publications.version < 0 and client.life == 1
         with self.published:
-            client.state, client.error = ClientState.FAILED, message.error
+            stillborn = self._roster.fail(client, message)
             self.published.notify_all()
-        client.end_thread()
         self._counters.add("clients_failed")
         self._sink.event("client_failed", client_id=client.client_id, error=message.error)
         peers = [client.table.peer_of(s) for s in client.table.live()]
@@ -476,32 +449,17 @@ class Gateway(Worker):
             if peer is not None:
                 self._refuse(peer, Refusal.CONFIG if stillborn else Refusal.FAILED, message.error)
         client.waiting.clear()
-        if stillborn:  # it never was: the next actor may say better what it is
-            self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
-            del self._clients[client.client_id]
-            self._stillborn[client.client_id] = message.error
-            while len(self._stillborn) > MAX_STILLBORN:
-                del self._stillborn[next(iter(self._stillborn))]
 
     def restart(self, client_id: str) -> None:
         """Gives a client a new learner thread and a new generation; in the gateway thread."""
-        client = self._clients.get(client_id)
-        if client is None:
-            raise ConfigError(
-                f"no client {client_id!r}; there are: {', '.join(sorted(self._clients)) or 'none'}", key="client_id"
-            )
-        self._by_key.pop(client.key, None)
-        client.end_thread()
-        rolled_back = client.roll_back()
+        with self.published:
+            client, rolled_back = self._roster.restart(client_id)
+            self.published.notify_all()
         for stream in client.table.live():
             peer = client.table.peer_of(stream)
             if peer is not None:
                 self._hang_up(peer, client, stream)
                 self._refuse(peer, Refusal.NO_SESSION, "the client was restarted: say HELLO again")
-        with self.published:
-            client.publications = Publications(_generation(client.publications.generation))
-            self._start(client)
-            self.published.notify_all()
         self._sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back)
 
     # ---- sending and the clock
@@ -509,12 +467,14 @@ class Gateway(Worker):
     def _dispatch(self) -> None:
         """Hands what the ledger has made safe to the learner threads."""
         for entry in self._ledger.committed():
-            client = self._clients[entry.client_id]
+            client = self._roster.get(entry.client_id)
+            if client is None:
+                continue
             stream = client.table.get(entry.actor_id, entry.incarnation)
             if stream is not None:
                 stream.commit(entry.end_seq)
             client.backlog.append(encode(Deliver(entry.actor_id, entry.incarnation, entry.skip, entry.frames)))
-        for client in self._clients.values():
+        for client in self._roster:
             while client.backlog and client.push is not None and client.push.send(client.backlog[0]):
                 client.backlog.popleft()
 
@@ -532,7 +492,7 @@ class Gateway(Worker):
         client.dirty.clear()
 
     def _each_second(self, now: float) -> None:
-        for client in self._clients.values():
+        for client in self._roster:
             if client.state is ClientState.RUNNING:
                 self._xpub.send([BEACON_TOPIC + client.policy_id, *encode(client.publications.beacon())])
             for stream in client.table.silent(now):
@@ -547,7 +507,7 @@ class Gateway(Worker):
         """A new subscriber gets a beacon at once: what was published before it was there is invisible to it."""
         while (frames := self._xpub.recv()) is not None:
             notice = read_subscription(frames)
-            for client in self._clients.values():
+            for client in self._roster:
                 topic = BEACON_TOPIC + client.policy_id
                 if notice == (True, topic) and client.state is ClientState.RUNNING:
                     self._xpub.send([topic, *encode(client.publications.beacon())])
@@ -574,12 +534,8 @@ class Gateway(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._counters.snapshot(),
-            "clients": {name: client.report(now) for name, client in self._clients.items()},
+            "clients": {client.client_id: client.report(now) for client in self._roster},
         }
-
-
-def _generation(last: int) -> int:
-    return max(last + 1, int(time.time() * 1000))
 
 
 def _beside(address: Address) -> str:

@@ -1,0 +1,186 @@
+"""Following the learner's policy: diffs from the PUB, verified and applied; whatever is missing, fetched."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from rl4sys_zmq.actor.policies import Policy, build_policy
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.transports import Address, Frame, Poller, Socket
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.weights import WeightsHeader, apply_update
+from rl4sys_zmq.wire import decode, spec_from_document
+from rl4sys_zmq.wire.messages import Beacon, Fetch, Weights, Welcome
+
+__all__ = ["Follower"]
+
+log = logging.getLogger(__name__)
+
+WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
+FETCH_RETRY_S = 1.0
+HWM = 64
+
+
+class Follower:
+    """Holds the newest verified policy. Used in the I/O thread; only `policy` and `spec` are read elsewhere.
+
+    The order that leaves no hole: subscribe first, then ask for what is newer than what is held, then apply what comes on
+    the PUB if it fits on top. A diff that does not fit, a digest that does not verify, and a beacon that speaks of a version
+    that never came all lead to another fetch. A new version is a new policy over a new buffer; until it verifies, the
+    current one acts.
+
+    Attributes:
+        policy: the current policy, None before the first snapshot.
+        spec: what it is built from, None before the handshake.
+    """
+
+    def __init__(
+        self,
+        learner: Address,
+        counters: Counters,
+        rng: random.Random,
+        fetch: Callable[[Fetch], None],
+        swapped: Callable[[], None],
+    ) -> None:
+        """Makes a follower of nothing yet.
+
+        Args:
+            learner: the address that was dialled; its host stands in for the ``*`` of `Welcome.pub`.
+            counters: where it counts.
+            rng: for the jitter of retries.
+            fetch: sends a `Fetch` if there is a session, and returns in any case.
+            swapped: called after each new policy.
+        """
+        self.policy: Policy | None = None
+        self.spec: PolicySpec | None = None
+        self._learner, self._counters, self._rng = learner, counters, rng
+        self._send_fetch, self._swapped = fetch, swapped
+        self._welcome: Welcome | None = None
+        self._sub: Socket | None = None
+        self._poller: Poller | None = None
+        self._fetch_at = 0.0
+        self._whole = False
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The (generation, version) of the policy, (0, 0) without one."""
+        return (self.policy.generation, self.policy.version) if self.policy is not None else (0, 0)
+
+    @property
+    def next_deadline(self) -> float:
+        """When `tick` wants to be called; infinity when nothing is missing."""
+        return self._fetch_at or float("inf")
+
+    def join(self, welcome: Welcome, poller: Poller) -> None:
+        """Follows the policy that a handshake named.
+
+        Raises:
+            HandshakeRefused: when this actor cannot act by it.
+        """
+        try:
+            spec = spec_from_document(welcome.spec)
+            pub = Address.parse(welcome.pub)
+        except (ProtocolError, RL4SysError) as exc:
+            raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
+        if self.spec is not None and (spec.observation_space, spec.action_space) != (
+            self.spec.observation_space,
+            self.spec.action_space,
+        ):
+            raise HandshakeRefused(Refusal.MISMATCH, "it came back with other spaces than before", "observation_space")
+        if pub.host == "*":
+            pub = Address("tcp", self._learner.host, pub.port)
+        self.leave()
+        self.spec, self._welcome, self._poller = spec, welcome, poller
+        self._sub = Socket.sub(pub, hwm=HWM)
+        self._sub.subscribe(WEIGHTS_TOPIC + welcome.policy_id)
+        self._sub.subscribe(BEACON_TOPIC + welcome.policy_id)
+        poller.register(self._sub)
+        self._fetch()
+
+    def leave(self) -> None:
+        """Closes the SUB; the policy stays."""
+        if self._sub is not None and self._poller is not None:
+            self._poller.unregister(self._sub)
+            self._sub.close()
+            self._sub = None
+
+    def read(self) -> None:
+        """Takes what is waiting on the SUB."""
+        while self._sub is not None:
+            try:
+                frames = self._sub.recv()
+                if frames is None:
+                    return
+                topic = bytes(frames[0][:1])
+                if topic == WEIGHTS_TOPIC and len(frames) == 3:
+                    self._on_update(frames[1], frames[2])
+                elif topic == BEACON_TOPIC:
+                    self._on_beacon(frames[1:])
+            except ProtocolError as exc:
+                self._counters.add(f"refused.{exc.code.value}")
+
+    def on_fetched(self, message: Weights) -> None:
+        """Takes the answer to a fetch.
+
+        Raises:
+            ProtocolError: when it is none.
+        """
+        if len(message.body) % 2 or not message.body:
+            raise ProtocolError(Refusal.FRAMES, f"{len(message.body)} frames of weights; they come in pairs")
+        for header, payload in zip(message.body[::2], message.body[1::2], strict=True):
+            self._on_update(header, payload)
+
+    def tick(self, now: float) -> None:
+        """Asks again for what has not come."""
+        if self._fetch_at and now >= self._fetch_at:
+            self._fetch(whole=self._whole)
+
+    def _fetch(self, *, whole: bool = False) -> None:
+        """Asks for what is newer than what is held (or for all of it), until it comes."""
+        self._whole = whole
+        self._fetch_at = time.monotonic() + FETCH_RETRY_S * self._rng.uniform(0.8, 1.2)
+        self._counters.add("fetches")
+        self._send_fetch(Fetch(*((0, 0) if whole else self.held)))
+
+    def _on_update(self, header: Frame, payload: Frame) -> None:
+        if self.spec is None or self._welcome is None:
+            return
+        head = WeightsHeader.unpack(header)
+        if head.policy_id != self._welcome.policy_id or head.generation != self._welcome.generation:
+            self._counters.add("weights_ignored")
+            return
+        held = self.policy.snapshot if self.policy is not None else None
+        if held is not None and held.generation == head.generation and head.new_version <= held.version and not self._whole:
+            if head.new_version == held.version:
+                self._fetch_at = 0.0  # nothing was missing
+            return
+        try:
+            self._swap(apply_update(head, payload, held, self.spec.size))
+        except WeightsError as exc:
+            self._counters.add(f"weights_refused.{exc.reason}")
+            if not self._fetch_at:
+                self._fetch(whole=exc.reason != "gap")
+
+    def _swap(self, snapshot: PolicySnapshot) -> None:
+        assert self.spec is not None
+        self.policy = build_policy(self.spec, snapshot)
+        self._fetch_at, self._whole = 0.0, False
+        self._counters.add("weights_applied")
+        self._swapped()
+
+    def _on_beacon(self, frames: list[Frame]) -> None:
+        beacon, policy = decode(frames), self.policy
+        if not isinstance(beacon, Beacon) or policy is None or self._welcome is None or self._fetch_at:
+            return
+        if beacon.generation != self._welcome.generation:
+            return  # another life of the learner: its ROUTER will tell
+        if policy.generation != beacon.generation or beacon.version > policy.version:
+            self._counters.add("resyncs.beacon")
+            self._fetch()
+        elif beacon.version == policy.version and beacon.digest != policy.snapshot.digest:
+            self._counters.add("resyncs.digest")
+            self._fetch(whole=True)

@@ -1,0 +1,131 @@
+"""The clients of a learner: founding, failing, restarting, and the learner threads that come and go with that."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import StreamTable
+from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.learner.admission import settle
+from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.publisher import Publications
+from rl4sys_zmq.learner.thread import LearnerThread
+from rl4sys_zmq.wire.messages import Failed, Hello
+
+__all__ = ["SILENCE_S", "Roster"]
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 3.0
+"""After how long an actor that says nothing is no longer live, in seconds."""
+
+MAX_STILLBORN = 64
+
+
+class Roster:
+    """All clients, by name and by the key that their learner thread speaks under. Changed by the gateway thread only."""
+
+    def __init__(self, config: LearnerConfig, up: str) -> None:
+        """Makes an empty roster.
+
+        Args:
+            config: the learner's.
+            up: the address that learner threads answer at; their own pipelines are bound beside it.
+        """
+        self._config, self._up = config, up
+        self._clients: dict[str, Client] = {}
+        self._by_key: dict[bytes, Client] = {}
+        self._stillborn: dict[str, str] = {}
+        self._retired: list[LearnerThread] = []
+        self._policy_ids = itertools.count(1)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(list(self._clients.values()))
+
+    def get(self, client_id: str) -> Client | None:
+        """The client of this name."""
+        return self._clients.get(client_id)
+
+    def speaking(self, key: bytes) -> Client | None:
+        """The client whose learner thread speaks under this key; None for an earlier life of one."""
+        return self._by_key.get(key)
+
+    def threads(self) -> list[LearnerThread]:
+        """All learner threads that may still run."""
+        return [*self._retired, *(thread for client in self for thread in client.threads)]
+
+    def failure(self, client_id: str) -> RL4SysError | None:
+        """Why a client has stopped, or could not be built; None when neither is so."""
+        client = self._clients.get(client_id)
+        if client is not None:
+            return ClientFailed(client_id, client.error) if client.error else None
+        error = self._stillborn.get(client_id)
+        return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
+
+    def found(self, hello: Hello) -> Client:
+        """Makes the client that an actor names for the first time, and starts its learner thread.
+
+        Raises:
+            ConfigError: when its configuration cannot be settled.
+            ProtocolError: ``QUOTA`` when there are too many.
+        """
+        limit = self._config.max_clients
+        if len(self._clients) >= limit:
+            raise ProtocolError(Refusal.QUOTA, f"this learner has {limit} clients already (max_clients)")
+        settings = settle(self._config, hello)
+        table = StreamTable(
+            hello.client_id, silence_s=SILENCE_S, lease_s=self._config.lease_s, max_actors=self._config.max_actors
+        )
+        client = Client(settings, next(self._policy_ids).to_bytes(8, "little"), _generation(0), table)
+        self._clients[hello.client_id] = client
+        self._stillborn.pop(hello.client_id, None)
+        self._start(client)
+        return client
+
+    def fail(self, client: Client, message: Failed) -> bool:
+        """Stops a client on its learner thread's last words; True when it had never worked, and is forgotten.
+
+        Then the next actor may say better what it is.
+        """
+        log.error("client %s failed: %s\n%s", client.client_id, message.error, message.trace)
+        self._by_key.pop(client.key, None)
+        client.state, client.error = ClientState.FAILED, message.error
+        client.end_thread()
+        if client.publications.version >= 0 or client.life > 1:
+            return False
+        self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
+        del self._clients[client.client_id]
+        self._stillborn[client.client_id] = message.error
+        while len(self._stillborn) > MAX_STILLBORN:
+            del self._stillborn[next(iter(self._stillborn))]
+        return True
+
+    def restart(self, client_id: str) -> tuple[Client, int]:
+        """Gives a client a new learner thread and a new generation; returns how many segments were rolled back.
+
+        Raises:
+            ConfigError: when there is no such client.
+        """
+        client = self._clients.get(client_id)
+        if client is None:
+            known = ", ".join(sorted(self._clients)) or "none"
+            raise ConfigError(f"no client {client_id!r}; there are: {known}", key="client_id")
+        self._by_key.pop(client.key, None)
+        client.end_thread()
+        rolled_back = client.roll_back()
+        client.publications = Publications(_generation(client.publications.generation))
+        self._start(client)
+        return client, rolled_back
+
+    def _start(self, client: Client) -> None:
+        client.start(self._up, self._config.max_parameters)
+        self._by_key[client.key] = client
+
+
+def _generation(last: int) -> int:
+    """A generation: the Unix time in ms, or one more than the last, so that it only grows."""
+    return max(last + 1, int(time.time() * 1000))

@@ -49,14 +49,16 @@ class CreditPool:
         a share of it. Should the idle actor use it after all, the batch after that begins with older data.
         """
         members = list(streams)
-        held = sum(max(0, s.credit_steps - s.accepted_steps) for s in members if now - s.progress_at < IDLE_S)
-        free = self.limit_steps - self.delivered_steps - held
+        unused = {id(s): max(0, s.credit_steps - s.accepted_steps) for s in members}
+        idle = {id(s) for s in members if now - s.progress_at >= IDLE_S}
+        free = self.limit_steps - self.delivered_steps - sum(n for key, n in unused.items() if key not in idle)
         granted = []
         for stream in sorted(members, key=lambda s: s.accepted_steps):
+            own = unused[id(stream)] if id(stream) in idle else 0  # for others it is free, not for the one that has it
             wanted = stream.want_steps - max(stream.credit_steps, stream.accepted_steps)
-            if wanted <= 0 or free <= 0:
+            share = min(wanted, free - own)
+            if share <= 0:
                 continue
-            share = min(wanted, free)
             if stream.credit_steps <= stream.accepted_steps:
                 stream.progress_at = now
             stream.credit_steps = max(stream.credit_steps, stream.accepted_steps) + share

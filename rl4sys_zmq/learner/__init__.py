@@ -3,8 +3,9 @@
 - `Learner`: start it, ask it, close it. `LearnerConfig`: what it is told.
 - `Algorithm`, `register_algorithm`: bring your own learning rule.
 
-`gateway` owns the network sockets; `thread` runs an algorithm behind a pipeline; `client` is what the gateway knows of a
-client; `admission` decides who may join; `publisher` keeps recent weights; `recorder` writes the run directory.
+`gateway` owns the network sockets; `roster` founds, fails and restarts clients; `client` is what the gateway knows of a
+client; `thread` runs an algorithm behind a pipeline; `admission` decides who may join; `publisher` keeps recent weights;
+`recorder` writes the run directory.
 """
 
 from rl4sys_zmq.config import LearnerConfig

@@ -124,6 +124,7 @@ class _Learning:
         self._scalars: dict[str, float] = {}
         self._episodes: list[list[float]] = []
         self._metrics_at = 0.0
+        self._began = 0.0
 
     def run(self) -> None:
         """Until `Stop`."""
@@ -185,6 +186,7 @@ class _Learning:
     # ---- data in
 
     def _take(self, message: Deliver) -> None:
+        self._began = self._began or time.monotonic()
         submit = cast(Submit, decode(message.body))
         for index, segment in enumerate(read_submit(submit)):
             if index < message.skip or isinstance(segment, ProtocolError) or self._schema.check(segment) is not None:
@@ -248,6 +250,7 @@ class _Learning:
             body = (*body, *encode_update(self._assign.policy_id, new.generation, self._snapshot, new))
         self._snapshot = new
         self._say(Published(new.version, new.digest, body))
+        self._scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:
             self._scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
@@ -272,6 +275,7 @@ class _Learning:
         now = time.monotonic()
         if (self._scalars or self._episodes) and now - self._metrics_at >= period_s:
             self._metrics_at = now
+            self._scalars["charts/SPS"] = self._observed_steps / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self._scalars.items()}
             self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))
             self._scalars, self._episodes = {}, []

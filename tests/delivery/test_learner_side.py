@@ -294,3 +294,12 @@ def test_the_memory_ledger_keeps_the_order():
     ledger.append(entries[2:])
     assert ledger.committed() == entries
     assert ledger.committed() == []
+
+
+def test_an_idle_actor_is_not_granted_its_own_credit_again():
+    pool, idle = CreditPool(), wanting(10)
+    pool.demand(10, 0)
+    pool.grant([idle], 0.0)
+    idle.wish(30)
+    pool.grant([idle], 10 * IDLE_S)
+    assert idle.credit_steps == 10

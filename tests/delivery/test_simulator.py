@@ -206,7 +206,10 @@ MUTANTS = {
     "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"released"}),
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
     "forgets_marks": ({"parts": LearnerParts(table=ForgetsMarks), "schedule": LONG_SILENCES}, {"once", "order"}),
-    "no_fencing": ({"parts": LearnerParts(table=NoFencing), "schedule": MANY_LIVES}, {"once", "order", "released", "verdicts"}),
+    "no_fencing": (
+        {"parts": LearnerParts(table=NoFencing), "schedule": MANY_LIVES},
+        {"once", "order", "released", "verdicts", "wedged"},
+    ),
     "one_stream_for_all": (
         {"parts": LearnerParts(table=OneStreamForAllIncarnations)},
         {"released", "order", "identity", "wedged"},

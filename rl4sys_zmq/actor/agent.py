@@ -248,6 +248,7 @@ class RL4SysAgent(Resource):
             raise ActionError("this action is stored already")
         if traj.completed:
             raise ActionError("this trajectory has ended; request_for_action starts another")
+        traj._last = action
         if not self.config.explore or action._raw is None:
             return
         builder = traj._builder
@@ -258,7 +259,6 @@ class RL4SysAgent(Resource):
             builder.generation = action.generation
         action._row = builder.add(action.obs, action._raw, action.log_prob, action.version, action._mask, action._reward)
         action._builder = builder
-        traj._last = action
         traj.steps += 1
 
     def update_action_reward(self, action: RL4SysAction, reward: object) -> None:
@@ -497,17 +497,23 @@ class RL4SysAgent(Resource):
         if self._drops or not self.config.explore:
             return
         io = self._io
-        io.want_steps = max(io.want_steps, self._outbox.put_steps + 2 * steps)
-        if self._granted():
-            if io.want_steps > io.gate.limit_steps:
-                io.wake()
+        if self._wish(steps) and self._granted():
             return
         io.waiting += 1
         io.wake()
         try:
-            self._wait(self._granted, self.config.wait_timeout_s)
+            self._wait(lambda: self._wish(steps) and self._granted(), self.config.wait_timeout_s)
         finally:
             io.waiting -= 1
+
+    def _wish(self, steps: int) -> bool:
+        """Asks for credit beyond what all host threads have finished by now."""
+        io = self._io
+        wanted = self._outbox.put_steps + 2 * steps
+        if wanted > io.want_steps:
+            io.want_steps = wanted
+            io.wake()
+        return True
 
     def _granted(self) -> bool:
         gate, policy = self._io.gate, self._policy

@@ -17,7 +17,7 @@ from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState
+from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState, Waiting
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup
@@ -196,6 +196,9 @@ class ActorIO(Worker):
                     self._on_joined(welcome, gap)
                 case Rejected(refused):
                     self._on_rejected(refused)
+                case Waiting(refused):
+                    if refused.code != Refusal.NO_SESSION:
+                        self._set_stage(f"a place: {refused.reason}")
                 case Redial():
                     self.counters.add("redials")
                     self._set_stage("the learner to answer")
@@ -218,6 +221,7 @@ class ActorIO(Worker):
         try:
             self._follower.join(welcome, self._poller)
         except RL4SysError as exc:
+            self._session.reject(time.monotonic())
             self._set_error(exc)
             return
         self.welcome = welcome

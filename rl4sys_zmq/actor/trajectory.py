@@ -86,12 +86,12 @@ class RL4SysAction:
         value = as_reward(reward)
         builder = self._builder
         if builder is not None:
-            builder.set_reward(self._row, value)
-            self._reward = value
-            if not builder.missing and len(self._agent._handover):
-                self._agent._handover.on_reward()
-        else:
-            self._reward = value
+            handover = self._agent._handover
+            if len(handover):
+                handover.reward(builder, self._row, value)
+            else:
+                builder.set_reward(self._row, value)
+        self._reward = value
 
 
 class RL4SysTrajectory:

@@ -40,7 +40,7 @@ class ClientConfig:
     """At most how many versions old a segment may be; None: the learner's option, or else the algorithm's own limit."""
     on_lag: str | None = option(optional(one_of("drop", "correct")), None)
     """What happens to an older one."""
-    pacing_lag: int | None = option(optional(integer(0)), None)
+    pacing_lag: int | None = option(optional(integer(0, 1024)), None)
     """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version."""

@@ -82,7 +82,7 @@ class LearnerConfig:
     """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
-    pacing_lag: int = option(integer(0), 1)
+    pacing_lag: int = option(integer(0, 1024), 1)
     """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version; None: the algorithm's choice."""

@@ -10,7 +10,7 @@
 from rl4sys_zmq.delivery.credit import CreditPool
 from rl4sys_zmq.delivery.intake import Intake, take_submit
 from rl4sys_zmq.delivery.ledger import Entry, Ledger, MemoryLedger
-from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState
+from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState, Waiting
 from rl4sys_zmq.delivery.stream import Stream
 from rl4sys_zmq.delivery.table import StreamTable
 
@@ -29,5 +29,6 @@ __all__ = [
     "SessionState",
     "Stream",
     "StreamTable",
+    "Waiting",
     "take_submit",
 ]

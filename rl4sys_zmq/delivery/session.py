@@ -23,7 +23,7 @@ from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.wire import PackedSegment, join_submit
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Verdict, Welcome
 
-__all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Send", "SessionState"]
+__all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Send", "SessionState", "Waiting"]
 
 HELLO_RETRY_S = 0.5
 REFUSED_RETRY_S = 2.0
@@ -67,13 +67,20 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """The learner cannot take this actor just now; it will be asked again."""
+
+    refused: Refused
+
+
+@dataclass(frozen=True, slots=True)
 class Redial:
     """Nothing was heard for `silence_s` seconds: close the sockets and make new ones."""
 
     silence_s: float
 
 
-Action = Send | Joined | Rejected | Redial
+Action = Send | Joined | Rejected | Waiting | Redial
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,7 @@ class ActorSession:
         credit_steps: as in `Ack`; 0 before the handshake.
         sent_steps: the steps accepted or in flight, in the same units.
         min_version: the least version to start a segment with.
+        generation: of the client's policy in this session; 0 before the first.
         verdicts: what became of this actor's segments, over all sessions.
     """
 
@@ -108,7 +116,7 @@ class ActorSession:
         self._window: deque[_InFlight] = deque()
         self._next_seq = 0
         self._taken_steps = 0
-        self._generation = 0
+        self.generation = 0
         self._credit_items = 0
         self._session_verdicts: dict[str, int] = {}
         self._last_heard = self._last_sent = self._next_hello = 0.0
@@ -197,6 +205,11 @@ class ActorSession:
             case _:
                 return []
 
+    def reject(self, now: float) -> None:
+        """The owner can do nothing with the session that the learner offered: asks again later."""
+        self.state = SessionState.REFUSED
+        self._next_hello = now + REFUSED_RETRY_S
+
     def close(self, now: float) -> list[Action]:
         """Says goodbye."""
         joined = self.state is SessionState.JOINED
@@ -224,7 +237,7 @@ class ActorSession:
         return [self._send(now, replace(self._hello, first_seq=first, held_generation=held[0], held_version=held[1]))]
 
     def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
-        if self.state is SessionState.JOINED and welcome.generation <= self._generation:
+        if self.state is SessionState.JOINED and welcome.generation <= self.generation:
             return []  # a second answer; that of another life of the learner, to a HELLO that it found queued, is news
         if welcome.received > self._next_seq or welcome.durable > welcome.received:
             self._counters.add("ignored.welcome")
@@ -238,9 +251,9 @@ class ActorSession:
         self.received = max(first, welcome.received)
         self.durable = self.trained = welcome.durable
         self._release()
-        if welcome.generation != self._generation and not welcome.accepted_steps:
+        if welcome.generation != self.generation and not welcome.accepted_steps:
             self._session_verdicts = {}  # another life of the learner, whose verdicts count from 0 again
-        self._generation = welcome.generation
+        self.generation = welcome.generation
         self._gap_at = None
         self._credit_items = self._next_seq
         self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
@@ -249,7 +262,13 @@ class ActorSession:
         return [Joined(welcome, gap), *self._resend(now)]
 
     def _on_ack(self, now: float, ack: Ack) -> None:
-        if self.state is not SessionState.JOINED or not self.durable <= ack.durable <= ack.received <= self._next_seq:
+        if self.state is SessionState.JOINED and ack.generation > self.generation:
+            # A later life of the learner thread takes this actor for one of its own, and its Welcome was lost.
+            self._counters.add("sessions_lost.learner")
+            self.state = SessionState.JOINING
+            self._next_hello = now
+        stale = self.state is not SessionState.JOINED or ack.generation != self.generation
+        if stale or not self.durable <= ack.durable <= ack.received <= self._next_seq:
             self._counters.add("ignored.ack")
             return
         if ack.received > self.received:
@@ -292,7 +311,7 @@ class ActorSession:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # what was refused for good has been mended
                 self._next_hello = now
-            return []
+            return [Waiting(refused)]
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [Rejected(refused)]

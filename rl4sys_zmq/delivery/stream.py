@@ -119,9 +119,10 @@ class Stream:
         """Accepted since this learner knows the stream, refused items included."""
         return self.received - self._first_seq
 
-    def ack(self, *, free_items: int, min_version: int) -> Ack:
+    def ack(self, *, generation: int, free_items: int, min_version: int) -> Ack:
         """The stream's state for its actor; `free_items` more segments have a place."""
         return Ack(
+            generation,
             self.received,
             self.durable,
             self.trained,

@@ -8,13 +8,13 @@ from enum import StrEnum
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import CreditPool, StreamTable
+from rl4sys_zmq.delivery import CreditPool, Stream, StreamTable
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
-from rl4sys_zmq.wire.messages import Frame, Hello, Metrics, Ready, Stop, Verdict
+from rl4sys_zmq.wire.messages import Ack, Frame, Hello, Metrics, Ready, Stop, Verdict
 
 __all__ = ["Client", "ClientState"]
 
@@ -66,6 +66,7 @@ class Client:
         self.counters = Counters()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self.accepted = 0
+        self.delivered_items = self.taken_items = 0
         self.rolled_back = 0
         self.threads: list[LearnerThread] = []
         self.life = 0
@@ -85,15 +86,20 @@ class Client:
         return self.policy_id + self.life.to_bytes(4, "little")
 
     @property
-    def pending(self) -> int:
-        """Segments accepted and not yet disposed of: the fast figure, for limits."""
-        disposed = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
-        return self.accepted - disposed - self.rolled_back
+    def queued(self) -> int:
+        """Segments that were accepted in this life of the learner thread, and that it has not read yet."""
+        return self.delivered_items - self.taken_items
 
-    @property
-    def free_items(self) -> int:
-        """How many more segments have a place."""
-        return max(0, QUEUE_ITEMS - self.pending)
+    def share_items(self) -> int:
+        """How many more segments each of the actors that submit may send."""
+        free = max(0, QUEUE_ITEMS - self.queued)
+        senders = sum(s.submits for s in self.table.live())
+        return max(1, free // max(1, senders)) if free else 0
+
+    def ack(self, stream: Stream, share_items: int) -> Ack:
+        """What one of its actors is told."""
+        generation, min_version = self.publications.generation, self.pool.min_version
+        return stream.ack(generation=generation, free_items=share_items, min_version=min_version)
 
     def start(self, up: str, max_parameters: int) -> None:
         """Gives it a (new) learner thread, whose pipeline ends are at `up` and below it."""
@@ -101,11 +107,18 @@ class Client:
         down = f"{up}-{self.key.hex()}"
         self.state, self.error = ClientState.STARTING, ""
         self.pool = CreditPool()
+        self.delivered_items = self.taken_items = 0
         self.push = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
         assign = self.settings.assign(self.policy_id, self.publications.generation, max_parameters)
         self.backlog.append(encode(assign))
-        self.threads.append(LearnerThread(f"rl4sys-learner-{self.client_id}", self.key, down, up))
-        self.threads[-1].start()
+        thread = LearnerThread(f"rl4sys-learner-{self.client_id}", self.key, down, up)
+        thread.start()
+        self.threads.append(thread)
+
+    @property
+    def gone(self) -> bool:
+        """The learner thread has ended though nobody told it to."""
+        return self.state is not ClientState.FAILED and not any(t.alive for t in self.threads)
 
     def end_thread(self) -> None:
         """Tells the learner thread to finish what it has been given, and to end."""

@@ -86,7 +86,7 @@ class Gateway(Worker):
         self._counters = Counters()
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
         self._ledger: Ledger = MemoryLedger()
-        self._commands: list[Callable[[], None]] = []
+        self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()
         self._stopping = threading.Event()
@@ -115,17 +115,10 @@ class Gateway(Worker):
             Closed: when that thread has ended or is about to.
         """
         future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function())
-            except Exception as exc:  # noqa: BLE001 - handed to the caller
-                future.set_exception(exc)
-
         with self._commands_lock:
             if not self.alive or self._stopping.is_set():
                 raise Closed("the learner is closed")
-            self._commands.append(run)
+            self._commands.append((function, future))
         self._wakeup.set()
         return future
 
@@ -177,16 +170,19 @@ class Gateway(Worker):
                 self._say_goodbye()
                 self._drain()
         finally:
-            pending = {c.client_id: c.pending for c in self._roster if c.pending}
+            pending = {c.client_id: c.table.pending for c in self._roster if c.table.pending}
             if pending:
                 self._sink.event("closed_with_pending_segments", pending=pending)
             for client in self._roster:
-                if client.push is not None:
-                    client.push.close()
+                client.end_thread()
             for socket in sockets:
                 socket.close()
             self._open.set()
-            self._run_commands()
+            with self._commands_lock:
+                self._stopping.set()
+                commands, self._commands = self._commands, []
+            for _, future in commands:
+                future.set_exception(Closed("the learner is closed"))
 
     def _bind(self, sockets: list[Socket]) -> bool:
         """Makes the sockets; False when an address is taken, which is for the owner to hear."""
@@ -225,8 +221,11 @@ class Gateway(Worker):
     def _run_commands(self) -> None:
         with self._commands_lock:
             commands, self._commands = self._commands, []
-        for command in commands:
-            command()
+        for function, future in commands:
+            try:
+                future.set_result(function())
+            except Exception as exc:  # noqa: BLE001 - handed to the caller
+                future.set_exception(exc)
 
     def _say_goodbye(self) -> None:
         for client in self._roster:
@@ -297,8 +296,8 @@ class Gateway(Worker):
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
         if not stream.submits:
             raise ProtocolError(Refusal.QUOTA, "an actor that only evaluates may not submit")
-        if client.pending + message.count > 2 * QUEUE_ITEMS:
-            raise ProtocolError(Refusal.QUOTA, f"{client.pending} segments are pending; the limit is {2 * QUEUE_ITEMS}")
+        if client.queued + message.count > 2 * QUEUE_ITEMS:
+            raise ProtocolError(Refusal.QUOTA, f"{client.queued} segments are queued; the limit is {2 * QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
         client.dirty.add(stream.actor_id)
         try:
@@ -313,6 +312,7 @@ class Gateway(Worker):
             client.counters.add(f"items_refused.{error.code.value}")
             self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
         client.accepted += intake.accepted
+        client.delivered_items += intake.accepted
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
             client.pool.delivered(intake.entry.steps)
@@ -388,8 +388,13 @@ class Gateway(Worker):
     def _read_upstream(self) -> None:
         while (frames := self._upstream.recv()) is not None:
             client = self._roster.speaking(bytes(frames[0]))
-            if client is not None:  # else the last words of an earlier life of the thread
+            if client is None:
+                continue  # the last words of an earlier life of the thread
+            try:
                 self._on_upstream(client, decode(frames[1:]))
+            except Exception as exc:  # an algorithm that says the impossible stops its client, not the gateway
+                log.exception("the learner thread of %s was not understood", client.client_id)
+                self._on_failed(client, Failed(f"{type(exc).__name__}: {exc}"[:1000], ""))
 
     def _on_upstream(self, client: Client, message: Message) -> None:
         match message:
@@ -406,6 +411,7 @@ class Gateway(Worker):
                 self._on_disposed(client, message)
             case Demand():
                 client.pool.demand(message.steps, message.min_version)
+                client.taken_items = message.items
                 client.dirty.update(s.actor_id for s in client.table.live())
             case Metrics():
                 client.note(message)
@@ -484,15 +490,20 @@ class Gateway(Worker):
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, time.monotonic()))
-        share = client.free_items // max(1, len(live))
+        share = client.share_items()
         for stream in live:
             peer = client.table.peer_of(stream)
             if stream.actor_id in client.dirty and peer is not None:
-                self._send(peer, stream.ack(free_items=share, min_version=client.pool.min_version))
+                self._send(peer, client.ack(stream, share))
         client.dirty.clear()
 
     def _each_second(self, now: float) -> None:
         for client in self._roster:
+            if client.gone:
+                self._read_upstream()  # its last words, if there are any
+                if client.state is not ClientState.FAILED:
+                    self._on_failed(client, Failed("its learner thread ended without a word; see the learner's log", ""))
+                continue
             if client.state is ClientState.RUNNING:
                 self._xpub.send([BEACON_TOPIC + client.policy_id, *encode(client.publications.beacon())])
             for stream in client.table.silent(now):

@@ -63,15 +63,15 @@ class Learner(Resource):
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             self._gateway = Gateway(self.config, sink)
-            if self._recorder is not None:
-                self._recorder.start()
-            self._gateway.start()
-            atexit.register(self.close)
             try:
+                self._gateway.start()
                 self._gateway.wait_open()
+                if self._recorder is not None:
+                    self._recorder.open()
             except BaseException:
                 self._end()
                 raise
+            atexit.register(self.close)
         return self
 
     def __enter__(self) -> Self:

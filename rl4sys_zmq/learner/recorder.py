@@ -52,20 +52,28 @@ class Recorder(Worker):
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_RECORDS)
         self._ending = threading.Event()
         self._writers: dict[str, Any] = {}
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
-            self._lines: TextIO = (run_dir / "log.jsonl").open("a", buffering=1 << 16)
-        except OSError as exc:
-            raise RunDirectoryError(
-                f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
-            ) from exc
+        self._config = config
         try:
             from tensorboard.summary import Writer
         except ModuleNotFoundError as exc:
-            self._lines.close()
             raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
         self._make_writer = Writer
+
+    def open(self) -> None:
+        """Makes the files and starts the thread. Until then records wait in the queue, and nothing on disk has changed.
+
+        Raises:
+            RunDirectoryError: when they cannot be made.
+        """
+        run_dir = self.run_dir
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            (run_dir / "config.json").write_text(json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n")
+            self._lines: TextIO = (run_dir / "log.jsonl").open("a", buffering=1 << 16)
+        except OSError as exc:
+            message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+            raise RunDirectoryError(message) from exc
+        self.start()
 
     # ---- called by the gateway; never blocks
 
@@ -107,7 +115,7 @@ class Recorder(Worker):
 
     def stop(self) -> None:
         """Writes what is queued, then ends."""
-        if not self._ending.is_set():
+        if self.ident is not None and not self._ending.is_set():
             self._ending.set()
             try:
                 self._queue.put(None, timeout=FLUSH_S)

@@ -83,7 +83,12 @@ class Roster:
         client = Client(settings, next(self._policy_ids).to_bytes(8, "little"), _generation(0), table)
         self._clients[hello.client_id] = client
         self._stillborn.pop(hello.client_id, None)
-        self._start(client)
+        try:
+            self._start(client)
+        except BaseException:
+            client.end_thread()
+            del self._clients[hello.client_id]
+            raise
         return client
 
     def fail(self, client: Client, message: Failed) -> bool:

@@ -118,7 +118,8 @@ class _Learning:
         self._observed_steps = 0
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
-        self._demand = Demand(0, 0)
+        self._demand = Demand(0, 0, 0)
+        self._taken_items = 0
         self._pending: list[tuple[str, int, int]] = []
         self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
         self._scalars: dict[str, float] = {}
@@ -192,6 +193,7 @@ class _Learning:
             if index < message.skip or isinstance(segment, ProtocolError) or self._schema.check(segment) is not None:
                 continue  # seen before, or refused by the gateway by this same rule
             seq = submit.first_seq + index
+            self._taken_items += 1
             self._taken_steps += segment.steps
             stream = message.actor_id, message.incarnation
             reason = content_error(segment, self._schema, self._assign.generation, self._version)
@@ -266,8 +268,9 @@ class _Learning:
     def _tell(self) -> None:
         """Dispositions and demand, when there is something new to say."""
         self._tell_dispositions()
-        demand = Demand(self._taken_steps + self._algorithm.demand() + self._slack_steps, self._version)
-        if demand.steps > self._demand.steps or demand.min_version > self._demand.min_version:
+        steps = max(self._demand.steps, self._taken_steps + self._algorithm.demand() + self._slack_steps)
+        demand = Demand(steps, self._taken_items, self._version)
+        if demand != self._demand:
             self._demand = demand
             self._say(demand)
 

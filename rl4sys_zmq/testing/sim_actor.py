@@ -91,7 +91,7 @@ class SimActor:
         self._sim.carry(self, link, message, up=False)
         if not self._sim.quiet and self._sim.rng.random() < self._sim.schedule.lie:
             end = self.session.submitted + self._sim.rng.choice([1000, 1 << 62])
-            lie = Ack(end, end, end, 0, 0, 0, 0, 0, {})
+            lie = Ack(self.session.generation, end, end, end, 0, 0, 0, 0, 0, {})
             self._sim.carry(self, link, lie, up=False)
 
     def _dial(self) -> None:

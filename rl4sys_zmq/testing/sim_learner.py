@@ -197,7 +197,7 @@ class SimLearner:
         for stream in live:
             peer = self._table.peer_of(stream)
             if stream.actor_id in self._dirty and peer is not None:
-                out.append((peer, stream.ack(free_items=share, min_version=0)))
+                out.append((peer, stream.ack(generation=self._generation, free_items=share, min_version=0)))
         self._dirty.clear()
         return out
 

@@ -198,6 +198,7 @@ class Ack:
     """Cumulative marks and the credit, for one stream.
 
     Attributes:
+        generation: of the client's policy; an ack of another life of the learner thread means nothing.
         received: the next sequence number expected; all below have been accepted.
         durable: all below are in the ledger.
         trained: all below have been disposed of.
@@ -210,6 +211,7 @@ class Ack:
     """
 
     KIND: ClassVar[int] = 18
+    generation: int
     received: int
     durable: int
     trained: int
@@ -378,10 +380,17 @@ class Disposed:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How many steps this learner thread can take in all since its start, and the least version to collect them with."""
+    """What a learner thread can use, counted since its start.
+
+    Attributes:
+        steps: how many it can take in all.
+        items: how many segments it has read from its pipeline.
+        min_version: the least version to collect with.
+    """
 
     KIND: ClassVar[int] = 51
     steps: int
+    items: int
     min_version: int
 
 

@@ -111,7 +111,8 @@ def test_an_ack_says_all_of_it():
     stream = stream_of(3)
     stream.accept(2, 7)
     stream.credit_steps = 20
-    ack = stream.ack(free_items=4, min_version=6)
+    ack = stream.ack(generation=9, free_items=4, min_version=6)
+    assert ack.generation == 9
     assert (ack.received, ack.durable, ack.trained, ack.accepted_steps) == (5, 3, 3, 7)
     assert (ack.credit_steps, ack.credit_items, ack.min_version) == (20, 9, 6)
     stream.verdicts[Verdict.TRAINED] += 1

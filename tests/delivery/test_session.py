@@ -29,8 +29,8 @@ def welcome(received=0, durable=None, accepted_steps=0, generation=1, heartbeat_
     return Welcome(b"12345678", generation, 0, 0, {}, "", *marks, "PPO", "onpolicy", 0, -1, "drop", 1 << 20, 100, heartbeat_s)
 
 
-def ack(received=0, durable=0, credit_steps=100, credit_items=100, accepted_steps=0, **verdicts):
-    return Ack(received, durable, durable, 0, accepted_steps, credit_steps, credit_items, 0, verdicts)
+def ack(received=0, durable=0, credit_steps=100, credit_items=100, accepted_steps=0, generation=1, **verdicts):
+    return Ack(generation, received, durable, durable, 0, accepted_steps, credit_steps, credit_items, 0, verdicts)
 
 
 def refused(code, expected_seq=0):
@@ -160,10 +160,10 @@ def test_a_refusal_for_good_is_told_and_tried_again_slowly(session, counters):
 
 
 @pytest.mark.parametrize("code", ["no_session", "closing", "conflict", "gap", "checksum"])
-def test_a_refusal_that_passes_is_not_told(counters, code):
+def test_a_refusal_that_passes_is_no_rejection(counters, code):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    assert session.on_message(0.0, refused(code)) == []
+    assert not any(isinstance(action, Rejected) for action in session.on_message(0.0, refused(code)))
     assert session.state is SessionState.JOINING
 
 
@@ -218,7 +218,7 @@ def test_verdicts_are_not_counted_twice(session):
     assert session.verdicts[Verdict.TRAINED] == 6
     session.on_message(0.0, refused("no_session"))
     session.on_message(0.0, welcome(9, 9, 0, generation=2))
-    session.on_message(0.0, ack(9, 9, trained=2))
+    session.on_message(0.0, ack(9, 9, trained=2, generation=2))
     assert session.verdicts[Verdict.TRAINED] == 8
 
 

@@ -76,7 +76,7 @@ def build() -> dict[str, m.Message]:
             1 << 20,
             1.0,
         ),
-        m.Ack(9, 8, 7, 0, 43, 64, 20, 3, verdicts),
+        m.Ack(GENERATION, 9, 8, 7, 0, 43, 64, 20, 3, verdicts),
         m.Refused("gap", "", "segment 9 came, 8 is next", 8),
         m.Weights(update()),
         m.Status({"clients": {"cart": {"state": "running", "mean_return": None}}}),
@@ -87,7 +87,7 @@ def build() -> dict[str, m.Message]:
         m.Ready(spec, "onpolicy", 32, 4),
         m.Published(3, DIGEST, update()),
         m.Disposed("a1", 9, [[7, 9]], "quarantined", "rewards are not finite"),
-        m.Demand(128, 3),
+        m.Demand(128, 12, 3),
         m.Failed("ValueError: no", "Traceback"),
         m.Metrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]]),
     ]

@@ -84,7 +84,7 @@ class DQNParameters:
     epsilon_decay: float | None = parameter(
         None, "epsilon falls by this much per step instead (a difference, not a factor)", kind="float", low=0.0, high=0.5
     )
-    rollout_length: int = parameter(32, "at most so many steps per segment", low=1, names=("num_steps",))
+    rollout_length: int = parameter(32, "at most so many steps per segment", low=1, high=1 << 20, names=("num_steps",))
 
     def __post_init__(self) -> None:
         if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):
@@ -171,7 +171,7 @@ class DQN:
         self._replay.add(segment)
         self._steps += segment.steps
         if self._steps >= self.parameters.learning_starts:
-            self._episodes += segment.ended
+            self._episodes += segment.ended or segment.capped
 
     def update(self) -> Mapping[str, float] | None:
         """Trains one unit (`gradient_steps` gradient steps) if one is owed."""

@@ -68,7 +68,7 @@ class PPOParameters:
     rollout_length: int | None = parameter(
         None,
         "steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
-        kind="int", low=1, names=("num_steps", "n_steps"),
+        kind="int", low=1, high=1 << 20, names=("num_steps", "n_steps"),
     )  # fmt: skip
     anneal_lr: bool = parameter(False, "whether step sizes fall linearly over total_steps, down to anneal_floor of themselves")
     anneal_clip: bool = parameter(False, "whether clip_coef falls likewise")

@@ -24,7 +24,7 @@ parser.add_argument("--period-ms", type=float, default=1.0, help="real time per 
 args = parser.parse_args()
 
 config = AgentConfig(
-    client_id="thermostat",
+    client_id="heating",
     algorithm_name="PPO",
     input_size=2,
     act_dim=len(WATTS),

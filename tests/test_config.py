@@ -333,7 +333,7 @@ LEARNER_ERRORS = [
     ({"lease_s": 0}, "lease_s", "expected a number above 0, not 0"),
     ({"run_dir": 3}, "run_dir", "expected a path, or null, not 3"),
     ({"clients": {"a": {"algoritm": "PPO"}}}, "clients.a.algoritm", "did you mean 'algorithm'?"),
-    ({"clients": {"a": {"pacing_lag": -1}}}, "clients.a.pacing_lag", "expected an integer from 0 on, or null, not -1"),
+    ({"clients": {"a": {"pacing_lag": -1}}}, "clients.a.pacing_lag", "expected an integer from 0 to 1024, or null, not -1"),
     ({"clients": {"a": 3}}, "clients.a", "expected a mapping, not 3"),
     ({"clients": {"a": {"act_dim": 0}}}, "clients.a.act_dim", "expected an integer from 1 on"),
     ({"algorithms": {"PPO": []}}, "algorithms.PPO", "expected a mapping"),

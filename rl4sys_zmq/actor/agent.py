@@ -28,6 +28,7 @@ from rl4sys_zmq.actor.policies import Policy, Sampler
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.errors import (
     ActionError,
     BadInput,
@@ -536,7 +537,7 @@ class RL4SysAgent(Resource):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     words = stage() if callable(stage) else stage
-                    hint = f"it was waiting for {io.gate.stage}" if words else ""
+                    hint = f"it was waiting for {io.gate.stage}" if words and io.session.state is not SessionState.JOINED else ""
                     raise LearnerUnavailable(self.config.address, words or io.gate.stage, timeout_s, hint)
                 io.changed.wait(min(left, 0.25))
 

@@ -33,6 +33,8 @@ RESTART_S = 0.2
 MAX_BATCH_STEPS = 16_384
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
+SEND_HWM = 8192
+"""Messages in the DEALER: more than credit ever allows, for a message that does not fit leaves a gap to be mended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ class ActorIO(Worker):
         self._assigned_steps = 0
         self._oldest_since: float | None = None
         self._error: RL4SysError | None = None
+        self._joined = False
+        self._stage = self.gate.stage
         self._redial = False
         self._dealer: Socket
         self._poller: Poller
@@ -138,7 +142,7 @@ class ActorIO(Worker):
 
     def _serve(self) -> None:
         """One life of the sockets."""
-        with Poller() as poller, Socket.dealer(self._address) as dealer:
+        with Poller() as poller, Socket.dealer(self._address, send_hwm=SEND_HWM) as dealer:
             self._dealer, self._poller = dealer, poller
             poller.register(dealer)
             poller.register(self._wakeup)
@@ -201,6 +205,9 @@ class ActorIO(Worker):
                         self._set_stage(f"a place: {refused.reason}")
                 case Redial():
                     self.counters.add("redials")
+                    if self._joined:
+                        log.warning("%s: the learner at %s is silent; dialling again", self._config.client_id, self._address.uri)
+                    self._joined = False
                     self._set_stage("the learner to answer")
                     self._redial = True
 
@@ -224,8 +231,10 @@ class ActorIO(Worker):
             self._session.reject(time.monotonic())
             self._set_error(exc)
             return
+        if self.welcome is not None:
+            log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
         self.welcome = welcome
-        self._error = None
+        self._error, self._joined = None, True
         self.counters.add("joined")
 
     def _on_new_policy(self) -> None:
@@ -310,7 +319,7 @@ class ActorIO(Worker):
         joined = session.state is SessionState.JOINED
         limit = self._assigned_steps + session.credit_steps - session.sent_steps if joined else 0
         generation = self.welcome.generation if self.welcome is not None else 0
-        stage = "credit or newer weights" if joined else self.gate.stage
+        stage = "credit or newer weights" if joined else self._stage
         if joined and self.policy is None:
             stage = "the first weights"
         gate = Gate(limit, generation, session.min_version, self._error, stage)
@@ -328,6 +337,7 @@ class ActorIO(Worker):
             self._notify()
 
     def _set_stage(self, stage: str) -> None:
+        self._stage = stage
         self.gate = Gate(0, self.gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:

@@ -21,6 +21,7 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import space_from
 
 __all__ = ["Run", "act", "make_environments", "play"]
 
@@ -89,6 +90,10 @@ def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
     """The file, under what the command line and the environment say; where neither says anything, what suits a simulator."""
     given = read_mapping(run.config_path) if run.config_path is not None else {}
     known = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(run.config_path or ""))
+    for key in ("observation_space", "action_space"):
+        said, real = getattr(known, key), space_from(getattr(env, key))
+        if said is not None and (said.shape, getattr(said, "n", None)) != (real.shape, getattr(real, "n", None)):
+            raise ConfigError(f"{run.config_path}: {key} is {said}, but {run.env_id} has {real}", key=key)
     overrides: dict[str, Any] = {
         "client_id": run.client_id,
         "train_server_address": run.learner,

@@ -11,7 +11,7 @@ from typing import Any
 
 from rl4sys_zmq.cli.app import require, say
 from rl4sys_zmq.cli.signals import Signals
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.status import client_rows, request_status, text_table
 
@@ -29,7 +29,14 @@ def show_status(address: str, timeout_s: float, *, as_json: bool, watch: bool) -
     """
     signals = Signals.current
     while True:
-        report = request_status(address, timeout_s)
+        try:
+            report = request_status(address, timeout_s)
+        except LearnerUnavailable as exc:
+            if not watch:
+                raise
+            say(str(exc))
+            _pause(signals)
+            continue
         if as_json:
             say(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
         else:
@@ -37,9 +44,13 @@ def show_status(address: str, timeout_s: float, *, as_json: bool, watch: bool) -
             say(lead + "\n".join(_lines(report)))
         if not watch:
             return
-        time.sleep(WATCH_S)
-        if signals is not None:
-            signals.check()
+        _pause(signals)
+
+
+def _pause(signals: Signals | None) -> None:
+    time.sleep(WATCH_S)
+    if signals is not None:
+        signals.check()
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:

@@ -96,7 +96,9 @@ class Roster:
 
         Then the next actor may say better what it is.
         """
-        log.error("client %s failed: %s\n%s", client.client_id, message.error, message.trace)
+        # A configuration that cannot be used is its user's mistake: one line. Anything else wants its trace.
+        trace = "" if message.error.startswith(f"{ConfigError.__name__}:") else f"\n{message.trace}"
+        log.error("client %s failed: %s%s", client.client_id, message.error, trace)
         self._by_key.pop(client.key, None)
         client.state, client.error = ClientState.FAILED, message.error
         client.end_thread()

@@ -115,7 +115,7 @@ class _Learning:
         self._version = -1
         self._updates = 0
         self._taken_steps = 0
-        self._observed_steps = 0
+        self._observed_steps = self._said_steps = 0
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._demand = Demand(0, 0, 0)
@@ -134,7 +134,7 @@ class _Learning:
         self._publish()
         self._tell()
         while True:
-            self._poller.poll(METRICS_PERIOD_S if self._episodes or self._scalars else IDLE_S)
+            self._poller.poll(METRICS_PERIOD_S if self._news else IDLE_S)
             for _ in range(DRAIN_MESSAGES):
                 message = self._read()
                 if message is None:
@@ -274,10 +274,16 @@ class _Learning:
             self._demand = demand
             self._say(demand)
 
+    @property
+    def _news(self) -> bool:
+        """There are figures that nobody was told."""
+        return bool(self._scalars or self._episodes or self._observed_steps != self._said_steps)
+
     def _say_metrics(self, period_s: float) -> None:
         now = time.monotonic()
-        if (self._scalars or self._episodes) and now - self._metrics_at >= period_s:
+        if self._news and now - self._metrics_at >= period_s:
             self._metrics_at = now
+            self._said_steps = self._observed_steps
             self._scalars["charts/SPS"] = self._observed_steps / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self._scalars.items()}
             self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))

@@ -124,7 +124,7 @@ def test_the_edge_script_runs_without_torch_and_gymnasium(learner: Learner) -> N
     flags = ["--address", learner.address, "--steps", 4800, "--period-ms", 0]
     out = run("-c", WITHOUT_TORCH, EXAMPLES / "edge_script.py", *flags)
     assert len(re.findall(r"mean error \d", out)) == 2
-    client = learner.status()["clients"]["thermostat"]
+    client = learner.status()["clients"]["heating"]
     assert client["accepted"] >= 1
     assert client["verdicts"]["refused"] == client["verdicts"]["quarantined"] == 0
 

@@ -235,6 +235,7 @@ class ActorIO(Worker):
             log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
         self.welcome = welcome
         self._error, self._joined = None, True
+        self._update_gate()  # before the first weights: who waits for those must not find the old error
         self.counters.add("joined")
 
     def _on_new_policy(self) -> None:

@@ -57,8 +57,9 @@ def pair(lab: Any) -> Iterator[tuple[Any, Any, Stranger]]:
     yield learner, agent, stranger
     stranger.close()
     # whatever happened, the good client is served
+    before = agent.version
     lab.episode(agent, 16)
-    version = agent.wait_version(agent.version + 1, 20.0)
+    version = agent.wait_version(before + 1, 20.0)
     assert agent.digest == learner.digest("lab", version)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
 
 register_algorithm("BRITTLE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16, fail_after_updates=2))
 
@@ -81,3 +81,35 @@ def test_a_client_that_cannot_be_built_fails_by_its_reason(inproc_lab: Any) -> N
         inproc_lab.agent(learner, "unknown", algorithm_name="NO_SUCH")
     inproc_lab.episode(good, 16)
     good.wait_version(1, 20.0)
+
+
+def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -> None:
+    class Leaves(FakeAlgorithm):
+        """Ends its thread in a way that no `except Exception` sees."""
+
+        def update(self) -> Any:
+            if self.steps:
+                raise SystemExit
+            return super().update()
+
+    def leaves(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
+        return Leaves(fake_spec(), FakeParameters(rollout_length=16))
+
+    register_algorithm("LEAVES", leaves)
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="LEAVES")
+    inproc_lab.episode(agent, 16)
+    with pytest.raises(ClientFailed, match="without a word"):
+        agent.wait_version(1, 20.0)
+    assert learner.status()["clients"]["lab"]["state"] == "failed"
+
+
+def test_a_batch_of_more_segments_than_the_queue_holds(inproc_lab: Any) -> None:
+    """What the algorithm holds is not in the queue: it must not use up the credit for it."""
+    register_algorithm("LARGE", FakeAlgorithm.factory(steps_per_update=5000, rollout_length=1))
+    learner = inproc_lab.learner()
+    agent = inproc_lab.agent(learner, algorithm_name="LARGE", overflow="wait", send_frequency=50)
+    for _ in range(5000):
+        inproc_lab.episode(agent, 1)
+    agent.wait_version(1, 30.0)
+    assert agent.stats()["dropped_at_source"] == 0

@@ -18,7 +18,10 @@
     ├── ProtocolError               bytes that are not a message of ours (carries a `Refusal` code)
     ├── WeightsError                a diff or a snapshot that does not fit or does not verify
     ├── WorkerDied                  a thread of ours ended with an exception
-    └── RunDirectoryError           the run directory cannot be written
+    ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
+    ├── RunDirectoryError           the run directory cannot be written
+    ├── JournalError                the journal cannot be opened or read (names the file and the mend)
+    └── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
 
 Errors carry their numbers as attributes and say in one line what to do. Foreign exceptions stop at our border: they are
 the ``__cause__`` of one of these.
@@ -32,10 +35,12 @@ __all__ = [
     "ActionError",
     "AddressInUse",
     "BadInput",
+    "CheckpointError",
     "ClientFailed",
     "Closed",
     "ConfigError",
     "HandshakeRefused",
+    "JournalError",
     "LearnerUnavailable",
     "MaskError",
     "ObservationError",
@@ -44,6 +49,7 @@ __all__ = [
     "Refusal",
     "RewardError",
     "RunDirectoryError",
+    "SpoolError",
     "TransportError",
     "WeightsError",
     "WorkerDied",
@@ -170,11 +176,14 @@ class Refusal(StrEnum):
     NO_SESSION = "no_session"  # data before a handshake: say HELLO again
     FENCED = "fenced"  # an incarnation older than the one on record
     CONFLICT = "conflict"  # two live incarnations of one actor
+    EXPIRED = "expired"  # an incarnation whose mark ran out with its lease: take a new one
     GAP = "gap"  # a sequence number beyond the mark
+    EQUIVOCATION = "equivocation"  # a sequence number that had another content before
+    FORBIDDEN = "forbidden"  # the key has no role that allows this
+    IDENTITY = "identity"  # the key is not this client's
     MISMATCH = "mismatch"  # a configuration field that differs from the learner's
     CONFIG = "config"  # a configuration that the learner cannot use
     QUOTA = "quota"  # more than the session's limits allow
-    POLICY = "policy"  # a policy version that this learner never published
     FAILED = "failed"  # the client's learner thread has stopped
     CLOSING = "closing"  # the learner is shutting down
     INTERNAL = "internal"  # a fault of the side that refuses; its log has the trace
@@ -212,3 +221,34 @@ class WorkerDied(RL4SysError):
 
 class RunDirectoryError(RL4SysError):
     """The run directory cannot be created or written."""
+
+
+class CheckpointError(RL4SysError):
+    """A checkpoint cannot be written or read, or is not what was written.
+
+    Attributes:
+        path: the file or folder, or the place in a state that cannot be stored.
+        damaged: what lies on the disk is not what was written; False when it may be whole and the reason is another one
+            (no permission, no space, another version of the library).
+    """
+
+    def __init__(self, path: object, problem: str, *, damaged: bool = False) -> None:
+        self.path = str(path)
+        self.damaged = damaged
+        super().__init__(f"{path}: {problem}")
+
+
+class JournalError(RL4SysError):
+    """The journal cannot be opened or read.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: str, problem: str, mend: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {problem}; {mend}")
+
+
+class SpoolError(RL4SysError):
+    """An actor's spool is in use, cannot be read or written, or belongs to another client, actor or version of the library."""

@@ -384,7 +384,8 @@ class RL4SysAgent(Resource):
             "in_actor": self._in_actor,
             "in_flight": session.in_flight,
             "refused": refused,
-            "accepted": max(0, session.received - refused),
+            "accepted": session.accepted,
+            "in_doubt": session.in_doubt,
             "verdicts": dict(session.verdicts),
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
             "waiting_for_rewards": len(self._handover),
@@ -420,7 +421,7 @@ class RL4SysAgent(Resource):
     @property
     def _in_actor(self) -> int:
         session = self._io.session
-        return len(self._outbox) + session.submitted - session.received
+        return len(self._outbox) + session.unreceived
 
     def _hello(self) -> Hello:
         config = self.config

@@ -96,8 +96,8 @@ class Follower:
         self.leave()
         self.spec, self._welcome, self._poller = spec, welcome, poller
         self._sub = Socket.sub(pub, hwm=HWM)
-        self._sub.subscribe(WEIGHTS_TOPIC + welcome.policy_id)
-        self._sub.subscribe(BEACON_TOPIC + welcome.policy_id)
+        self._sub.subscribe(WEIGHTS_TOPIC + welcome.topic)
+        self._sub.subscribe(BEACON_TOPIC + welcome.topic)
         poller.register(self._sub)
         self._fetch()
 

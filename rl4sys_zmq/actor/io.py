@@ -17,7 +17,7 @@ from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState, Waiting
+from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup
@@ -196,8 +196,11 @@ class ActorIO(Worker):
             match action:
                 case Send(message):
                     self._send(message)
-                case Joined(welcome, gap):
-                    self._on_joined(welcome, gap)
+                case Joined(welcome):
+                    self._on_joined(welcome)
+                case Renewed(in_doubt):
+                    words = "%s: silent for longer than the lease; %d segments are in doubt, the rest goes on"
+                    log.warning(words, self._config.client_id, in_doubt)
                 case Rejected(refused):
                     self._on_rejected(refused)
                 case Waiting(refused):
@@ -219,9 +222,9 @@ class ActorIO(Worker):
         if self._session.state is SessionState.JOINED:
             self._send(message)
 
-    def _on_joined(self, welcome: Welcome, gap: int) -> None:
-        if gap:
-            log.warning("%s: the learner has lost %d segments that it had acknowledged", self._config.client_id, gap)
+    def _on_joined(self, welcome: Welcome) -> None:
+        if welcome.gap:
+            log.warning("%s: %d segments that were acknowledged are gone on the learner", self._config.client_id, welcome.gap)
         if self._config.type not in (None, welcome.algorithm_type):
             words = "%s: the configuration says type %r, but %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)

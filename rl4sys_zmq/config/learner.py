@@ -76,8 +76,16 @@ class LearnerConfig:
     """Parameters by algorithm, which fill what neither a client's entry nor its actors set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client for which nobody names one."""
-    ledger: str = option(one_of("memory"), "memory")
-    """Where what was received is recorded."""
+    resume: str = option(text, "auto")
+    """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it."""
+    ledger: str | None = option(optional(one_of("memory", "sqlite")), None)
+    """Where what was received is recorded; None: ``sqlite`` with a run directory, else ``memory``."""
+    fsync: str = option(one_of("normal", "always"), "normal")
+    """``normal``: what was acknowledged survives the end of the process; ``always``: a loss of power too."""
+    journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
+    """How many bytes of segments the ledger on disk may hold."""
+    checkpoint_every_s: float = option(number(0, above=True), 10.0)
+    """How often the state of each client is written to the run directory."""
     max_policy_lag: int | None = option(optional(integer(0)), None)
     """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
@@ -105,12 +113,19 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.ledger == "sqlite" and self.run_dir is None:
+            raise ConfigError("ledger: sqlite needs a run directory; set run_dir", key="ledger")
         for key, uri in (("bind", self.bind), ("pub", self.pub)):
             if uri is not None and not is_local(uri) and not self.insecure:
                 message = (
                     f"{key}: other machines can reach {uri}, without keys; if that is meant, say --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+
+    @property
+    def durable(self) -> bool:
+        """Whether acknowledged segments survive the process."""
+        return (self.ledger or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
         """The entry for a client, its lag, pacing and publishing filled in from the learner's options."""

@@ -2,33 +2,42 @@
 
 - `ActorSession`: the actor's side: handshake, window, resends, credit.
 - `Stream`: the learner's side of one actor's stream: marks, duplicates, verdicts. `StreamTable`: those of one client.
-- `take_submit`: what of a message is new, in order and well formed.
+- `take_submit`: what of a message is new, in order and well formed; `replay_entry`: the same after going back to a checkpoint.
 - `CreditPool`: a learner thread's demand shared between streams.
-- `Ledger`, `MemoryLedger`, `Entry`: what is accepted and not yet disposed of.
+- `Ledger`: what is accepted and still needed: `MemoryLedger`, and on disk `Journal`, the only thread in this room.
 """
 
 from rl4sys_zmq.delivery.credit import CreditPool
-from rl4sys_zmq.delivery.intake import Intake, take_submit
-from rl4sys_zmq.delivery.ledger import Entry, Ledger, MemoryLedger
-from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Send, SessionState, Waiting
-from rl4sys_zmq.delivery.stream import Stream
-from rl4sys_zmq.delivery.table import StreamTable
+from rl4sys_zmq.delivery.intake import Intake, replay_entry, take_submit
+from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
+from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
+from rl4sys_zmq.delivery.stream import Key, Stream
+from rl4sys_zmq.delivery.table import Opened, StreamTable
 
 __all__ = [
     "Action",
     "ActorSession",
+    "ClientRow",
     "CreditPool",
     "Entry",
     "Intake",
     "Joined",
+    "Key",
     "Ledger",
+    "LedgerState",
     "MemoryLedger",
+    "Opened",
+    "Page",
     "Redial",
     "Rejected",
+    "Renewed",
+    "Restored",
     "Send",
     "SessionState",
     "Stream",
+    "StreamRow",
     "StreamTable",
     "Waiting",
+    "replay_entry",
     "take_submit",
 ]

@@ -1,18 +1,19 @@
-"""What has been accepted and is not yet disposed of. An ack leaves after the ledger has it.
+"""What has been accepted and is still needed. An ack leaves after the ledger has it.
 
-The interface is asynchronous from the first day, so that a durable ledger (its own thread, group commits) can stand where
-the one in memory stands now: `append` never blocks, `committed` says later what is safe.
+A ledger is asynchronous: no call waits for a disk, and `committed` says later what is safe. `MemoryLedger` lives as long as
+the process, `Journal` (its own module) is a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["Entry", "Ledger", "MemoryLedger"]
+__all__ = ["ClientRow", "Entry", "Ledger", "LedgerState", "MemoryLedger", "Page", "Restored", "StreamRow", "new_ledger_id"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,46 +22,258 @@ class Entry:
 
     Attributes:
         client_id: whose learner they feed.
-        actor_id: whose stream they belong to.
-        incarnation: which life of that actor.
+        actor_id: whose stream they belong to; and
+        origin: the incarnation that began to number its segments.
         first_seq: the first fresh sequence number.
         end_seq: one past the last.
         steps: how many decisions they hold.
         skip: how many segments of the message came before (duplicates).
+        refused: how many of the fresh segments were refused as items.
         frames: the message as it came.
     """
 
     client_id: str
     actor_id: str
-    incarnation: int
+    origin: int
     first_seq: int
     end_seq: int
     steps: int
     skip: int
+    refused: int
     frames: tuple[Frame, ...]
+
+    @property
+    def accepted(self) -> int:
+        """How many of the fresh segments were not refused."""
+        return self.end_seq - self.first_seq - self.refused
+
+    @property
+    def nbytes(self) -> int:
+        """The length of all frames."""
+        return sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in self.frames)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRow:
+    """What a ledger remembers of a stream.
+
+    Attributes:
+        client_id: whose learner it feeds.
+        actor_id: its actor; and
+        origin: the incarnation that began to number its segments.
+        incarnation: the latest incarnation that wrote to it.
+        first_seq: the segments below it were never counted here.
+        received: the next sequence number.
+        accepted_steps: the steps of all its entries so far.
+        refused: how many of its segments were refused as items.
+        submits: whether its actor sends segments at all.
+        spooled: whether it goes on across the actor's starts.
+    """
+
+    client_id: str
+    actor_id: str
+    origin: int
+    incarnation: int
+    first_seq: int
+    received: int
+    accepted_steps: int
+    refused: int
+    submits: bool
+    spooled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRow:
+    """What a ledger remembers of a client.
+
+    Attributes:
+        client_id: its name.
+        generation: the latest life of its learner thread.
+        settings: JSON values, whatever its owner needs to make it again.
+        accepted: segments accepted in all streams that there ever were, those of a GAP included.
+        refused: segments refused as items.
+        gap: how many of `accepted` were in a GAP.
+    """
+
+    client_id: str
+    generation: int
+    settings: dict[str, Any]
+    accepted: int
+    refused: int
+    gap: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a ledger knew when it was opened."""
+
+    ledger_id: int
+    clients: tuple[ClientRow, ...]
+    streams: tuple[StreamRow, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Page:
+    """The answer to `Ledger.read`.
+
+    Attributes:
+        client_id: whose entries.
+        token: what `read` was called with.
+        entries: in the order in which they were committed.
+        last_row: where the next page begins (`after_row`).
+        more: whether the client has entries beyond.
+        damaged: how many entries were left out of this page because their bytes are not those that were written.
+    """
+
+    client_id: str
+    token: int
+    entries: tuple[Entry, ...]
+    last_row: int
+    more: bool
+    damaged: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerState:
+    """How a ledger fares.
+
+    Attributes:
+        durable: whether it survives the process.
+        used_bytes: what the entries take that are not trimmed.
+        max_bytes: what they may take; 0 for no limit.
+        queued_bytes: the entries that were appended and are not committed.
+        queued_items: all operations that are not done.
+        error: why nothing is committed at the moment, in one line; empty when all is well.
+        commits: how many transactions were committed.
+        failures: how many attempts failed, those included that found the ledger full.
+        commit_s: how long the last transaction took, in seconds.
+        damaged: how many damaged entries have been met.
+    """
+
+    durable: bool
+    used_bytes: int
+    max_bytes: int
+    queued_bytes: int
+    queued_items: int
+    error: str
+    commits: int
+    failures: int
+    commit_s: float
+    damaged: int
 
 
 class Ledger(Protocol):
-    """Keeps accepted segments."""
+    """Keeps accepted segments. All calls but `stop` and `join` come from one thread, and none of them waits for a disk.
+
+    Operations take effect in the order of their calls.
+
+    Attributes:
+        ledger_id: the lineage: marks of another one mean nothing here. Not 0, below 2^63.
+        durable: whether there is anything to read again after a restart.
+    """
+
+    ledger_id: int
+    durable: bool
 
     def append(self, batch: Sequence[Entry]) -> None:
-        """Takes entries; never blocks."""
+        """Takes entries; they come out of `committed` when they are safe.
 
-    def committed(self) -> list[Entry]:
-        """The entries that have become safe since the last call, in the order of their append."""
+        Each moves its stream's `received`, `accepted_steps` and `refused`, and its client's totals.
+        """
+
+    def committed(self) -> list[Entry | Page]:
+        """What has become safe, or has been read, since the last call, in order."""
+
+    def put_client(self, row: ClientRow) -> None:
+        """A new client, or the generation and settings of a known one, whose totals stay as they are."""
+
+    def put_stream(self, row: StreamRow) -> None:
+        """A new stream, or what a HELLO changes in a known one: incarnation, `first_seq` and `received`, which only grow."""
+
+    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+        """Forgets a stream and its entries. Its client's totals stay."""
+
+    def add_gap(self, client_id: str, count: int) -> None:
+        """Counts segments that were acknowledged by a lineage that is gone."""
+
+    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
+        """Gives up the entries whose `end_seq` is not above the mark of their (actor_id, origin)."""
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        """Asks for a `Page` of a client's entries beyond `after_row`: at least one if there is any, at most `max_bytes`."""
+
+    def state(self) -> LedgerState:
+        """How it fares."""
+
+    def stop(self) -> None:
+        """Makes the ledger commit what it can, once, and end."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Waits for the end; False when it has not come after `timeout_s` seconds."""
+
+
+def new_ledger_id() -> int:
+    """A random lineage, in 1 .. 2^63 - 1."""
+    return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 class MemoryLedger:
-    """Safe as long as the learner lives: everything is committed at once."""
+    """Safe as long as the process lives: everything is committed at once, and nothing can be read again."""
+
+    durable = False
 
     def __init__(self) -> None:
-        self._fresh: list[Entry] = []
+        self.ledger_id = new_ledger_id()
+        self._fresh: list[Entry | Page] = []
+        self._commits = 0
 
     def append(self, batch: Sequence[Entry]) -> None:
         """Takes entries."""
         self._fresh.extend(batch)
+        self._commits += 1
 
-    def committed(self) -> list[Entry]:
-        """All entries appended since the last call."""
+    def committed(self) -> list[Entry | Page]:
+        """All entries appended, and the pages asked for, since the last call."""
         fresh, self._fresh = self._fresh, []
         return fresh
+
+    def put_client(self, row: ClientRow) -> None:
+        """Nothing: there is no restart to remember it for."""
+
+    def put_stream(self, row: StreamRow) -> None:
+        """Nothing, as `put_client`."""
+
+    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+        """Nothing: entries are not kept."""
+
+    def add_gap(self, client_id: str, count: int) -> None:
+        """Nothing, as `put_client`."""
+
+    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
+        """Nothing: entries are not kept."""
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        """Answers with an empty page."""
+        self._fresh.append(Page(client_id, token, (), after_row, more=False, damaged=0))
+
+    def state(self) -> LedgerState:
+        """Always well."""
+        return LedgerState(
+            durable=False,
+            used_bytes=0,
+            max_bytes=0,
+            queued_bytes=0,
+            queued_items=0,
+            error="",
+            commits=self._commits,
+            failures=0,
+            commit_s=0.0,
+            damaged=0,
+        )
+
+    def stop(self) -> None:
+        """Nothing."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Nothing to wait for."""
+        return True

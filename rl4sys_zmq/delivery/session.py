@@ -7,7 +7,8 @@ States::
        └─ refused for good ──▶ REFUSED (tries again slowly; never gives up the queue)
 
 A segment gets its sequence number when it leaves the droppable queue for the in-flight window, so a drop makes no gap. The
-window is released by the durable mark and resent from the received mark (go-back-N).
+window is released by the durable mark and resent from the received mark (go-back-N). An actor whose mark the learner has
+forgotten (`Refusal.EXPIRED`) begins again as another incarnation; what was in its window then is *in doubt*.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.wire import PackedSegment, join_submit
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Verdict, Welcome
 
-__all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Send", "SessionState", "Waiting"]
+__all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Renewed", "Send", "SessionState", "Waiting"]
 
 HELLO_RETRY_S = 0.5
 REFUSED_RETRY_S = 2.0
@@ -53,10 +54,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The learner answered; `gap` segments that it had acknowledged in another life are unknown to it now."""
+    """The learner answered; ``welcome.gap`` segments that were acknowledged are unknown to it."""
 
     welcome: Welcome
-    gap: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,14 @@ class Redial:
     silence_s: float
 
 
-Action = Send | Joined | Rejected | Waiting | Redial
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The learner had forgotten this incarnation, which begins anew; `in_doubt` segments are not sent again."""
+
+    in_doubt: int
+
+
+Action = Send | Joined | Rejected | Waiting | Redial | Renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class _InFlight:
     seq: int
     packed: PackedSegment
     before_steps: int
+    before_bytes: int
 
 
 class ActorSession:
@@ -99,26 +107,41 @@ class ActorSession:
         sent_steps: the steps accepted or in flight, in the same units.
         min_version: the least version to start a segment with.
         generation: of the client's policy in this session; 0 before the first.
-        verdicts: what became of this actor's segments, over all sessions.
+        ledger_id: of the learner that welcomed it last; 0 before the first.
+        in_doubt: segments that were in the window when the learner forgot this actor.
     """
 
     def __init__(self, hello: Hello, counters: Counters, rng: random.Random) -> None:
+        """Makes a session that numbers from ``hello.first_seq`` on.
+
+        Args:
+            hello: what to say first. With a spool, the number of its oldest segment, which must be given to `recover` or
+                `take` in order.
+            counters: where it counts.
+            rng: for the jitter of retries.
+        """
         self.state = SessionState.JOINING
         self.credit_steps = 0
         self.sent_steps = 0
         self.min_version = 0
-        self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self.heartbeat_s = 1.0
-        self.received = self.durable = self.trained = 0
+        self.received = self.durable = self.trained = hello.first_seq
+        self.ledger_id = hello.ledger_id
+        self.in_doubt = 0
         self._hello = hello
         self._counters = counters
         self._rng = rng
         self._window: deque[_InFlight] = deque()
-        self._next_seq = 0
-        self._taken_steps = 0
+        self._next_seq = hello.first_seq
+        self._taken_steps = self._taken_bytes = 0
         self.generation = 0
         self._credit_items = 0
-        self._session_verdicts: dict[str, int] = {}
+        self._credit_bytes = 0
+        self._recovers = hello.spooled
+        self._verdicts = dict.fromkeys(Verdict.ALL, 0)
+        self._verdicts_of = 0
+        self._earlier = dict.fromkeys(Verdict.ALL, 0)
+        self._earlier_accepted = self._earlier_refused = 0
         self._last_heard = self._last_sent = self._next_hello = 0.0
         self._resend_at = self._resend_s = 0.0
         self._want_steps = 0
@@ -133,7 +156,8 @@ class ActorSession:
 
     def can_take(self) -> bool:
         """True when the next segment may leave the queue."""
-        return self.state is SessionState.JOINED and self.sent_steps < self.credit_steps and self._next_seq < self._credit_items
+        credit = self.sent_steps < self.credit_steps and self._taken_bytes < self._credit_bytes
+        return self.state is SessionState.JOINED and credit and self._next_seq < self._credit_items
 
     def has_room(self, items: int) -> bool:
         """True when the segment after `items` further ones may leave too, as far as their number goes."""
@@ -143,13 +167,20 @@ class ActorSession:
         """Sends segments, which the session keeps until they are durable. Call it only while `can_take`."""
         first = self._next_seq
         for p in packed:
-            self._window.append(_InFlight(self._next_seq, p, self._taken_steps))
-            self._next_seq += 1
-            self._taken_steps += p.steps
+            self._hold(p)
             self.sent_steps += p.steps
         if self._resend_at == 0.0:
             self._arm(now)
         return [self._send(now, join_submit(first, self._want_steps, packed))]
+
+    def recover(self, packed: Sequence[PackedSegment]) -> None:
+        """Takes what a spool still holds of the segments that the learner had received when it first welcomed this start.
+
+        They are the last ones below `received`: sent by an earlier start, and kept until they are durable.
+        """
+        self._next_seq = self.received - len(packed)
+        for p in packed:
+            self._hold(p)
 
     def want(self, now: float, steps: int) -> list[Action]:
         """Says that the actor would like to have sent `steps` steps in all; silent when that is granted already.
@@ -222,9 +253,19 @@ class ActorSession:
         return len(self._window)
 
     @property
-    def submitted(self) -> int:
-        """Segments that have been given a sequence number."""
-        return self._next_seq
+    def unreceived(self) -> int:
+        """Segments that have left the queue and that the learner has not received yet, as far as is known."""
+        return self._next_seq - self.received
+
+    @property
+    def accepted(self) -> int:
+        """Segments that the learner has taken, refused ones not counted."""
+        return self._earlier_accepted + max(0, self.received - self._refused_of_origin)
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """What became of this actor's segments, over all sessions, as the learner says now."""
+        return {verdict: self._earlier[verdict] + self._verdicts[verdict] for verdict in Verdict.ALL}
 
     # ---- the rest
 
@@ -234,32 +275,36 @@ class ActorSession:
         wait = REFUSED_RETRY_S if self.state is SessionState.REFUSED else HELLO_RETRY_S
         self._next_hello = now + wait * self._rng.uniform(0.8, 1.2)
         first = self._window[0].seq if self._window else self._next_seq
-        return [self._send(now, replace(self._hello, first_seq=first, held_generation=held[0], held_version=held[1]))]
+        hello = replace(self._hello, first_seq=first, held_generation=held[0], held_version=held[1], ledger_id=self.ledger_id)
+        return [self._send(now, hello)]
 
     def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
         if self.state is SessionState.JOINED and welcome.generation <= self.generation:
             return []  # a second answer; that of another life of the learner, to a HELLO that it found queued, is news
-        if welcome.received > self._next_seq or welcome.durable > welcome.received:
+        beyond = welcome.received > self._next_seq and not self._recovers
+        if beyond or welcome.durable > welcome.received:
             self._counters.add("ignored.welcome")
             return []
         self.state = SessionState.JOINED
         first = self._window[0].seq if self._window else self._next_seq
-        gap = max(0, first - welcome.received)
-        if gap:
-            self._counters.add("gap_segments", gap)
+        if welcome.gap:
+            self._counters.add("gap_segments", welcome.gap)
         self.heartbeat_s = min(max(welcome.heartbeat_s, 0.05), 60.0)
         self.received = max(first, welcome.received)
         self.durable = self.trained = welcome.durable
+        self._next_seq = max(self._next_seq, self.received)
+        self._recovers = False
         self._release()
-        if welcome.generation != self.generation and not welcome.accepted_steps:
-            self._session_verdicts = {}  # another life of the learner, whose verdicts count from 0 again
+        if welcome.ledger_id != self.ledger_id:
+            self._count_as_earlier()  # another ledger, whose verdicts count from 0 again
+        self.ledger_id = welcome.ledger_id
         self.generation = welcome.generation
         self._gap_at = None
-        self._credit_items = self._next_seq
+        self._credit_items, self._credit_bytes = self._next_seq, 0
         self.credit_steps, self.sent_steps = 0, welcome.accepted_steps + self._steps_from(self.received)
         self._want_steps = self.min_version = 0
         self._resend_s = RESEND_S[0]
-        return [Joined(welcome, gap), *self._resend(now)]
+        return [Joined(welcome), *self._resend(now)]
 
     def _on_ack(self, now: float, ack: Ack) -> None:
         if self.state is SessionState.JOINED and ack.generation > self.generation:
@@ -282,13 +327,14 @@ class ActorSession:
             self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
         self.credit_steps = min(ack.credit_steps, max(self._want_steps, self.sent_steps))
         self._credit_items = ack.credit_items
+        self._credit_bytes = self._taken_bytes - self._bytes_from(ack.received) + ack.credit_bytes
         self.min_version = ack.min_version
+        newer = ack.generation != self._verdicts_of  # a learner that went back to a checkpoint may have counted further
+        self._verdicts_of = ack.generation
         for verdict in Verdict.ALL:
             count = ack.verdicts.get(verdict, 0)
-            if type(count) is int:
-                known = self._session_verdicts.get(verdict, 0)
-                self.verdicts[verdict] += max(0, count - known)
-                self._session_verdicts[verdict] = max(count, known)
+            if type(count) is int and (newer or count > self._verdicts[verdict]):
+                self._verdicts[verdict] = max(0, count)
         self._release()
 
     def _on_refused(self, now: float, refused: Refused) -> list[Action]:
@@ -307,6 +353,8 @@ class ActorSession:
                 return []
             if code is not Refusal.FAILED:
                 return []  # a message refusal: the mark did not move, the resend timer takes care
+        if code is Refusal.EXPIRED:
+            return self._renew(now)
         if code in _PASSING:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # what was refused for good has been mended
@@ -315,6 +363,32 @@ class ActorSession:
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [Rejected(refused)]
+
+    def _renew(self, now: float) -> list[Action]:
+        """Begins anew as another incarnation. What was in the window may have been accepted: nobody can know."""
+        doubtful = len(self._window)
+        self.in_doubt += doubtful
+        self._counters.add("expired")
+        self._window.clear()
+        self._earlier_accepted += max(0, self.durable - self._refused_of_origin)
+        self._count_as_earlier()
+        self._earlier_refused = self._earlier[Verdict.REFUSED]
+        self._next_seq = self.received = self.durable = self.trained = 0
+        self._taken_steps = self._taken_bytes = self._resend_at = 0
+        incarnation = self._hello.incarnation + 1
+        self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
+        self.ledger_id = 0
+        self._next_hello = now
+        return [Renewed(doubtful)]
+
+    @property
+    def _refused_of_origin(self) -> int:
+        return self._earlier[Verdict.REFUSED] + self._verdicts[Verdict.REFUSED] - self._earlier_refused
+
+    def _count_as_earlier(self) -> None:
+        for verdict, count in self._verdicts.items():
+            self._earlier[verdict] += count
+            self._verdicts[verdict] = 0
 
     def _on_gap(self, now: float, expected: int) -> list[Action]:
         """The learner misses something: sends it again, once for each place where it waits; the timer does the rest."""
@@ -358,12 +432,26 @@ class ActorSession:
         self._resend_s = max(self._resend_s, RESEND_S[0])
         self._resend_at = now + self._resend_s * self._rng.uniform(0.9, 1.3) if waiting else 0.0
 
+    def _hold(self, packed: PackedSegment) -> None:
+        self._window.append(_InFlight(self._next_seq, packed, self._taken_steps, self._taken_bytes))
+        self._next_seq += 1
+        self._taken_steps += packed.steps
+        self._taken_bytes += packed.nbytes
+
     def _steps_from(self, seq: int) -> int:
         """The steps in flight from `seq` on."""
+        first = self._held_from(seq)
+        return self._taken_steps - first.before_steps if first is not None else 0
+
+    def _bytes_from(self, seq: int) -> int:
+        """The bytes in flight from `seq` on."""
+        first = self._held_from(seq)
+        return self._taken_bytes - first.before_bytes if first is not None else 0
+
+    def _held_from(self, seq: int) -> _InFlight | None:
         if not self._window or seq >= self._next_seq:
-            return 0
-        first = self._window[max(0, seq - self._window[0].seq)]
-        return self._taken_steps - first.before_steps
+            return None
+        return self._window[max(0, seq - self._window[0].seq)]
 
     def _release(self) -> None:
         while self._window and self._window[0].seq < self.durable:

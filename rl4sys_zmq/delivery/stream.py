@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Ack, Verdict
 
-__all__ = ["Stream"]
+__all__ = ["Key", "Stream"]
+
+CHECKSUMS_KEPT = 64
+
+Key = tuple[str, int]
+"""A stream within its client: the actor's id and the origin of its numbers."""
 
 
 class Stream:
-    """Marks, verdicts and credit of one (client, actor, incarnation).
+    """Marks, verdicts and credit of one (client, actor, origin).
 
     All marks are "the next sequence number": everything below has the property.
 
     Attributes:
+        origin: the incarnation that began to number the segments.
+        incarnation: the one that speaks now; the same unless the actor has a spool.
+        spooled: numbers and segments outlive the actor's process, so the mark must never be forgotten.
         received: accepted (or refused as an item).
         durable: in the ledger.
         trained: disposed of.
+        checkpointed: in a checkpoint of the learner.
         accepted_steps: the steps of all segments below `received`.
+        refused: how many numbers were used up by segments refused as items.
         credit_steps: a segment may leave the actor while fewer steps than this are accepted or in flight.
         want_steps: up to where the actor would like credit, in the same units.
         verdicts: how many segments met each verdict.
@@ -28,33 +39,74 @@ class Stream:
     """
 
     def __init__(
-        self, client_id: str, actor_id: str, incarnation: int, first_seq: int, now: float, *, submits: bool = True
+        self,
+        client_id: str,
+        actor_id: str,
+        incarnation: int,
+        first_seq: int,
+        now: float,
+        *,
+        origin: int = 0,
+        submits: bool = True,
+        spooled: bool = False,
     ) -> None:
         self.client_id = client_id
         self.actor_id = actor_id
         self.incarnation = incarnation
+        self.origin = origin or incarnation
         self.submits = submits
+        self.spooled = spooled
         self.received = self.durable = self.trained = first_seq
+        self.checkpointed = 0
         self.accepted_steps = 0
+        self.refused = 0
         self.credit_steps = 0
         self.want_steps = 0
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self.last_seen = self.progress_at = now
-        self._first_seq = first_seq
         self._disposed: set[int] = set()
         self._holes: dict[int, int] = {}
+        self._checksums: OrderedDict[int, int] = OrderedDict()
+        self._replayed = self._replay_end = first_seq
 
-    def admit(self, first_seq: int, count: int) -> int:
+    @property
+    def key(self) -> Key:
+        """Its name within the client."""
+        return self.actor_id, self.origin
+
+    # ---- what comes
+
+    def admit(self, first_seq: int, checksums: Sequence[int]) -> int:
         """How many of the segments `first_seq`, ... were seen before; the rest are accepted by `accept`.
 
+        Args:
+            first_seq: the number of the first.
+            checksums: of the segments; one that was seen before must be what it was.
+
         Raises:
-            ProtocolError: `Refusal.GAP` when a segment before them is missing.
+            ProtocolError: ``GAP`` when a segment before them is missing; ``EQUIVOCATION`` when one was something else before.
         """
         if first_seq > self.received:
             raise ProtocolError(Refusal.GAP, f"segment {first_seq} came, {self.received} is next")
-        skip = min(count, self.received - first_seq)
+        skip = min(len(checksums), self.received - first_seq)
+        for seq, checksum in enumerate(checksums[:skip], first_seq):
+            if self._checksums.get(seq, checksum) != checksum:
+                raise ProtocolError(Refusal.EQUIVOCATION, f"segment {seq} of this actor was another one before")
         self.verdicts[Verdict.DUPLICATE] += skip
         return skip
+
+    def accept(self, steps: int, checksum: int) -> None:
+        """Takes the next segment, of `steps` steps."""
+        self._checksums[self.received] = checksum
+        if len(self._checksums) > CHECKSUMS_KEPT:
+            self._checksums.popitem(last=False)
+        self.received += 1
+        self.accepted_steps += steps
+
+    def refuse(self) -> None:
+        """The segment that was accepted last is refused as an item: its number is used up."""
+        self.refused += 1
+        self.dispose([[self.received - 1, self.received]], Verdict.REFUSED)
 
     def resume(self, first_seq: int) -> int:
         """Notes that the actor holds nothing below `first_seq` any more; returns how many segments will never come.
@@ -63,16 +115,9 @@ class Stream:
         """
         lost = max(0, first_seq - self.received)
         if lost:
-            self._holes[self.received] = first_seq
+            self._skip(self.received, first_seq)
             self.received = self.durable = first_seq
-            self._first_seq += lost
-            self._advance()
         return lost
-
-    def accept(self, count: int, steps: int) -> None:
-        """Takes the next `count` segments with `steps` steps in all."""
-        self.received += count
-        self.accepted_steps += steps
 
     def wish(self, want_steps: int) -> None:
         """Takes the actor's word for how far it would like to go; credit beyond that goes back to the others."""
@@ -82,6 +127,8 @@ class Stream:
     def commit(self, end_seq: int) -> None:
         """Everything below `end_seq` is in the ledger."""
         self.durable = max(self.durable, end_seq)
+
+    # ---- what becomes of it
 
     def dispose(self, ranges: Sequence[Sequence[int]], verdict: str) -> int:
         """Notes what became of segments; returns how many were still pending. None is disposed of twice."""
@@ -96,17 +143,56 @@ class Stream:
         return fresh
 
     def roll_back(self) -> int:
-        """Forgets what is pending, because its learner thread is gone; returns how many segments that were."""
+        """Forgets what is pending, because nothing can bring it back; returns how many segments that were."""
         pending = self.pending
         self._disposed.clear()
         self._holes.clear()
         self.trained = self.received
         return pending
 
+    # ---- going back to a checkpoint, and being fed from the ledger again
+
+    def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
+        """The learner thread goes on from a state that has disposed of what is below `mark`, with these verdicts."""
+        self._disposed.clear()
+        self._holes.clear()
+        self.trained = self._replayed = min(mark, self.received)
+        self._replay_end = self.received
+        self.verdicts.update({verdict: verdicts.get(verdict, 0) for verdict in Verdict.ALL if verdict != Verdict.DUPLICATE})
+
+    def replay(self, first_seq: int, end_seq: int) -> int | None:
+        """The ledger gives segments back, in order: how many of them the state has already, None when it has all.
+
+        What the ledger does not have any more leaves a hole, which is pending no more.
+        """
+        if end_seq <= self._replayed:
+            return None
+        self._skip(self._replayed, first_seq)
+        known = max(0, self._replayed - first_seq)
+        self._replayed = end_seq
+        return known
+
+    def replay_ends(self) -> None:
+        """The ledger has given back all that it holds."""
+        self._skip(self._replayed, self.durable)
+        self._replayed = max(self._replayed, self.durable)
+
+    def counted(self, end_seq: int) -> bool:
+        """Whether segments up to `end_seq` came in this life of the learner thread, rather than before it."""
+        return end_seq > self._replay_end
+
+    def _skip(self, first: int, end: int) -> None:
+        """Segments that will never be disposed of."""
+        if end > first:
+            self._holes[first] = end
+            self._advance()
+
     def _advance(self) -> None:
         while self.trained in self._disposed or self.trained in self._holes:
             self._disposed.discard(self.trained)
             self.trained = self._holes.pop(self.trained, self.trained + 1)
+
+    # ---- what is said
 
     @property
     def pending(self) -> int:
@@ -114,22 +200,18 @@ class Stream:
         holes = sum(end - first for first, end in self._holes.items())
         return self.received - self.trained - len(self._disposed) - holes
 
-    @property
-    def accepted(self) -> int:
-        """Accepted since this learner knows the stream, refused items included."""
-        return self.received - self._first_seq
-
-    def ack(self, *, generation: int, free_items: int, min_version: int) -> Ack:
-        """The stream's state for its actor; `free_items` more segments have a place."""
+    def ack(self, *, generation: int, free_items: int, free_bytes: int, min_version: int) -> Ack:
+        """The stream's state for its actor; `free_items` more segments of `free_bytes` in all have a place."""
         return Ack(
             generation,
             self.received,
             self.durable,
             self.trained,
-            0,
+            min(self.checkpointed, self.trained),
             self.accepted_steps,
             self.credit_steps,
             self.received + free_items,
+            free_bytes,
             min_version,
             dict(self.verdicts),
         )

@@ -2,93 +2,149 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 
-from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.ledger import StreamRow
+from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["StreamTable"]
+__all__ = ["Opened", "StreamTable"]
 
-MAX_EXPIRED = 16_384
-"""How many streams are remembered after their lease, so that an actor that comes back is not trained on twice."""
+MAX_SPOOLED = 65_536
+"""How many streams with a spool a client may have, live or not: their marks are kept for good."""
+
+
+class Opened:
+    """What a HELLO led to.
+
+    Attributes:
+        stream: the actor's.
+        old_peer: the peer that spoke for it before, if another did.
+        gap: how many segments the actor has been told to forget and the ledger does not know.
+        fresh: the stream was not known before.
+    """
+
+    def __init__(self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool) -> None:
+        self.stream, self.old_peer, self.gap, self.fresh = stream, old_peer, gap, fresh
 
 
 class StreamTable:
-    """All actors of one client that this learner knows.
+    """All streams of one client that this learner knows.
 
-    An actor is *live* while a peer (a ROUTER's routing id) speaks for it. A routing id is no identity: it only says where
-    answers go.
+    Each actor has one *current* stream; earlier ones of it stay as long as something of them is pending. An actor is *live*
+    while a peer (a ROUTER's routing id) speaks for it. A routing id is no identity: it only says where answers go.
     """
 
-    def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int) -> None:
-        """Args:
-        client_id: whose.
-        silence_s: after how long an actor that says nothing is no longer live.
-        lease_s: after how long its place is given up, if nothing of it is pending; only its marks are kept then.
-        max_actors: how many streams there may be.
+    def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, ledger_id: int = 0) -> None:
+        """Makes an empty table.
+
+        Args:
+            client_id: whose.
+            silence_s: after how long an actor that says nothing is no longer live.
+            lease_s: after how long its place is given up, and its mark with it, unless it has a spool.
+            max_actors: how many actors may have a place.
+            ledger_id: of the ledger that the streams are in.
         """
         self.client_id = client_id
-        self._silence_s, self._lease_s, self._max_actors = silence_s, lease_s, max_actors
-        self._streams: dict[str, Stream] = {}
+        self._silence_s, self._lease_s, self._max_actors, self._ledger_id = silence_s, lease_s, max_actors, ledger_id
+        self._streams: dict[Key, Stream] = {}
+        self._current: dict[str, Stream] = {}
         self._peers: dict[str, bytes] = {}
-        self._ended: dict[tuple[str, int], Stream] = {}
-        self._expired: OrderedDict[str, Stream] = OrderedDict()
 
-    def open(self, hello: Hello, peer: bytes, now: float) -> tuple[Stream, bytes | None]:
-        """The stream of an actor that says HELLO from `peer`, and the peer that spoke for it before, if another did.
+    def restore(self, rows: Iterable[StreamRow], now: float) -> None:
+        """Takes the streams that a ledger remembers."""
+        for row in rows:
+            stream = Stream(
+                row.client_id,
+                row.actor_id,
+                row.incarnation,
+                row.first_seq,
+                now,
+                origin=row.origin,
+                submits=row.submits,
+                spooled=row.spooled,
+            )
+            stream.received = stream.durable = row.received
+            stream.accepted_steps, stream.refused = row.accepted_steps, row.refused
+            self._streams[stream.key] = stream
+            known = self._current.get(row.actor_id)
+            if known is None or known.incarnation < row.incarnation:
+                self._current[row.actor_id] = stream
+
+    def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
+        """The learner thread goes on from a state with these marks and verdicts; what is not named it has never seen."""
+        for stream in self._streams.values():
+            mark, verdicts = marks.get(stream.key, (0, {}))
+            stream.rewind(mark, verdicts)
+
+    def open(self, hello: Hello, peer: bytes, now: float) -> Opened:
+        """Lets the actor that says HELLO from `peer` go on with its stream, or begin one.
 
         Raises:
             ProtocolError: ``FENCED`` for an older incarnation than is known, ``CONFLICT`` while another one is live,
-                ``QUOTA`` when there are too many actors.
+                ``EXPIRED`` for one whose mark is forgotten, ``QUOTA`` when there are too many actors.
         """
-        actor_id = hello.actor_id
-        stream = self._streams.get(actor_id) or self._expired.get(actor_id)
+        actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
+        stream = self._current.get(actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
             if hello.incarnation < stream.incarnation:
                 raise ProtocolError(Refusal.FENCED, f"incarnation {hello.incarnation}; {stream.incarnation} is on record")
             if actor_id in self._peers and now - stream.last_seen < self._silence_s:
                 raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
-            if stream.pending:
-                self._ended[actor_id, stream.incarnation] = stream
-            stream = None
-        if actor_id not in self._streams and len(self._streams) >= self._max_actors:
-            raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {len(self._streams)} actors (max_actors)")
+            stream = stream if stream.spooled and stream.origin == origin else None
+        fresh = stream is None
         if stream is None:
-            stream = Stream(self.client_id, actor_id, hello.incarnation, hello.first_seq, now, submits=hello.submits)
-        self._streams[actor_id] = stream
-        self._expired.pop(actor_id, None)
-        stream.resume(hello.first_seq)
+            stream = self._begin(hello, origin, now)
+        stream.incarnation = hello.incarnation
+        gap = stream.resume(hello.first_seq)
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
-        return stream, old if old != peer else None
+        return Opened(stream, old if old != peer else None, gap, fresh=fresh)
 
-    def get(self, actor_id: str, incarnation: int) -> Stream | None:
-        """The stream of this very incarnation."""
-        stream = self._streams.get(actor_id)
-        if stream is not None and stream.incarnation == incarnation:
-            return stream
-        return self._ended.get((actor_id, incarnation))
+    def _begin(self, hello: Hello, origin: int, now: float) -> Stream:
+        if hello.ledger_id and hello.ledger_id == self._ledger_id and not hello.spooled:
+            raise ProtocolError(Refusal.EXPIRED, f"incarnation {hello.incarnation} was silent for longer than its lease")
+        if hello.actor_id not in self._current:
+            if sum(s.actor_id in self._peers or now - s.last_seen <= self._lease_s for s in self.current()) >= self._max_actors:
+                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
+            if hello.spooled and len(self._current) >= MAX_SPOOLED:
+                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {len(self._current)} streams with a spool")
+        stream = Stream(
+            self.client_id, hello.actor_id, hello.incarnation, 0, now, origin=origin, submits=hello.submits, spooled=hello.spooled
+        )
+        self._current[hello.actor_id] = self._streams[stream.key] = stream
+        return stream
+
+    def get(self, actor_id: str, origin: int) -> Stream | None:
+        """This very stream."""
+        return self._streams.get((actor_id, origin))
 
     def all(self) -> list[Stream]:
-        """The streams of all actors, each in its latest incarnation."""
+        """All streams, earlier ones of an actor among them while they matter."""
         return list(self._streams.values())
+
+    def current(self) -> list[Stream]:
+        """The latest stream of each actor."""
+        return list(self._current.values())
 
     @property
     def pending(self) -> int:
-        """Segments accepted and not yet disposed of, those of earlier incarnations among them."""
-        return sum(s.pending for s in (*self._streams.values(), *self._ended.values()))
+        """Segments accepted and not yet disposed of."""
+        return sum(s.pending for s in self._streams.values())
 
     def roll_back(self) -> int:
         """Forgets what is pending in all streams; returns how many segments that were."""
-        lost = sum(s.roll_back() for s in (*self._streams.values(), *self._ended.values()))
-        self._ended.clear()
-        return lost
+        return sum(s.roll_back() for s in self._streams.values())
 
     def live(self) -> list[Stream]:
         """Those with a peer."""
-        return [self._streams[actor_id] for actor_id in self._peers]
+        return [self._current[actor_id] for actor_id in self._peers]
+
+    def is_live(self, stream: Stream) -> bool:
+        """Whether a peer speaks for this very stream."""
+        return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
 
     def peer_of(self, stream: Stream) -> bytes | None:
         """Where to send what is for this stream's actor."""
@@ -102,11 +158,25 @@ class StreamTable:
         """The live streams that have said nothing for too long."""
         return [s for s in self.live() if now - s.last_seen > self._silence_s]
 
-    def expire(self, now: float) -> None:
-        """Gives up the places of the streams whose lease has run out."""
-        gone = [s for s in self.all() if s.actor_id not in self._peers and now - s.last_seen > self._lease_s and not s.pending]
+    def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
+        """Forgets the streams that can't go on, once nothing of them is needed; returns those.
+
+        That are the earlier ones of an actor, and those without a spool whose lease has run out.
+
+        Args:
+            now: the time.
+            trimmed: whether the ledger holds nothing of a stream any more: a learner thread that goes back to a checkpoint
+                would be fed that again.
+        """
+        gone = []
+        for stream in self.all():
+            over = self._current.get(stream.actor_id) is not stream or (
+                stream.actor_id not in self._peers and not stream.spooled and now - stream.last_seen > self._lease_s
+            )
+            if over and not stream.pending and trimmed(stream):
+                gone.append(stream)
         for stream in gone:
-            self._expired[stream.actor_id] = self._streams.pop(stream.actor_id)
-        self._ended = {key: s for key, s in self._ended.items() if s.pending}
-        while len(self._expired) > MAX_EXPIRED:
-            self._expired.popitem(last=False)
+            del self._streams[stream.key]
+            if self._current.get(stream.actor_id) is stream:
+                del self._current[stream.actor_id]
+        return gone

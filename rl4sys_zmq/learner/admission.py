@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,15 @@ from rl4sys_zmq.learner.algorithms import require_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
 from rl4sys_zmq.wire.messages import Assign, Hello
 
-__all__ = ["ClientSettings", "algorithm_parameters", "check_learning_options", "check_names", "require_match", "settle"]
+__all__ = [
+    "ClientSettings",
+    "algorithm_parameters",
+    "check_learning_options",
+    "check_names",
+    "require_match",
+    "resettle",
+    "settle",
+]
 
 MAX_NAME = 200
 _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
@@ -39,7 +47,7 @@ class ClientSettings:
     pacing_lag: float
     publish_every_updates: int | None
 
-    def assign(self, policy_id: bytes, generation: int, max_parameters: int) -> Assign:
+    def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, ledger_id: int) -> Assign:
         """The first message to this client's learner thread."""
         return Assign(
             self.client_id,
@@ -54,8 +62,37 @@ class ClientSettings:
             self.on_lag,
             self.pacing_lag,
             self.publish_every_updates or 0,
-            max_parameters,
+            config.max_parameters,
+            checkpoints,
+            float(config.checkpoint_every_s),
+            ledger_id,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values from which `resettle` makes the client again."""
+        return {
+            "algorithm_name": self.algorithm_name,
+            "algorithm_type": self.algorithm_type,
+            "parameters": _plain(self.parameters),
+            "observation_space": space_to_json(self.observation_space),
+            "action_space": space_to_json(self.action_space),
+            "seed": self.seed,
+            "max_policy_lag": self.max_policy_lag,
+            "on_lag": self.on_lag,
+            "pacing_lag": int(self.pacing_lag),
+            "publish_every_updates": self.publish_every_updates,
+        }
+
+
+def _plain(value: Any) -> Any:
+    """A configuration's value with its arrays as lists, its tuples too."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    return value
 
 
 def check_names(hello: Hello) -> None:
@@ -96,7 +133,46 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
     Raises:
         ConfigError: when something is missing, unknown or impossible, or the actor contradicts the learner's entry.
     """
-    entry = config.clients.get(hello.client_id, ClientConfig())
+    settings = _settle(config, hello.client_id, hello)
+    require_match(settings, hello)
+    return settings
+
+
+def resettle(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> ClientSettings:
+    """The settings of a client that the ledger remembers: the learner's entry wins over them, then they over the rest.
+
+    Raises:
+        ConfigError: when the entry names another algorithm or another space, with which its state is of no use.
+    """
+    entry = config.clients.get(client_id, ClientConfig())
+    spaces = {key: space_from(known[key]) for key in ("observation_space", "action_space")}
+    ours: dict[str, object] = {"algorithm_name": known["algorithm_name"], **spaces}
+    for key, value in ours.items():
+        said = getattr(entry, key)
+        if said is not None and said != value:
+            raise ConfigError(
+                f"{key} of client {client_id!r} is {said!r}, and {value!r} in the run that is to be resumed; give the client "
+                "another name, or start another run with --resume never",
+                key=key,
+            )
+    kept = {"seed": known["seed"], **{key: known[key] for key in _LEARNING_KEYS}}
+    hello = Hello(
+        client_id,
+        "",
+        0,
+        0,
+        0,
+        0,
+        algorithm_name=known["algorithm_name"],
+        algorithm_parameters={**known["parameters"], **{k: v for k, v in kept.items() if v is not None}},
+        observation_space=known["observation_space"],
+        action_space=known["action_space"],
+    )
+    return replace(_settle(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
+
+
+def _settle(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
+    entry = config.clients.get(client_id, ClientConfig())
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
         raise ConfigError(
@@ -112,21 +188,19 @@ def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
         choices = (getattr(entry, key), getattr(said, key), getattr(config, key))
         return next((choice for choice in choices if choice is not None), None)
 
-    settings = ClientSettings(
-        hello.client_id,
+    return ClientSettings(
+        client_id,
         name.upper(),
         entry.type or "",
         parameters,
         _space("observation_space", entry.observation_space, hello.observation_space),
         _space("action_space", entry.action_space, hello.action_space),
-        _seed(config, hello.client_id, parameters.get("seed")),
+        _seed(config, client_id, parameters.get("seed")),
         pick("max_policy_lag"),
         pick("on_lag"),
         float(pick("pacing_lag")),
         pick("publish_every_updates"),
     )
-    require_match(settings, hello)
-    return settings
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:

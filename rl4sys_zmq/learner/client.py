@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from enum import StrEnum
 from typing import Any
 
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import CreditPool, Stream, StreamTable
+from rl4sys_zmq.delivery import ClientRow, CreditPool, Entry, Key, Ledger, Stream, StreamRow, StreamTable, replay_entry
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
-from rl4sys_zmq.wire.messages import Ack, Frame, Hello, Metrics, Ready, Stop, Verdict
+from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
 
 __all__ = ["Client", "ClientState"]
 
 EPISODES_KEPT = 100
 QUEUE_ITEMS = 4096
 """How many segments may wait for one learner thread; credit keeps actors below it."""
+
+QUEUE_BYTES = 256 << 20
+"""How many bytes of messages may wait for one learner thread, likewise."""
 
 QUEUE_MESSAGES = 2 * QUEUE_ITEMS + 16
 
@@ -40,16 +45,23 @@ class Client:
         table: its actors.
         pool: the credit of the learner thread's present life.
         publications: what it has published in the present generation.
-        verdicts: what became of its segments, over all lives.
+        verdicts: what became of its segments, in the lineage that its learner thread goes on from.
         dirty: the actors that are owed an ack.
         waiting: hellos that came while the learner thread was starting, by peer.
         backlog: messages for the learner thread that are not in its pipeline yet.
+        known: the ledger has it.
+        replaying: the token of the ledger's pages that feed the learner thread, after it has gone back to a checkpoint;
+            meanwhile new segments come that way too. 0 when it has caught up.
+        page_after: where the next page begins; None while one is on its way, or none is wanted.
+        topic: of its weights, behind a kind byte.
     """
 
-    def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable) -> None:
+    def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable, checkpoints: str) -> None:
         self.settings = settings
         self.policy_id = policy_id
+        self.topic = os.urandom(8)
         self.table = table
+        self.checkpoints = checkpoints
         self.state = ClientState.STARTING
         self.error = ""
         self.welcome_spec: dict[str, Any] = {}
@@ -65,9 +77,18 @@ class Client:
         self.dirty: set[str] = set()
         self.counters = Counters()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
-        self.accepted = 0
+        self.accepted = self.gap = 0
         self.delivered_items = self.taken_items = 0
+        self.delivered_bytes = self.taken_bytes = 0
         self.rolled_back = 0
+        self.known = False
+        self.replaying = self.replayed = 0
+        self.page_after: int | None = None
+        self.saved = Checkpointed(0, 0, 0, [], 0.0, "")
+        self.saved_at = 0.0
+        self.save_error = ""
+        self._older_marks: dict[Key, int] = {}
+        self._newer_marks: dict[Key, int] = {}
         self.threads: list[LearnerThread] = []
         self.life = 0
         self._metrics = Metrics(0, 0, {}, [])
@@ -90,26 +111,56 @@ class Client:
         """Segments that were accepted in this life of the learner thread, and that it has not read yet."""
         return self.delivered_items - self.taken_items
 
-    def share_items(self) -> int:
-        """How many more segments each of the actors that submit may send."""
-        free = max(0, QUEUE_ITEMS - self.queued)
-        senders = sum(s.submits for s in self.table.live())
-        return max(1, free // max(1, senders)) if free else 0
+    def shares(self, ledger_bytes: int) -> tuple[int, int]:
+        """How many more segments, and bytes of them, each of the actors that submit may send.
 
-    def ack(self, stream: Stream, share_items: int) -> Ack:
+        Args:
+            ledger_bytes: what the ledger has room for.
+        """
+        senders = max(1, sum(s.submits for s in self.table.live()))
+        items = max(0, QUEUE_ITEMS - self.queued)
+        free = max(0, min(QUEUE_BYTES - (self.delivered_bytes - self.taken_bytes), ledger_bytes))
+        if not items or not free:
+            return 0, 0
+        return max(1, items // senders), max(1, free // senders)
+
+    def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
         """What one of its actors is told."""
         generation, min_version = self.publications.generation, self.pool.min_version
-        return stream.ack(generation=generation, free_items=share_items, min_version=min_version)
+        return stream.ack(generation=generation, free_items=shares[0], free_bytes=shares[1], min_version=min_version)
 
-    def start(self, up: str, max_parameters: int) -> None:
+    def row(self) -> ClientRow:
+        """What the ledger should know of it."""
+        return ClientRow(self.client_id, self.publications.generation, self.settings.to_json(), self.accepted, 0, self.gap)
+
+    def stream_row(self, stream: Stream) -> StreamRow:
+        """What the ledger should know of a stream."""
+        return StreamRow(
+            self.client_id,
+            stream.actor_id,
+            stream.origin,
+            stream.incarnation,
+            0,
+            stream.durable,
+            stream.accepted_steps,
+            stream.refused,
+            stream.submits,
+            stream.spooled,
+        )
+
+    def start(self, up: str, config: LearnerConfig, ledger: Ledger) -> None:
         """Gives it a (new) learner thread, whose pipeline ends are at `up` and below it."""
         self.life += 1
+        self.replaying = self.life if ledger.durable else 0
         down = f"{up}-{self.key.hex()}"
         self.state, self.error = ClientState.STARTING, ""
         self.pool = CreditPool()
         self.delivered_items = self.taken_items = 0
+        self.delivered_bytes = self.taken_bytes = 0
         self.push = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
-        assign = self.settings.assign(self.policy_id, self.publications.generation, max_parameters)
+        assign = self.settings.assign(
+            self.policy_id, self.publications.generation, config, checkpoints=self.checkpoints, ledger_id=ledger.ledger_id
+        )
         self.backlog.append(encode(assign))
         thread = LearnerThread(f"rl4sys-learner-{self.client_id}", self.key, down, up)
         thread.start()
@@ -146,6 +197,77 @@ class Client:
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
+    # ---- going back to a checkpoint
+
+    def rewind(self, message: Ready) -> None:
+        """Takes dispositions and counts back to the state that the learner thread goes on from."""
+        marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
+        self.table.rewind(marks)
+        for verdict in Verdict.ALL:
+            if verdict != Verdict.DUPLICATE:
+                self.verdicts[verdict] = message.verdicts.get(verdict, 0)
+        self._older_marks = self._newer_marks = {}
+        for stream in self.table.all():
+            CreditPool.reclaim(stream)
+        self.replayed = 0
+        self.page_after = 0
+        self._balance()
+
+    def replay(self, entry: Entry) -> None:
+        """Feeds the learner thread an entry that the ledger gave back, if its state lacks it."""
+        stream = self.table.get(entry.actor_id, entry.origin)
+        if stream is None or self.schema is None:
+            return
+        skip = replay_entry(stream, self.schema, entry)
+        if skip is None:
+            return
+        if not stream.counted(entry.end_seq):
+            self.pool.delivered(entry.steps)
+            self.delivered_items += entry.accepted
+            self.delivered_bytes += entry.nbytes
+        self.replayed += entry.accepted
+        self.deliver(entry, skip)
+
+    def deliver(self, entry: Entry, skip: int) -> None:
+        """Queues an entry for the learner thread."""
+        self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.frames)))
+
+    def caught_up(self) -> int:
+        """The ledger has given everything back; returns how many segments it could not, which are rolled back."""
+        self.replaying = 0
+        for stream in self.table.all():
+            stream.replay_ends()
+        before = self.rolled_back
+        self._balance()
+        return self.rolled_back - before
+
+    def _balance(self) -> None:
+        """What was accepted and neither met its verdict in this lineage nor can meet it any more, is rolled back."""
+        judged = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
+        self.rolled_back = max(0, self.accepted - judged - self.table.pending)
+
+    def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
+        """Notes a checkpoint; returns what the ledger may forget: what is below the one before, so that one may be damaged."""
+        self.saved, self.saved_at, self.save_error = message, time.monotonic(), message.error
+        if message.error or not message.number:
+            return {}
+        self._older_marks, self._newer_marks = self._newer_marks, {(a, o): seq for a, o, seq in message.marks}
+        for key, seq in self._newer_marks.items():
+            stream = self.table.get(*key)
+            if stream is not None:
+                stream.checkpointed = max(stream.checkpointed, seq)
+        return self._older_marks
+
+    def trimmed(self, stream: Stream) -> bool:
+        """Nothing of a stream is in the ledger any more."""
+        return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
+
+    def demanded(self, message: Demand) -> None:
+        """Takes the learner thread's word for what it can use and what it has read."""
+        self.pool.demand(message.steps, message.min_version)
+        self.taken_items, self.taken_bytes = message.items, message.nbytes
+        self.dirty.update(s.actor_id for s in self.table.live())
+
     def note(self, metrics: Metrics) -> None:
         """Takes the learner thread's figures."""
         merged = {**self._metrics.scalars, **metrics.scalars}
@@ -175,24 +297,37 @@ class Client:
             "accepted": self.accepted,
             "pending": self.table.pending,
             "rolled_back": self.rolled_back,
+            "gap": self.gap,
+            "resuming": bool(self.replaying),
+            "queued": self.queued,
+            "queued_bytes": self.delivered_bytes - self.taken_bytes,
+            "checkpoint": {
+                "number": self.saved.number,
+                "version": self.saved.version,
+                "age_s": round(now - self.saved_at, 3) if self.saved.number else None,
+                "duration_s": round(self.saved.duration_s, 4),
+                "error": self.save_error,
+            },
             "restarts": self.life - 1,
             "verdicts": dict(self.verdicts),
             "credit_steps": max(0, self.pool.limit_steps - self.pool.delivered_steps),
             "counters": self.counters.snapshot(),
             "actors": {
                 s.actor_id: {
-                    "live": self.table.peer_of(s) is not None,
+                    "live": self.table.is_live(s),
                     "incarnation": s.incarnation,
+                    "spooled": s.spooled,
                     "silent_s": round(now - s.last_seen, 3),
                     "received": s.received,
                     "durable": s.durable,
                     "trained": s.trained,
+                    "checkpointed": min(s.checkpointed, s.trained),
                     "pending": s.pending,
                     "accepted_steps": s.accepted_steps,
                     "credit_steps": s.credit_steps,
                     "verdicts": dict(s.verdicts),
                 }
-                for s in self.table.all()
+                for s in self.table.current()
             },
         }
 

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, MemoryLedger, Stream, take_submit
+from rl4sys_zmq.delivery import Entry, Ledger, Page, Restored, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_names, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
@@ -29,11 +30,13 @@ from rl4sys_zmq.transports import Address, Poller, Sent, Socket, TooManyFrames, 
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
     Bye,
-    Deliver,
+    Checkpointed,
+    DeadLetter,
     Demand,
     Disposed,
     Failed,
     Fetch,
+    Forget,
     Frame,
     Heartbeat,
     Hello,
@@ -42,6 +45,7 @@ from rl4sys_zmq.wire.messages import (
     Published,
     Ready,
     Refused,
+    Save,
     Status,
     StatusRequest,
     Submit,
@@ -59,6 +63,8 @@ BEACON_S = 1.0
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
+PAGE_BYTES = 16 << 20
+"""How much of the ledger is read at a time to feed a learner thread again."""
 _unique = itertools.count()
 
 T = TypeVar("T")
@@ -73,11 +79,22 @@ class Sink(Protocol):
     def event(self, name: str, **fields: Any) -> None:
         """Something happened that a person may want to know."""
 
+    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+        """A segment that was quarantined."""
+
 
 class Gateway(Worker):
     """The learner's only thread with network sockets."""
 
-    def __init__(self, config: LearnerConfig, sink: Sink) -> None:
+    def __init__(self, config: LearnerConfig, sink: Sink, ledger: Ledger, restored: Restored | None = None) -> None:
+        """Makes it; `start` starts it.
+
+        Args:
+            config: the learner's.
+            sink: where figures and events go.
+            ledger: opened, and owned by the caller, who makes it call `wake` when there is something to hear from it.
+            restored: what it knew when it was opened.
+        """
         super().__init__("rl4sys-gateway")
         self.address = ""
         self.pub_address = ""
@@ -85,7 +102,9 @@ class Gateway(Worker):
         self._config, self._sink = config, sink
         self._counters = Counters()
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
-        self._ledger: Ledger = MemoryLedger()
+        self._ledger, self._restored = ledger, restored
+        self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
+        self._save_tokens = itertools.count(1)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()
@@ -94,7 +113,7 @@ class Gateway(Worker):
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
-        self._roster = Roster(config, self._up)
+        self._roster = Roster(config, self._up, ledger)
 
     # ---- for other threads
 
@@ -121,6 +140,10 @@ class Gateway(Worker):
             self._commands.append((function, future))
         self._wakeup.set()
         return future
+
+    def wake(self) -> None:
+        """Makes the thread look at the ledger; from any thread."""
+        self._wakeup.set()
 
     def publications(self, client_id: str) -> Publications | None:
         """What a client has published, or None; read under `published`."""
@@ -181,7 +204,7 @@ class Gateway(Worker):
             with self._commands_lock:
                 self._stopping.set()
                 commands, self._commands = self._commands, []
-            for _, future in commands:
+            for future in (*(f for _, f in commands), *(f for _, f, _ in self._saves.values())):
                 future.set_exception(Closed("the learner is closed"))
 
     def _bind(self, sockets: list[Socket]) -> bool:
@@ -193,6 +216,8 @@ class Gateway(Worker):
             sockets.append(self._xpub)
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
+            if self._restored is not None:
+                self._roster.restore(self._restored)
         except RL4SysError as exc:
             self._bind_error = exc
             return False
@@ -316,6 +341,7 @@ class Gateway(Worker):
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
             client.pool.delivered(intake.entry.steps)
+            client.delivered_bytes += intake.entry.nbytes
             self._ledger.append([intake.entry])
 
     # ---- joining
@@ -349,15 +375,22 @@ class Gateway(Worker):
         return client
 
     def _welcome(self, peer: bytes, client: Client, hello: Hello) -> None:
-        stream, old_peer = client.table.open(hello, peer, time.monotonic())
-        if old_peer is not None:
-            self._sessions.pop(old_peer, None)
+        opened = client.table.open(hello, peer, time.monotonic())
+        stream = opened.stream
+        if opened.old_peer is not None:
+            self._sessions.pop(opened.old_peer, None)
         self._sessions[peer] = client, stream
+        if opened.gap:
+            self._on_gap(client, stream, opened.gap)
+        self._ledger.put_stream(client.stream_row(stream))
         client.pool.reclaim(stream)
         client.dirty.add(stream.actor_id)
         pub, settings = client.publications, client.settings
         answer = Welcome(
             policy_id=client.policy_id,
+            topic=client.topic,
+            ledger_id=self._ledger.ledger_id,
+            gap=opened.gap,
             generation=pub.generation,
             version=pub.version,
             digest=pub.digest,
@@ -377,6 +410,15 @@ class Gateway(Worker):
         )
         self._send(peer, answer)
         self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
+
+    def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
+        """Segments that were acknowledged are unknown to this ledger: an older one was put in its place, or none."""
+        log.error("client %s: %d acknowledged segments of actor %s are gone", client.client_id, gap, stream.actor_id)
+        client.accepted += gap
+        client.gap += gap
+        client.rolled_back += gap
+        self._ledger.add_gap(client.client_id, gap)
+        self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def _hang_up(self, peer: bytes, client: Client, stream: Stream) -> None:
         self._sessions.pop(peer, None)
@@ -399,34 +441,65 @@ class Gateway(Worker):
     def _on_upstream(self, client: Client, message: Message) -> None:
         match message:
             case Ready():
-                client.ready(message)
-                if client.settings.algorithm_type not in ("", message.kind):
-                    words = "%s: the configuration says type %r, but %s is %s"
-                    log.warning(
-                        words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind
-                    )
+                self._on_ready(client, message)
             case Published():
                 self._on_published(client, message)
             case Disposed():
                 self._on_disposed(client, message)
             case Demand():
-                client.pool.demand(message.steps, message.min_version)
-                client.taken_items = message.items
-                client.dirty.update(s.actor_id for s in client.table.live())
+                client.demanded(message)
             case Metrics():
                 client.note(message)
                 self._sink.metrics(client.client_id, message)
+            case Checkpointed():
+                self._on_checkpointed(client, message)
+            case DeadLetter():
+                self._sink.dead_letter(client.client_id, message)
             case Failed():
                 self._on_failed(client, message)
             case _:
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} from a learner thread")
 
+    def _on_ready(self, client: Client, message: Ready) -> None:
+        client.ready(message)
+        if client.settings.algorithm_type not in ("", message.kind):
+            words = "%s: the configuration says type %r, but %s is %s"
+            log.warning(words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind)
+        for name in message.damaged:
+            log.error("client %s: checkpoint %s is damaged and was put aside", client.client_id, name)
+            self._counters.add("checkpoints_damaged")
+            self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=name)
+        if client.replaying:
+            client.rewind(message)
+            if message.checkpoint:
+                self._sink.event("checkpoint_loaded", client_id=client.client_id, checkpoint=message.checkpoint)
+
+    def _on_checkpointed(self, client: Client, message: Checkpointed) -> None:
+        trim = client.checkpointed(message)
+        if trim:
+            self._ledger.trim(client.client_id, trim)
+        if message.error:
+            self._counters.add("checkpoints_failed")
+        self._sink.event(
+            "checkpoint_failed" if message.error else "checkpoint",
+            client_id=client.client_id,
+            number=message.number,
+            version=message.version,
+            duration_s=round(message.duration_s, 4),
+            error=message.error,
+        )
+        client.dirty.update(s.actor_id for s in client.table.live())
+        self._saved(client.client_id, message.token, message.error)
+
     def _on_published(self, client: Client, message: Published) -> None:
         with self.published:
             out = client.publications.publish(message)
-            client.state = ClientState.RUNNING
+            first, client.state = client.state is not ClientState.RUNNING, ClientState.RUNNING
             self.published.notify_all()
-        self._xpub.send([WEIGHTS_TOPIC + client.policy_id, *out])
+        if first:
+            client.known = True
+            self._ledger.put_client(client.row())
+        self._xpub.send([WEIGHTS_TOPIC + client.topic, *out])
         waiting, client.waiting = client.waiting, {}
         for peer, hello in waiting.items():
             try:
@@ -435,7 +508,7 @@ class Gateway(Worker):
                 self._refuse(peer, exc.code, exc.detail)
 
     def _on_disposed(self, client: Client, message: Disposed) -> None:
-        stream = client.table.get(message.actor_id, message.incarnation)
+        stream = client.table.get(message.actor_id, message.origin)
         count = sum(end - first for first, end in message.ranges) if stream is None else 0
         if stream is not None:
             count = stream.dispose(message.ranges, message.verdict)
@@ -455,6 +528,8 @@ class Gateway(Worker):
             if peer is not None:
                 self._refuse(peer, Refusal.CONFIG if stillborn else Refusal.FAILED, message.error)
         client.waiting.clear()
+        for token in list(self._saves):
+            self._saved(client.client_id, token, message.error)
 
     def restart(self, client_id: str) -> None:
         """Gives a client a new learner thread and a new generation; in the gateway thread."""
@@ -468,21 +543,67 @@ class Gateway(Worker):
                 self._refuse(peer, Refusal.NO_SESSION, "the client was restarted: say HELLO again")
         self._sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back)
 
+    def save(self, *, partial: bool) -> Future[dict[str, str]]:
+        """Asks every client for a checkpoint; the result says which could not write one, and why. In the gateway thread."""
+        token, running = next(self._save_tokens), [c for c in self._roster if c.state is ClientState.RUNNING]
+        future: Future[dict[str, str]] = Future()
+        self._saves[token] = {c.client_id for c in running}, future, {}
+        for client in running:
+            client.backlog.append(encode(Save(token, partial)))
+        if not running:
+            self._saves.pop(token)
+            future.set_result({})
+        return future
+
+    def _saved(self, client_id: str, token: int, error: str) -> None:
+        waiting, future, errors = self._saves.get(token, (set(), None, {}))
+        if client_id in waiting and future is not None:
+            waiting.discard(client_id)
+            if error:
+                errors[client_id] = error
+            if not waiting:
+                del self._saves[token]
+                future.set_result(errors)
+
     # ---- sending and the clock
 
     def _dispatch(self) -> None:
-        """Hands what the ledger has made safe to the learner threads."""
-        for entry in self._ledger.committed():
-            client = self._roster.get(entry.client_id)
+        """Hands what the ledger has made safe, or gives back, to the learner threads."""
+        for safe in self._ledger.committed():
+            client = self._roster.get(safe.client_id)
             if client is None:
                 continue
-            stream = client.table.get(entry.actor_id, entry.incarnation)
-            if stream is not None:
-                stream.commit(entry.end_seq)
-            client.backlog.append(encode(Deliver(entry.actor_id, entry.incarnation, entry.skip, entry.frames)))
+            if isinstance(safe, Entry):
+                stream = client.table.get(safe.actor_id, safe.origin)
+                if stream is not None:
+                    stream.commit(safe.end_seq)
+                    client.dirty.add(stream.actor_id)
+                if not client.replaying and client.push is not None:
+                    client.deliver(safe, safe.skip)
+            elif safe.token == client.replaying:
+                self._on_page(client, safe)
         for client in self._roster:
             while client.backlog and client.push is not None and client.push.send(client.backlog[0]):
                 client.backlog.popleft()
+            if client.page_after is not None and not client.backlog:
+                after, client.page_after = client.page_after, None
+                self._ledger.read(client.client_id, client.replaying, after, PAGE_BYTES)
+
+    def _on_page(self, client: Client, page: Page) -> None:
+        if page.damaged:
+            log.error("client %s: %d entries of the ledger are damaged and are lost", client.client_id, page.damaged)
+            self._counters.add("entries_damaged", page.damaged)
+        for entry in page.entries:
+            client.replay(entry)
+        if page.more:
+            client.page_after = page.last_row
+            return
+        lost = client.caught_up()
+        client.dirty.update(s.actor_id for s in client.table.live())
+        if lost:
+            log.error("client %s: %d acknowledged segments are undone and gone (rolled back)", client.client_id, lost)
+        if client.replayed or lost:
+            self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
 
     def _settle_accounts(self, client: Client) -> None:
         """Grants credit and sends the acks that are due."""
@@ -490,12 +611,19 @@ class Gateway(Worker):
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, time.monotonic()))
-        share = client.share_items()
+        shares = client.shares(self._ledger_room())
         for stream in live:
             peer = client.table.peer_of(stream)
             if stream.actor_id in client.dirty and peer is not None:
-                self._send(peer, client.ack(stream, share))
+                self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
+
+    def _ledger_room(self) -> int:
+        """How many bytes the ledger can take; none while it fails, so that actors keep what they have."""
+        state = self._ledger.state()
+        if state.error:
+            return 0
+        return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else MAX_MESSAGE_BYTES
 
     def _each_second(self, now: float) -> None:
         for client in self._roster:
@@ -505,21 +633,24 @@ class Gateway(Worker):
                     self._on_failed(client, Failed("its learner thread ended without a word; see the learner's log", ""))
                 continue
             if client.state is ClientState.RUNNING:
-                self._xpub.send([BEACON_TOPIC + client.policy_id, *encode(client.publications.beacon())])
+                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.publications.beacon())])
             for stream in client.table.silent(now):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
                     self._hang_up(peer, client, stream)
                     self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
             client.dirty.update(s.actor_id for s in client.table.live())
-            client.table.expire(now)
+            for stream in client.table.expire(now, client.trimmed):
+                self._ledger.drop_stream(client.client_id, stream.actor_id, stream.origin)
+                if client.push is not None:
+                    client.backlog.append(encode(Forget(stream.actor_id, stream.origin)))
 
     def _read_subscriptions(self) -> None:
         """A new subscriber gets a beacon at once: what was published before it was there is invisible to it."""
         while (frames := self._xpub.recv()) is not None:
             notice = read_subscription(frames)
             for client in self._roster:
-                topic = BEACON_TOPIC + client.policy_id
+                topic = BEACON_TOPIC + client.topic
                 if notice == (True, topic) and client.state is ClientState.RUNNING:
                     self._xpub.send([topic, *encode(client.publications.beacon())])
 
@@ -545,6 +676,7 @@ class Gateway(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._counters.snapshot(),
+            "ledger": asdict(self._ledger.state()),
             "clients": {client.client_id: client.report(now) for client in self._roster},
         }
 

@@ -11,9 +11,12 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.errors import Closed, LearnerUnavailable
+from rl4sys_zmq.delivery import MemoryLedger
+from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
 from rl4sys_zmq.learner.gateway import Gateway, Sink
 from rl4sys_zmq.learner.recorder import NullSink, Recorder
+from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["Learner"]
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 
 class Learner(Resource):
-    """A learner process in an object: one gateway thread, one learner thread per client, one recorder thread.
+    """A learner process in an object: one gateway thread, one learner thread per client, a recorder and a journal.
 
     ::
 
@@ -35,12 +38,19 @@ class Learner(Resource):
             ...  # actors anywhere
             learner.wait(client_id="luna", version=3, timeout_s=30)
 
-    Entering the block (or `start`) binds the sockets; leaving it drains and joins.
+    Entering the block (or `start`) binds the sockets; leaving it drains and joins. With a run directory it goes on where the
+    last learner there stopped (`LearnerConfig.resume`).
+
+    Attributes:
+        config: as given.
+        rollback: what going back to the checkpoint that ``config.resume`` names has undone; None when it names none.
     """
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
         self.config = config if config is not None else LearnerConfig()
+        self.rollback: Rollback | None = None
         self._gateway: Gateway | None = None
+        self._ledger: Journal | MemoryLedger | None = None
         self._recorder: Recorder | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -51,7 +61,9 @@ class Learner(Resource):
         Raises:
             AddressInUse, TransportError: when something else is bound there, or nothing can be.
             RunDirectoryError: when the run directory cannot be written.
-            ConfigError: when the run directory needs an extra that is not installed.
+            JournalError, CheckpointError: when its state cannot be used, or another learner uses it.
+            ConfigError: when the run directory needs an extra that is not installed, or what it holds contradicts the
+                configuration.
             Closed: when it was closed before.
         """
         with self._lock:
@@ -62,8 +74,10 @@ class Learner(Resource):
             sink: Sink = NullSink()
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
-            self._gateway = Gateway(self.config, sink)
             try:
+                self._ledger, restored = open_ledger(self.config, self._wake)
+                self.rollback = go_back(self.config)
+                self._gateway = Gateway(self.config, sink, self._ledger, restored)
                 self._gateway.start()
                 self._gateway.wait_open()
                 if self._recorder is not None:
@@ -142,10 +156,50 @@ class Learner(Resource):
             raise KeyError(f"no digest of version {version} of client {client_id!r}")
         return found
 
-    def restart(self, client_id: str) -> None:
-        """Gives a client, failed or not, a new learner thread; it starts afresh in a new generation.
+    def save(self, *, timeout_s: float, partial: bool = False) -> None:
+        """Writes a checkpoint of every running client now.
 
-        What was accepted and not yet trained is counted as rolled back.
+        Args:
+            timeout_s: how long that may take.
+            partial: each client first does an update with what waits for a full batch.
+
+        Raises:
+            CheckpointError: when one could not be written.
+            LearnerUnavailable: when it takes longer.
+            Closed: when the learner is not running.
+        """
+        gateway = self._running
+        try:
+            errors = self._ask(lambda: gateway.save(partial=partial)).result(timeout_s)
+        except FutureTimeout:
+            raise LearnerUnavailable(gateway.address, "its checkpoints", timeout_s) from None
+        if errors:
+            client_id, error = next(iter(errors.items()))
+            raise CheckpointError(f"client {client_id}", error)
+
+    def drain(self, *, timeout_s: float) -> None:
+        """Trains until nothing that was accepted is pending, the last partial batches too, and writes checkpoints.
+
+        Actors may go on; then it ends at a moment at which they had nothing on its way.
+
+        Raises:
+            CheckpointError, LearnerUnavailable, Closed: as `save` does.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self.save(timeout_s=max(0.0, deadline - time.monotonic()), partial=True)
+            clients = self.status()["clients"].values()
+            left = sum(c["pending"] for c in clients if c["state"] == "running")
+            if not left and not any(c["resuming"] for c in clients):
+                return
+            if time.monotonic() >= deadline:
+                raise LearnerUnavailable(self.address, f"{left} segments to be trained on", timeout_s)
+
+    def restart(self, client_id: str) -> None:
+        """Gives a client, failed or not, a new learner thread, in a new generation.
+
+        With checkpoints it goes back to the newest, and is fed again what came since. Without, it starts afresh, and what was
+        accepted and not yet trained is counted as rolled back.
 
         Raises:
             ConfigError: when there is no such client.
@@ -158,9 +212,11 @@ class Learner(Resource):
         """Surfaces the death of a thread of ours.
 
         Raises:
-            WorkerDied: when the gateway or the recorder ended with an exception.
+            WorkerDied: when the gateway, the journal or the recorder ended with an exception.
         """
         self._running.raise_if_dead()
+        if isinstance(self._ledger, Journal):
+            self._ledger.raise_if_dead()
         if self._recorder is not None:
             self._recorder.raise_if_dead()
 
@@ -175,8 +231,8 @@ class Learner(Resource):
         atexit.unregister(self.close)
 
     def _end(self) -> None:
-        gateway, recorder = self._gateway, self._recorder
-        self._gateway = self._recorder = None
+        gateway, recorder, ledger = self._gateway, self._recorder, self._ledger
+        self._gateway = self._recorder = self._ledger = None
         deadline = time.monotonic() + self.config.shutdown_timeout_s
         if gateway is not None:
             gateway.stop()
@@ -187,9 +243,17 @@ class Learner(Resource):
                 )
                 for thread in gateway.learner_threads():
                     atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that ends under its feet
+        if ledger is not None:
+            ledger.stop()
+            ledger.join(max(0.5, deadline - time.monotonic()))
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
+
+    def _wake(self) -> None:
+        gateway = self._gateway
+        if gateway is not None:
+            gateway.wake()
 
     def _ask(self, question: Callable[[], T]) -> T:
         gateway = self._running

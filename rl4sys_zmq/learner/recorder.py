@@ -6,6 +6,7 @@
       config.json              the learner's configuration, as validated
       log.jsonl                one event a line: clients, actors, failures, metrics, episodes
       CLIENT/events.out.tfevents.*   TensorBoard scalars, with CleanRL's tags
+      dead/                    quarantined segments (`rl4sys_zmq.learner.deadletters`)
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any, TextIO
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.deadletters import DeadLetters
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.wire.messages import Metrics
+from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
 __all__ = ["NullSink", "Recorder"]
 
@@ -41,6 +43,9 @@ class NullSink:
         """Leaves a line in the log."""
         log.info("%s %s", name, fields)
 
+    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+        """Keeps none."""
+
 
 class Recorder(Worker):
     """Writes the run directory. Its queue is bounded: what does not fit is dropped and counted, the caller never waits."""
@@ -53,6 +58,7 @@ class Recorder(Worker):
         self._ending = threading.Event()
         self._writers: dict[str, Any] = {}
         self._config = config
+        self._dead = DeadLetters(run_dir / "dead")
         try:
             from tensorboard.summary import Writer
         except ModuleNotFoundError as exc:
@@ -85,6 +91,10 @@ class Recorder(Worker):
         """Queues an event."""
         log.info("%s %s", name, fields)
         self._put((name, fields, time.time()))
+
+    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+        """Queues a quarantined segment."""
+        self._put((client_id, letter, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:
         try:
@@ -122,7 +132,10 @@ class Recorder(Worker):
             except queue.Full:
                 log.warning("the recorder of %s does not keep up; its last records are lost", self.run_dir)
 
-    def _write(self, name: str, what: Metrics | dict[str, Any], at: float) -> None:
+    def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any], at: float) -> None:
+        if isinstance(what, DeadLetter):
+            self._bury(name, what, at)
+            return
         if isinstance(what, dict):
             self._line({"t": round(at, 3), "event": name, **what})
             return
@@ -139,6 +152,13 @@ class Recorder(Worker):
         )
         try:
             self._write_scalars(name, what)
+        except OSError as exc:
+            self.counters.add("write_errors")
+            log.warning("%s: %s", self.run_dir, exc)
+
+    def _bury(self, client_id: str, letter: DeadLetter, at: float) -> None:
+        try:
+            self._dead.write(client_id, letter, at)
         except OSError as exc:
             self.counters.add("write_errors")
             log.warning("%s: %s", self.run_dir, exc)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Iterator
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import StreamTable
+from rl4sys_zmq.delivery import Ledger, Restored, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.learner.admission import settle
+from rl4sys_zmq.learner.admission import ClientSettings, resettle, settle
+from rl4sys_zmq.learner.checkpoints import folder_name
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import LearnerThread
@@ -29,14 +30,15 @@ MAX_STILLBORN = 64
 class Roster:
     """All clients, by name and by the key that their learner thread speaks under. Changed by the gateway thread only."""
 
-    def __init__(self, config: LearnerConfig, up: str) -> None:
+    def __init__(self, config: LearnerConfig, up: str, ledger: Ledger) -> None:
         """Makes an empty roster.
 
         Args:
             config: the learner's.
             up: the address that learner threads answer at; their own pipelines are bound beside it.
+            ledger: where the clients' segments are.
         """
-        self._config, self._up = config, up
+        self._config, self._up, self._ledger = config, up, ledger
         self._clients: dict[str, Client] = {}
         self._by_key: dict[bytes, Client] = {}
         self._stillborn: dict[str, str] = {}
@@ -76,11 +78,7 @@ class Roster:
         limit = self._config.max_clients
         if len(self._clients) >= limit:
             raise ProtocolError(Refusal.QUOTA, f"this learner has {limit} clients already (max_clients)")
-        settings = settle(self._config, hello)
-        table = StreamTable(
-            hello.client_id, silence_s=SILENCE_S, lease_s=self._config.lease_s, max_actors=self._config.max_actors
-        )
-        client = Client(settings, next(self._policy_ids).to_bytes(8, "little"), _generation(0), table)
+        client = self._make(settle(self._config, hello), 0)
         self._clients[hello.client_id] = client
         self._stillborn.pop(hello.client_id, None)
         try:
@@ -90,6 +88,36 @@ class Roster:
             del self._clients[hello.client_id]
             raise
         return client
+
+    def restore(self, restored: Restored) -> None:
+        """Makes the clients that the ledger remembers, and starts their learner threads.
+
+        Raises:
+            ConfigError: when the configuration of one contradicts what it was.
+        """
+        now = time.monotonic()
+        for row in restored.clients:
+            client = self._make(resettle(self._config, row.client_id, row.settings), row.generation)
+            client.known = True
+            client.accepted, client.gap = row.accepted, row.gap
+            client.table.restore((s for s in restored.streams if s.client_id == row.client_id), now)
+            self._clients[row.client_id] = client
+            self._start(client)
+
+    def _make(self, settings: ClientSettings, last_generation: int) -> Client:
+        config, client_id = self._config, settings.client_id
+        table = StreamTable(
+            client_id,
+            silence_s=SILENCE_S,
+            lease_s=config.lease_s,
+            max_actors=config.max_actors,
+            ledger_id=self._ledger.ledger_id,
+        )
+        folder = ""
+        if self._ledger.durable and config.run_dir is not None:
+            folder = str(config.run_dir / "checkpoints" / folder_name(client_id))
+        policy_id = next(self._policy_ids).to_bytes(8, "little")
+        return Client(settings, policy_id, _generation(last_generation), table, folder)
 
     def fail(self, client: Client, message: Failed) -> bool:
         """Stops a client on its learner thread's last words; True when it had never worked, and is forgotten.
@@ -102,7 +130,7 @@ class Roster:
         self._by_key.pop(client.key, None)
         client.state, client.error = ClientState.FAILED, message.error
         client.end_thread()
-        if client.publications.version >= 0 or client.life > 1:
+        if client.known or client.life > 1:
             return False
         self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
         del self._clients[client.client_id]
@@ -123,13 +151,13 @@ class Roster:
             raise ConfigError(f"no client {client_id!r}; there are: {known}", key="client_id")
         self._by_key.pop(client.key, None)
         client.end_thread()
-        rolled_back = client.roll_back()
+        rolled_back = 0 if self._ledger.durable else client.roll_back()
         client.publications = Publications(_generation(client.publications.generation))
         self._start(client)
         return client, rolled_back
 
     def _start(self, client: Client) -> None:
-        client.start(self._up, self._config.max_parameters)
+        client.start(self._up, self._config, self._ledger)
         self._by_key[client.key] = client
 
 

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError
+from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, ProtocolError
 from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
+from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
+from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, Segment, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import SegmentSchema, decode, encode, read_submit, spec_to_document
+from rl4sys_zmq.wire import SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Assign,
+    Checkpointed,
+    DeadLetter,
     Deliver,
     Demand,
     Disposed,
     Failed,
+    Forget,
     Message,
     Metrics,
     Published,
     Ready,
+    Save,
     Stop,
     Submit,
     Verdict,
@@ -44,6 +53,8 @@ MAX_MESSAGE_FRAMES = 256
 QUEUE_MESSAGES = 64
 GATEWAY_TIMEOUT_S = 2.0
 IDLE_S = 0.5
+CHECKPOINT_SHARE = 20
+"""Checkpoints are written so rarely that they take at most a twentieth of the time."""
 
 
 class LearnerThread(Worker):
@@ -112,15 +123,18 @@ class _Learning:
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
         self._snapshot: PolicySnapshot | None = None
-        self._version = -1
+        self._version = self._resumed_version = -1
         self._updates = 0
-        self._taken_steps = 0
-        self._observed_steps = self._said_steps = 0
+        self._taken_steps = self._taken_items = self._taken_bytes = 0
+        self._observed_steps = self._said_steps = self._first_steps = 0
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
-        self._demand = Demand(0, 0, 0)
-        self._taken_items = 0
-        self._pending: list[tuple[str, int, int]] = []
+        self._demand = Demand(0, 0, 0, 0)
+        self._pending: list[tuple[Key, int]] = []
+        self._progress = Progress()
+        self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
+        self._saved_updates = -1
+        self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
         self._scalars: dict[str, float] = {}
         self._episodes: list[list[float]] = []
@@ -129,8 +143,7 @@ class _Learning:
 
     def run(self) -> None:
         """Until `Stop`."""
-        algorithm = self._algorithm
-        self._say(Ready(spec_to_document(self._spec), algorithm.kind, algorithm.rollout_length, self._max_policy_lag))
+        self._say(self._resume())
         self._publish()
         self._tell()
         while True:
@@ -140,15 +153,34 @@ class _Learning:
                 if message is None:
                     break
                 if isinstance(message, Stop):
-                    self._tell()
-                    self._say_metrics(0.0)
+                    self._finish()
                     return
-                self._take(cast(Deliver, message))
+                self._follow(message)
                 if not self._algorithm.demand():
                     break  # a batch is full: what has come beyond it belongs to the next
             self._train()
+            if time.monotonic() >= self._save_at:
+                self._save()
             self._tell()
             self._say_metrics(METRICS_PERIOD_S)
+
+    def _follow(self, message: Message) -> None:
+        match message:
+            case Deliver():
+                self._take(message)
+            case Save():
+                self._train(partial=message.partial)
+                self._save(message.token, asked=True)
+            case Forget():
+                self._progress.forget((message.actor_id, message.origin))
+            case _:
+                log.warning("%s is not for a learner thread", type(message).__name__)
+
+    def _finish(self) -> None:
+        """The last words. What waits for a full batch stays in the ledger, if that is on a disk."""
+        self._tell()
+        self._save()
+        self._say_metrics(0.0)
 
     # ---- building
 
@@ -184,32 +216,121 @@ class _Learning:
             algorithm.publish_every_updates = a.publish_every_updates
         return algorithm
 
+    # ---- checkpoints
+
+    def _resume(self) -> Ready:
+        """Takes up the newest checkpoint that verifies, if there is one."""
+        algorithm, number = self._algorithm, 0
+        found = self._store.load() if self._store is not None else None
+        if found is not None:
+            manifest, state, _ = found
+            algorithm.load(state)
+            if digest(self._spec.flatten(algorithm.snapshot())) != manifest.digest:
+                problem = "it gives other weights than were saved; was the algorithm changed since? Resume with what wrote it"
+                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
+            number = manifest.number
+            self._progress = Progress(manifest.marks, manifest.verdicts)
+            self._version, self._resumed_version = manifest.version - 1, manifest.version
+            self._updates = self._saved_updates = manifest.updates
+            self._observed_steps = self._said_steps = self._first_steps = manifest.steps
+        return Ready(
+            spec_to_document(self._spec),
+            algorithm.kind,
+            algorithm.rollout_length,
+            self._max_policy_lag,
+            number,
+            self._progress.as_documents(),
+            dict(self._progress.verdicts),
+            list(self._store.damaged) if self._store is not None else [],
+        )
+
+    def _save(self, token: int = 0, *, asked: bool = False) -> None:
+        """Writes a checkpoint of the state at the last barrier, if there is news or somebody asked."""
+        if self._store is None:
+            if asked:
+                self._tell_dispositions()
+                self._say(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
+            return
+        self._save_at = time.monotonic() + self._assign.checkpoint_every_s
+        if not asked and self._updates == self._saved_updates and not self._progress.moved:
+            return
+        began = time.monotonic()
+        try:
+            manifest = self._store.write(self._manifest(), self._algorithm.state())
+        except CheckpointError as exc:
+            log.error("client %s: %s", self._assign.client_id, exc)
+            self._say(Checkpointed(token, 0, 0, [], time.monotonic() - began, _plain(str(exc)[:500])))
+            return
+        duration_s = time.monotonic() - began
+        self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
+        self._saved_updates, self._progress.moved = self._updates, False
+        self._tell_dispositions()
+        marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
+        self._say(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
+
+    def _manifest(self) -> Manifest:
+        """Of the state as it is now. Its version is the one that it is published as, in this life or by the next."""
+        now = digest(self._spec.flatten(self._algorithm.snapshot()))
+        published = self._snapshot is not None and self._snapshot.digest == now
+        return Manifest(
+            client_id=self._assign.client_id,
+            ledger_id=self._assign.ledger_id,
+            number=0,
+            generation=self._assign.generation,
+            version=self._version if published else self._version + 1,
+            digest=now,
+            algorithm_name=self._assign.algorithm_name,
+            updates=self._updates,
+            steps=self._progress.steps,
+            episodes=0,
+            verdicts=dict(self._progress.verdicts),
+            marks=self._progress.marks(),
+            saved_unix_s=time.time(),
+        )
+
     # ---- data in
 
     def _take(self, message: Deliver) -> None:
         self._began = self._began or time.monotonic()
+        self._taken_bytes += sum(len(frame) for frame in message.body)
         submit = cast(Submit, decode(message.body))
+        key = message.actor_id, message.origin
         for index, segment in enumerate(read_submit(submit)):
-            if index < message.skip or isinstance(segment, ProtocolError) or self._schema.check(segment) is not None:
-                continue  # seen before, or refused by the gateway by this same rule
+            if index < message.skip:
+                continue  # seen before
             seq = submit.first_seq + index
+            self._progress.take(key, seq)
+            if isinstance(segment, ProtocolError) or self._schema.check(segment) is not None:
+                self._progress.dispose(key, Verdict.REFUSED)  # by the gateway, which goes by this same rule
+                continue
             self._taken_items += 1
             self._taken_steps += segment.steps
-            stream = message.actor_id, message.incarnation
             reason = content_error(segment, self._schema, self._assign.generation, self._version)
             if reason:
-                self._dispose(*stream, seq, Verdict.QUARANTINED, reason)
+                self._bury(key, seq, segment, reason)
                 continue
             lag = self._lag(segment)
             late = 0 <= self._max_policy_lag < lag
             if late and self._assign.on_lag == "drop":
-                self._dispose(*stream, seq, Verdict.STALE)
+                self._dispose(key, seq, Verdict.STALE)
                 continue
             self._observe(segment, lag, late)
             if self._algorithm.kind == "onpolicy":
-                self._pending.append((*stream, seq))
+                self._pending.append((key, seq))
             else:
-                self._dispose(*stream, seq, Verdict.TRAINED)
+                self._dispose(key, seq, Verdict.TRAINED)
+        if not self._pending:
+            self._barrier()
+
+    def _bury(self, key: Key, seq: int, segment: Segment, reason: str) -> None:
+        """Quarantines a segment: it counts, nobody trains on it, and a person may look at it."""
+        self._dispose(key, seq, Verdict.QUARANTINED, reason)
+        letter = encode(join_submit(seq, 0, [pack_segment(segment)]))
+        self._say(DeadLetter(*key, seq, reason, tuple(letter)))
+
+    def _barrier(self) -> None:
+        self._progress.barrier()
+        self._progress.steps = self._observed_steps
 
     def _observe(self, segment: Segment, lag: int, late: bool) -> None:
         self._algorithm.observe(segment, correct=late)
@@ -220,11 +341,17 @@ class _Learning:
             self._episodes.append([self._observed_steps, segment.episode_return, segment.episode_length])
 
     def _lag(self, segment: Segment) -> int:
-        """Versions behind, by the oldest step; data of another generation was made before version 0 of this one."""
-        return self._version - (int(segment.versions.min()) if segment.generation == self._assign.generation else 0)
+        """Versions behind, by the oldest step. Data of an earlier generation are no newer than what this one began with."""
+        oldest = int(segment.versions.min())
+        return self._version - (oldest if segment.generation == self._assign.generation else min(oldest, self._first_version))
 
-    def _dispose(self, actor_id: str, incarnation: int, seq: int, verdict: str, reason: str = "") -> None:
-        ranges = self._disposed.setdefault((actor_id, incarnation, verdict, reason), [])
+    @property
+    def _first_version(self) -> int:
+        return max(self._resumed_version, 0)
+
+    def _dispose(self, key: Key, seq: int, verdict: str, reason: str = "") -> None:
+        self._progress.dispose(key, verdict)
+        ranges = self._disposed.setdefault((*key, verdict, reason), [])
         if ranges and ranges[-1][1] == seq:
             ranges[-1][1] = seq + 1
         else:
@@ -232,15 +359,17 @@ class _Learning:
 
     # ---- learning
 
-    def _train(self) -> None:
-        while (metrics := self._algorithm.update()) is not None:
+    def _train(self, *, partial: bool = False) -> None:
+        update = functools.partial(self._algorithm.update, partial=True) if partial else self._algorithm.update
+        while (metrics := update()) is not None:
             self._updates += 1
             self._scalars.update(metrics)
-            for actor_id, incarnation, seq in self._pending:
-                self._dispose(actor_id, incarnation, seq, Verdict.TRAINED)
+            for key, seq in self._pending:
+                self._dispose(key, seq, Verdict.TRAINED)
             self._pending.clear()
+            self._barrier()
             self._tell_dispositions()
-            if self._updates % self._algorithm.publish_every_updates == 0:
+            if partial or self._updates % self._algorithm.publish_every_updates == 0:
                 self._publish()
 
     def _publish(self) -> None:
@@ -261,15 +390,15 @@ class _Learning:
     # ---- words upstream
 
     def _tell_dispositions(self) -> None:
-        for (actor_id, incarnation, verdict, reason), ranges in self._disposed.items():
-            self._say(Disposed(actor_id, incarnation, ranges, verdict, reason))
+        for (actor_id, origin, verdict, reason), ranges in self._disposed.items():
+            self._say(Disposed(actor_id, origin, ranges, verdict, reason))
         self._disposed.clear()
 
     def _tell(self) -> None:
         """Dispositions and demand, when there is something new to say."""
         self._tell_dispositions()
         steps = max(self._demand.steps, self._taken_steps + self._algorithm.demand() + self._slack_steps)
-        demand = Demand(steps, self._taken_items, self._version)
+        demand = Demand(steps, self._taken_items, self._taken_bytes, self._version)
         if demand != self._demand:
             self._demand = demand
             self._say(demand)
@@ -284,7 +413,7 @@ class _Learning:
         if self._news and now - self._metrics_at >= period_s:
             self._metrics_at = now
             self._said_steps = self._observed_steps
-            self._scalars["charts/SPS"] = self._observed_steps / max(now - self._began, 1e-3)
+            self._scalars["charts/SPS"] = (self._observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self._scalars.items()}
             self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))
             self._scalars, self._episodes = {}, []

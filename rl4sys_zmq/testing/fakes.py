@@ -94,13 +94,16 @@ class FakeAlgorithm:
         self._pending += segment.steps
         self.keys.append((segment.episode_id, segment.segment_index))
 
-    def update(self) -> Mapping[str, float] | None:
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
         """Does one update for each ``steps_per_update`` steps; an on-policy one uses up all that was observed.
+
+        With `partial`, an on-policy one does it on however few steps were observed, if any.
 
         Raises:
             RuntimeError: at the update after ``fail_after_updates``.
         """
-        if self._pending < self.parameters.steps_per_update:
+        least = 1 if partial and self.kind == "onpolicy" else self.parameters.steps_per_update
+        if self._pending < least:
             return None
         if self.updates == self.parameters.fail_after_updates:
             raise RuntimeError(f"the fake algorithm fails after {self.updates} updates, as it was told to")

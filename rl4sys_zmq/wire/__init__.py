@@ -8,7 +8,15 @@ Nothing here is ever pickled or unpickled.
 """
 
 from rl4sys_zmq.wire.codec import decode, encode
-from rl4sys_zmq.wire.segments import PackedSegment, SegmentSchema, action_dtype, join_submit, pack_segment, read_submit
+from rl4sys_zmq.wire.segments import (
+    PackedSegment,
+    SegmentSchema,
+    action_dtype,
+    join_submit,
+    pack_segment,
+    read_submit,
+    submit_checksums,
+)
 from rl4sys_zmq.wire.specs import spec_from_document, spec_to_document
 
 __all__ = [
@@ -22,4 +30,5 @@ __all__ = [
     "read_submit",
     "spec_from_document",
     "spec_to_document",
+    "submit_checksums",
 ]

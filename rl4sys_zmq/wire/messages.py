@@ -15,11 +15,14 @@ __all__ = [
     "Assign",
     "Beacon",
     "Bye",
+    "Checkpointed",
+    "DeadLetter",
     "Deliver",
     "Demand",
     "Disposed",
     "Failed",
     "Fetch",
+    "Forget",
     "Frame",
     "Heartbeat",
     "Hello",
@@ -28,6 +31,7 @@ __all__ = [
     "Published",
     "Ready",
     "Refused",
+    "Save",
     "Status",
     "StatusRequest",
     "Stop",
@@ -74,6 +78,9 @@ class Hello:
         action_space: JSON form, or empty.
         submits: False for an evaluating actor, which only takes weights.
         library: name and version, for people.
+        origin: the incarnation that began to number this actor's segments; 0: this one.
+        ledger_id: of the learner that last welcomed this origin; 0: none.
+        spooled: True when numbering and segments outlive the actor's process.
     """
 
     KIND: ClassVar[int] = 1
@@ -90,6 +97,9 @@ class Hello:
     action_space: Document = field(default_factory=dict)
     submits: bool = True
     library: str = ""
+    origin: int = 0
+    ledger_id: int = 0
+    spooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,10 @@ class Welcome:
     """Answers `Hello`.
 
     Attributes:
-        policy_id: 8 bytes: with a kind byte before it, the topic of this client on the PUB.
+        policy_id: 8 bytes, in the header of each of this policy's weight updates.
+        topic: 8 bytes: with a kind byte before it, the topic of this client on the PUB. It changes when a right is taken away.
+        ledger_id: of this learner's ledger, which is its memory of who sent what.
+        gap: how many segments the actor was told to forget that this ledger does not know.
         generation: of the learner's policy.
         version: its current version.
         digest: of that version's flat bytes.
@@ -175,6 +188,9 @@ class Welcome:
 
     KIND: ClassVar[int] = 17
     policy_id: bytes
+    topic: bytes
+    ledger_id: int
+    gap: int
     generation: int
     version: int
     digest: int
@@ -206,6 +222,7 @@ class Ack:
         accepted_steps: the steps of all segments below `received`, in the units of `credit_steps`.
         credit_steps: a segment may leave while the steps accepted and in flight are fewer than this.
         credit_items: the first sequence number that may not leave yet.
+        credit_bytes: a segment may leave while fewer bytes than this are in flight beyond `received`.
         min_version: the least version to start a segment with (within the current generation).
         verdicts: how many segments of this stream met each verdict.
     """
@@ -219,6 +236,7 @@ class Ack:
     accepted_steps: int
     credit_steps: int
     credit_items: int
+    credit_bytes: int
     min_version: int
     verdicts: Document
 
@@ -286,6 +304,9 @@ class Assign:
         pacing_lag: how many batches actors may collect ahead.
         publish_every_updates: or 0 for the algorithm's own.
         max_parameters: a larger policy is refused.
+        checkpoints: the folder of this client's checkpoints, where the newest is taken up again; empty: none are kept.
+        checkpoint_every_s: how often to write one.
+        ledger_id: noted in the checkpoints.
     """
 
     KIND: ClassVar[int] = 32
@@ -302,6 +323,9 @@ class Assign:
     pacing_lag: float
     publish_every_updates: int
     max_parameters: int
+    checkpoints: str
+    checkpoint_every_s: float
+    ledger_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,14 +334,14 @@ class Deliver:
 
     Attributes:
         actor_id: whose.
-        incarnation: which life of it.
+        origin: which numbering of it.
         skip: how many of the message's first segments were delivered before.
         body: the frames of the `Submit`.
     """
 
     KIND: ClassVar[int] = 33
     actor_id: str
-    incarnation: int
+    origin: int
     skip: int
     body: tuple[Frame, ...]
 
@@ -327,6 +351,29 @@ class Stop:
     """Finish what is in hand, then end."""
 
     KIND: ClassVar[int] = 34
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write a checkpoint now, and answer with `Checkpointed`.
+
+    Attributes:
+        token: comes back in the answer.
+        partial: train on what waits for a full batch first.
+    """
+
+    KIND: ClassVar[int] = 35
+    token: int
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nothing of this stream is in the ledger any more: checkpoints need not carry its mark."""
+
+    KIND: ClassVar[int] = 36
+    actor_id: str
+    origin: int
 
 
 # ---- learner thread to gateway
@@ -341,6 +388,10 @@ class Ready:
         kind: ``onpolicy`` or ``offpolicy``.
         rollout_length: at most how many steps an actor should put into a segment.
         max_policy_lag: the limit that is in force, -1 for none.
+        checkpoint: the number of the checkpoint that was taken up; 0 for none.
+        marks: what that state has disposed of: ``[actor_id, origin, next_seq, verdicts]`` of each stream.
+        verdicts: the client's totals in that state.
+        damaged: the names of newer checkpoints that did not verify.
     """
 
     KIND: ClassVar[int] = 48
@@ -348,6 +399,10 @@ class Ready:
     kind: str
     rollout_length: int
     max_policy_lag: int
+    checkpoint: int
+    marks: list[Any]
+    verdicts: Document
+    damaged: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +427,7 @@ class Disposed:
 
     KIND: ClassVar[int] = 50
     actor_id: str
-    incarnation: int
+    origin: int
     ranges: list[Any]
     verdict: str
     reason: str = ""
@@ -385,12 +440,14 @@ class Demand:
     Attributes:
         steps: how many it can take in all.
         items: how many segments it has read from its pipeline.
+        nbytes: how many bytes of messages it has read.
         min_version: the least version to collect with.
     """
 
     KIND: ClassVar[int] = 51
     steps: int
     items: int
+    nbytes: int
     min_version: int
 
 
@@ -421,6 +478,40 @@ class Metrics:
     episodes: list[Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A checkpoint is on the disk, or could not be written.
+
+    Attributes:
+        token: of the `Save` that asked for it; 0 when nobody did.
+        number: of the checkpoint; 0 when there is none.
+        version: of the policy in it.
+        marks: ``[actor_id, origin, next_seq]`` of each stream: what is below needs no ledger any more.
+        duration_s: how long it took.
+        error: why it could not be written, or empty.
+    """
+
+    KIND: ClassVar[int] = 54
+    token: int
+    number: int
+    version: int
+    marks: list[Any]
+    duration_s: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A segment that was quarantined, for a person to look at: its `Submit` alone, as frames in the body."""
+
+    KIND: ClassVar[int] = 55
+    actor_id: str
+    origin: int
+    seq: int
+    reason: str
+    body: tuple[Frame, ...]
+
+
 Message = (
     Hello
     | Submit
@@ -443,4 +534,8 @@ Message = (
     | Demand
     | Failed
     | Metrics
+    | Save
+    | Forget
+    | Checkpointed
+    | DeadLetter
 )

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
@@ -24,7 +25,16 @@ from rl4sys_zmq.values import DTYPES, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire.messages import Frame, Submit
 from rl4sys_zmq.wire.values import elements
 
-__all__ = ["LARGE_BYTES", "PackedSegment", "SegmentSchema", "action_dtype", "join_submit", "pack_segment", "read_submit"]
+__all__ = [
+    "LARGE_BYTES",
+    "PackedSegment",
+    "SegmentSchema",
+    "action_dtype",
+    "join_submit",
+    "pack_segment",
+    "read_submit",
+    "submit_checksums",
+]
 
 LARGE_BYTES = 1 << 16
 _ALIGN = 16
@@ -166,6 +176,25 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
         start += size
     if start != len(blobs) or next(large, None) is not None:
         raise ProtocolError(Refusal.SHAPE, "bytes that belong to no segment")
+    return out
+
+
+def submit_checksums(message: Submit) -> list[int]:
+    """The xxh3-64 of each segment's header and columns, however segments are shared out between messages.
+
+    For a message that `read_submit` has read.
+    """
+    blobs, large = memoryview(message.body[0]), iter(message.body[1:])
+    start = 0
+    out = []
+    for header in message.segments:
+        checksum = xxhash.xxh3_64(repr(header).encode())
+        checksum.update(blobs[start : start + header[7]])
+        for _, dtype, shape in header[8]:
+            if elements(shape) * np.dtype(dtype).itemsize >= LARGE_BYTES:
+                checksum.update(next(large))
+        start += header[7]
+        out.append(checksum.intdigest())
     return out
 
 

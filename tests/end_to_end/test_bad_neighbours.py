@@ -111,7 +111,7 @@ def test_messages_that_are_none_are_refused_by_their_reason(pair: Any) -> None:
         "version": [good[:4] + b"\x09" + good[5:]],
         "checksum": [bytes(flipped)],
         "frames": [good, b"one more"],
-        "direction": encode(Ack(1, 0, 0, 0, 0, 0, 0, 0, 0, {})),
+        "direction": encode(Ack(1, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})),
         "no_session": encode(Heartbeat(0)),
         "range": encode(hello(client_id="a/b")),
     }

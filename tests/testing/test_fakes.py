@@ -123,3 +123,15 @@ def test_acts_in_a_box_too():
 def test_needs_no_torch():
     code = "import sys, rl4sys_zmq.testing; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_last_part_of_a_batch_makes_an_update_when_asked():
+    fake = make(steps_per_update=10)
+    assert fake.update(partial=True) is None
+    fake.observe(segment(1))
+    assert fake.update() is None
+    assert fake.update(partial=True) == {"fake/updates": 1.0, "fake/steps": 1.0}
+    assert fake.update(partial=True) is None and fake.demand() == 10
+    off = make("offpolicy", steps_per_update=10)
+    off.observe(segment(9))
+    assert off.update(partial=True) is None and off.demand() == 1

@@ -52,10 +52,15 @@ class Algorithm(Protocol):
                 than taken at face value (``on_lag: correct``).
         """
 
-    def update(self) -> Mapping[str, float] | None:
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
         """Does one update if there is enough data, and returns its metrics by TensorBoard tag; None when there is not.
 
         An on-policy update uses all segments observed since the last one.
+
+        Args:
+            partial: no more data will come for this batch, so an on-policy algorithm trains on what it has, be it a single
+                step; None when it has nothing. For an off-policy one, whose segments wait for nothing, it changes nothing.
+                Only ever given as True: an `update` without this parameter works until a learner ends.
         """
 
     def demand(self) -> int:
@@ -65,7 +70,12 @@ class Algorithm(Protocol):
         """Copies of the tensors that ``spec().tensors`` names, as they are after the last update."""
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on as if nothing had happened: tensors, optimizer, random state, replay, schedules."""
+        """Everything needed to go on as if nothing had happened: tensors, optimizer, random state, replay, schedules.
+
+        It is what goes into a checkpoint: dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays, numbers, str,
+        bytes, bool and None, and all of it copies. An on-policy algorithm is asked right after an update, when nothing that
+        it has observed is waiting; what waits does not belong to the state, because it is delivered again.
+        """
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state` of an algorithm with the same parameters."""
+        """Goes back to a `state` of an algorithm with the same parameters; from there on, equal segments give equal bits."""

@@ -173,8 +173,8 @@ class DQN:
         if self._steps >= self.parameters.learning_starts:
             self._episodes += segment.ended or segment.capped
 
-    def update(self) -> Mapping[str, float] | None:
-        """Trains one unit (`gradient_steps` gradient steps) if one is owed."""
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Trains one unit (`gradient_steps` gradient steps) if one is owed; `partial` changes nothing."""
         if self._units >= self._units_owed():
             return None
         p = self.parameters
@@ -216,7 +216,14 @@ class DQN:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state`."""
+        """Goes back to a `state`.
+
+        Raises:
+            ConfigError: when the state is of a network of another size, or of another replay.
+        """
+        size = torch.as_tensor(state["online"]).numel()
+        if size != self._online.flat.numel():
+            raise ConfigError(f"a state of {size} parameters for a network of {self._online.flat.numel()}")
         self._online.flat.copy_(torch.as_tensor(state["online"]))
         self._target.flat.copy_(torch.as_tensor(state["target"]))
         self._optimizer.load(state["optimizer"])

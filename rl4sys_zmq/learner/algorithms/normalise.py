@@ -95,7 +95,9 @@ class RewardScale:
         while len(self._open) > MAX_EPISODES:
             self._open.popitem(last=False)
         self._moments.update(returns[:, None])
-        scaled: Column = np.clip(rewards / np.sqrt(self._moments.variance[0] + 1e-8), -self._clip, self._clip)
+        # One return has no deviation: to divide by its zero would make any reward a huge one.
+        variance = self._moments.variance[0] if self._moments.count > 1 else 1.0
+        scaled: Column = np.clip(rewards / np.sqrt(variance + 1e-8), -self._clip, self._clip)
         return scaled
 
     def state(self) -> dict[str, Any]:

@@ -103,9 +103,9 @@ class PPO:
         missing = max(0, (trajectories or 0) - self._trajectories)
         return math.ceil(missing * self._trajectory_length)
 
-    def update(self) -> dict[str, float] | None:
-        """One PPO update on everything observed since the last, once that is a batch."""
-        if self.demand() > 0:
+    def update(self, *, partial: bool = False) -> dict[str, float] | None:
+        """One PPO update on everything observed since the last, once that is a batch; with `partial`, be it one step."""
+        if not self._buffered or (self.demand() > 0 and not partial):
             return None
         rollout = gather(self._taken, self._spec.observation_space, self._spec.action_space)
         trajectories = self._trajectories
@@ -155,6 +155,8 @@ class PPO:
         flat = torch.as_tensor(state["parameters"])
         if flat.shape != self._network.flat.shape:
             raise ConfigError(f"a state of {flat.numel()} parameters for networks of {self._network.flat.numel()}")
+        if (self._reward_scale is None) is bool(state["rewards"]):
+            raise ConfigError("a state with another normalise_rewards", key="algorithm_parameters.normalise_rewards")
         self._network.flat.copy_(flat)
         self._optimizer.load(state["optimizer"])
         self._generator.set_state(torch.as_tensor(state["generator"]).clone())

@@ -1,0 +1,268 @@
+"""The newest verified policy in a file, so that an actor can start and act where no learner answers.
+
+The file is 40 bytes, a msgpack header, and the weights as raw float32:
+
+======  ====  ============  =========================================================================
+offset  size  field         meaning
+======  ====  ============  =========================================================================
+0       4     magic         ``R4PC``
+4       4     format        1
+8       8     header bytes  of the msgpack map that follows
+16      8     elements      float32 elements after it
+24      8     reserved      0
+32      8     checksum      xxh3-64 of bytes 0-31, the header and the weights
+======  ====  ============  =========================================================================
+
+All numbers are unsigned and little-endian. The lengths must add up to the file's own, so that no claim allocates anything.
+The header has the library's version, the time, the policy's spec, generation, version and digest, and the owner's `extras`.
+Nothing is unpickled. A file that can't be used is moved aside, one of them, and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+from rl4sys_zmq.weights import digest
+from rl4sys_zmq.wire import spec_from_document, spec_to_document
+from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
+
+__all__ = ["CachedPolicy", "PolicyCache"]
+
+log = logging.getLogger(__name__)
+
+MAGIC, FORMAT = b"R4PC", 1
+MAX_BYTES = 1 << 30
+ABANDONED_S = 60.0
+"""A temporary file of this age belongs to nobody any more."""
+_FIELDS = struct.Struct("<4sIQQQ")
+_CHECKSUM = struct.Struct("<Q")
+_FIXED = _FIELDS.size + _CHECKSUM.size
+_KEYS = {
+    "library": str,
+    "saved_unix_s": float,
+    "spec": dict,
+    "generation": int,
+    "version": int,
+    "digest": int,
+    "extras": dict,
+}
+
+
+class _Unusable(Exception):
+    """The file is not one that this library may use, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPolicy:
+    """What was saved.
+
+    Attributes:
+        spec: the policy.
+        snapshot: its weights, verified by their digest.
+        extras: as given to `save`; for the caller to check.
+        saved_unix_s: when.
+    """
+
+    spec: PolicySpec
+    snapshot: PolicySnapshot
+    extras: dict[str, Any]
+    saved_unix_s: float
+
+
+class PolicyCache:
+    """One file with one policy. Several processes may use it: a reader finds the old policy or the new one, never a mixture.
+
+    Attributes:
+        counters: ``policy_cache.saves``, ``.save_errors``, ``.loads`` and ``.refused`` (files that could not be used).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        min_interval_s: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Remembers the path; touches nothing.
+
+        Args:
+            path: the file; its folder is made when needed.
+            min_interval_s: between two saves.
+            clock: Unix time, in seconds.
+            monotonic: for the interval, in seconds.
+        """
+        self.counters = Counters()
+        self._path = path
+        self._min_interval_s = min_interval_s
+        self._clock, self._monotonic = clock, monotonic
+        self._next_save = float("-inf")
+        self._warned = False
+
+    def save(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any], *, force: bool = False) -> bool:
+        """Replaces the file; errors are counted and logged once, until a save succeeds.
+
+        Args:
+            spec: of the policy.
+            snapshot: of the same size.
+            extras: whatever the owner needs to act: a tree of JSON values.
+            force: does not mind the interval.
+
+        Returns:
+            True when the file is written and synced; False too soon after the last try, or after an error.
+        """
+        now = self._monotonic()
+        if now < self._next_save and not force:
+            return False
+        self._next_save = now + self._min_interval_s
+        try:
+            spec.views(snapshot.flat)
+            self._replace(self._encode(spec, snapshot, extras))
+        except Exception as exc:  # whatever it is: the host acts on, and the last file is still there
+            self.counters.add("policy_cache.save_errors")
+            if not self._warned:
+                log.warning("the policy can't be saved in %s: %s", self._path, exc)
+            self._warned = True
+            return False
+        self._warned = False
+        self.counters.add("policy_cache.saves")
+        return True
+
+    def load(self) -> CachedPolicy | None:
+        """The saved policy; None when there is none, or none that may be used (counted, logged, moved aside)."""
+        try:
+            data = self._read()
+            cached = _decode(data) if data is not None else None
+        except _Unusable as exc:
+            self._refuse(str(exc), aside=True)
+            return None
+        except OSError as exc:
+            self._refuse(str(exc), aside=False)
+            return None
+        if cached is not None:
+            self.counters.add("policy_cache.loads")
+        return cached
+
+    def _read(self) -> bytes | None:
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        with open(descriptor, "rb") as file:
+            size = os.fstat(descriptor).st_size
+            if not _FIXED <= size <= MAX_BYTES:
+                raise _Unusable(f"it has {size} bytes")
+            fixed = file.read(_FIXED)
+            _check_lengths(fixed, size)
+            return fixed + file.read(size - _FIXED)
+
+    def _encode(self, spec: PolicySpec, snapshot: PolicySnapshot, extras: dict[str, Any]) -> list[bytes | memoryview]:
+        header = pack_header(
+            {
+                "library": _library(),
+                "saved_unix_s": float(self._clock()),
+                "spec": spec_to_document(spec),
+                "generation": snapshot.generation,
+                "version": snapshot.version,
+                "digest": snapshot.digest,
+                "extras": extras,
+            }
+        )
+        weights = np.ascontiguousarray(snapshot.flat, dtype="<f4").data.cast("B")
+        fields = _FIELDS.pack(MAGIC, FORMAT, len(header), spec.size, 0)
+        if _FIXED + len(header) + len(weights) > MAX_BYTES:
+            raise ValueError(f"a policy of {len(weights)} bytes; the limit is {MAX_BYTES}")
+        return [fields, _CHECKSUM.pack(_checksum(fields, header, weights)), header, weights]
+
+    def _replace(self, parts: list[bytes | memoryview]) -> None:
+        """Writes beside the file, syncs, renames."""
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with contextlib.suppress(FileNotFoundError):
+            if abs(time.time() - temporary.lstat().st_mtime) > ABANDONED_S:
+                temporary.unlink()
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.rename(self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _refuse(self, why: str, *, aside: bool) -> None:
+        self.counters.add("policy_cache.refused")
+        log.warning("the cached policy in %s can't be used: %s", self._path, why)
+        if aside:
+            with contextlib.suppress(OSError):
+                self._path.rename(self._path.with_name(self._path.name + ".refused"))
+
+
+def _library() -> str:
+    return str(sys.modules["rl4sys_zmq"].__version__)
+
+
+def _checksum(*parts: bytes | memoryview) -> int:
+    hasher = xxhash.xxh3_64()
+    for part in parts:
+        hasher.update(part)
+    return hasher.intdigest()
+
+
+def _check_lengths(fixed: bytes, size: int) -> tuple[int, int]:
+    """The lengths of the header and of the weights, in a file of `size` bytes."""
+    if len(fixed) != _FIXED:
+        raise _Unusable("it ends in its first bytes")
+    magic, form, header, elements, reserved = _FIELDS.unpack_from(fixed)
+    if magic != MAGIC or reserved:
+        raise _Unusable("it is not a policy of this library")
+    if form != FORMAT:
+        raise _Unusable(f"it has format {form}; this library reads {FORMAT}")
+    if header > MAX_HEADER_BYTES or _FIXED + header + 4 * elements != size:
+        raise _Unusable("its lengths are not those of the file")
+    return header, 4 * elements
+
+
+def _decode(data: bytes) -> CachedPolicy:
+    view = memoryview(data)
+    header_bytes, weight_bytes = _check_lengths(data[:_FIXED], len(data))
+    start = _FIXED + header_bytes
+    header, weights = view[_FIXED:start], view[start:]
+    if _CHECKSUM.unpack_from(view, _FIELDS.size)[0] != _checksum(view[: _FIELDS.size], header, weights):
+        raise _Unusable("its bytes are not those that were written")
+    try:
+        form = unpack_header(header)
+        if type(form) is not dict or set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
+            raise _Unusable("its header is of another form")
+        if form["library"].partition(".")[0] != _library().partition(".")[0]:
+            raise _Unusable(f"version {form['library']} of the library wrote it")
+        spec = spec_from_document(form["spec"])
+    except ProtocolError as exc:
+        raise _Unusable(str(exc)) from exc
+    flat = np.frombuffer(weights, dtype="<f4").astype(np.float32)
+    if 4 * spec.size != weight_bytes or digest(flat) != form["digest"] or not np.isfinite(flat).all():
+        raise _Unusable("its weights are not those of its policy")
+    snapshot = PolicySnapshot(form["generation"], form["version"], form["digest"], flat)
+    return CachedPolicy(spec, snapshot, form["extras"], form["saved_unix_s"])

@@ -1,0 +1,871 @@
+"""The actor's segments on disk, from the moment they are finished until the learner's ledger has them.
+
+``DIR/spool.db`` (sqlite, WAL) survives the end of the process, ``kill -9`` included, and not a power cut. ``DIR/lock`` is
+held by the one process that uses it. The spool is a FIFO of packed segments: *rows* in the file, and behind them, while the
+disk refuses, segments in memory. From the head some are *taken*: numbered, and with the session.
+
+**Numbers are positions.** No number is written when a segment is sent. `base_seq`, the number of the oldest segment, changes in
+the same transaction that deletes rows; a segment's number is `base_seq` plus its position. So that this holds at any
+moment at which the process may die:
+
+- Only the tail that is not taken is ever dropped, and rows are gone from the file before the next one is taken. If the disk
+  refuses, the drop does not happen.
+- Deleting what is durable may be late or lost: the learner's next Welcome says so again.
+- What is in memory lies behind all rows, and goes into the file in order, what is taken included.
+
+**After a start** nobody knows which rows have numbers: any, or none. The first Welcome says ``R`` (received) and ``D``
+(durable). Let ``B`` be `base_seq` in the file, ``e`` the rows evicted since the start, which were the oldest, and ``m`` what is
+left of those that the file had at the start. The learner has ``r = min(R - B, e + m)`` of these ``e + m``.
+
+- ``min(e, r)`` of the evicted had arrived: they were not dropped, and the base moves over them. The other evicted ones had
+  not, so nobody knows them by a number, and ``R`` is the number of the oldest row.
+- The first ``r - min(e, r)`` rows have arrived: those below ``D`` are deleted, the others are taken. What follows is new.
+- ``R - B - r`` segments arrived that were in memory only when the process died. They count as submitted. While rows before
+  them must be kept, placeholders keep their numbers: segments that the learner refuses as items, should it ever ask.
+
+What was put in after the start can't have been received, and must not be counted among the ``e + m`` by a later start that finds
+no Welcome in between: the file says from which row on (`_Meta.sure_from`). All this is committed before anything is taken, so
+that ``B``, ``e`` and `sure_from` can't be applied twice.
+
+**The law of a spool**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. It holds in the file
+too, for what is in the file; a file in which it does not hold is damaged.
+
+A damaged file can't say which numbers are in use. The new one takes a new `origin`, which makes it another stream, and a new
+`actor_id` unless one was given. A damaged row that has no number yet is dropped; one that may have one becomes a placeholder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import json
+import logging
+import os
+import sqlite3
+import struct
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import xxhash
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import ProtocolError, SpoolError
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire.values import pack_header, unpack_header
+
+__all__ = ["Spool", "SpoolHead", "SpoolLimits"]
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+RETRY_S = 1.0
+RELEASE_S = 0.2
+FLUSH_BYTES = 8 << 20
+"""What one transaction inserts at most, so that a long time in memory does not become one long pause."""
+MAX_HOLE = 65_536
+KEEP_DAMAGED = 3
+_APPLICATION_ID = 0x52345350  # R4SP
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_PREFIX = struct.Struct("<QI")
+_U64 = 1 << 64
+_NO_FLAGS = 8
+"""No segment of this library has them."""
+_TABLES = """
+CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
+                   nbytes INTEGER NOT NULL, frames INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
+CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NULL, checksum BLOB NOT NULL);
+"""
+
+
+class _Damaged(Exception):
+    """The file is a spool, and does not hold together."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolLimits:
+    """What a spool may hold. Beyond it, the oldest segments that are not taken are dropped.
+
+    Attributes:
+        max_bytes: of the columns of all segments (``spool_bytes``).
+        max_age_s: the age of a segment (``spool_age``); None for no limit.
+        memory_items: how many may wait in memory while the disk refuses (``overflow``).
+        memory_bytes: the bytes of those (``overflow``).
+    """
+
+    max_bytes: int
+    max_age_s: float | None = None
+    memory_items: int = 1024
+    memory_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolHead:
+    """What sending and dropping must know of the oldest segment that is not taken.
+
+    Attributes:
+        generation: of the policy that acted.
+        oldest_version: the least version among its steps.
+        steps: how many decisions it holds.
+        nbytes: the bytes of its columns.
+        frames: how many frames of its own it needs.
+    """
+
+    generation: int
+    oldest_version: int
+    steps: int
+    nbytes: int
+    frames: int
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """The one row of ``meta``; together with the rows it is the whole truth.
+
+    Attributes:
+        rows: how many there are: a row that vanished would shift numbers.
+        next_id: of the next row; ids grow and are never used again while a row has one.
+        sure_from: rows from this id on have never been taken; None: any row may have been.
+        evicted: reasons and counts of the rows evicted while it was unknown whether they had been received, oldest first.
+    """
+
+    client_id: str
+    actor_id: str
+    origin: int
+    incarnation: int
+    ledger_id: int = 0
+    base_seq: int = 0
+    rows: int = 0
+    next_id: int = 1
+    sure_from: int | None = None
+    evicted: tuple[tuple[str, int], ...] = ()
+    submitted: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One segment. `packed` is None when it is in the file; `packed` of a stored one would only cost memory."""
+
+    id: int
+    head: SpoolHead
+    put_at: float
+    packed: PackedSegment | None
+
+
+class Spool(Resource):
+    """A durable FIFO of segments, for one actor.
+
+    One thread uses it at a time. After the constructor no method raises because of the disk: `error` says what it refuses,
+    `counters` count ``spool_errors``, ``spool_damaged_files``, ``spool_damaged_rows`` and ``spool_placeholders``.
+
+    Attributes:
+        actor_id: kept in the spool.
+        origin: the incarnation that began the numbering.
+        incarnation: of this start; larger than that of any start before.
+        error: why the disk refuses at the moment, or None.
+        reconciled: a Welcome has been applied; before that nothing can be taken.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        client_id: str,
+        limits: SpoolLimits,
+        *,
+        actor_id: str | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Opens the spool, or makes it.
+
+        Args:
+            folder: of its own; made with mode 0700.
+            client_id: whose segments it holds.
+            limits: what it may hold.
+            actor_id: the one that the spool must have; made up for a new one if None.
+            clock: Unix time in seconds; a jump of it is a jump of ages.
+            monotonic: in seconds, for what is retried or done later.
+
+        Raises:
+            SpoolError: it is in use, can't be read or written, or belongs to another client, actor or version of the library.
+        """
+        self.counters = Counters()
+        self.error: str | None = None
+        self.reconciled = False
+        self._folder, self._path = folder, folder / "spool.db"
+        self._limits = limits
+        self._clock, self._monotonic = clock, monotonic
+        self._taken: deque[_Entry] = deque()
+        self._untaken: deque[_Entry] = deque()
+        self._memory: deque[_Entry] = deque()
+        self._nbytes = self._untaken_steps = self._unsure = 0
+        self._dirty = False
+        self._synced_at = self._retry_at = 0.0
+        self._connection: sqlite3.Connection | None = None
+        self._lock = _lock(folder)
+        try:
+            self._meta = self._open(client_id, actor_id)
+        except BaseException:
+            self._abandon()
+            raise
+        self.actor_id, self.origin, self.incarnation = self._meta.actor_id, self._meta.origin, self._meta.incarnation
+        _open_spools.add(self)
+
+    # ---- what is in it
+
+    def __len__(self) -> int:
+        return len(self._taken) + len(self._untaken)
+
+    @property
+    def base_seq(self) -> int:
+        """The number of the oldest segment, or of the next one: what a Hello says as its first."""
+        return self._meta.base_seq
+
+    @property
+    def ledger_id(self) -> int:
+        """The ledger of the learner that was met last; 0 for none."""
+        return self._meta.ledger_id
+
+    @property
+    def taken_items(self) -> int:
+        """How many are numbered."""
+        return len(self._taken)
+
+    @property
+    def untaken_items(self) -> int:
+        """How many are not numbered yet (or, before `reconcile`, perhaps)."""
+        return len(self._untaken)
+
+    @property
+    def untaken_steps(self) -> int:
+        """The steps of those."""
+        return self._untaken_steps
+
+    @property
+    def memory_items(self) -> int:
+        """How many are in memory only, because the disk refuses: what a kill would lose."""
+        return len(self._memory)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all columns in it."""
+        return self._nbytes
+
+    @property
+    def submitted(self) -> int:
+        """How many were put in since the spool was made."""
+        return self._meta.submitted
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """How many were dropped since the spool was made, by reason. May fall, when the learner turns out to have them."""
+        return dict(self._meta.dropped)
+
+    def heads(self) -> Iterator[SpoolHead]:
+        """Those that are not taken, oldest first; anything that changes the spool ends it."""
+        return (entry.head for entry in self._untaken)
+
+    def peek(self) -> SpoolHead | None:
+        """The oldest that is not taken."""
+        return self._untaken[0].head if self._untaken else None
+
+    # ---- in and out
+
+    def put(self, segments: Sequence[PackedSegment]) -> None:
+        """Adds segments, and drops the oldest beyond the bounds; in the file when this returns, unless the disk refuses.
+
+        Args:
+            segments: in order; their `large` frames must not change any more.
+        """
+        put_at, next_id = self._clock(), self._meta.next_id
+        for p in segments:
+            head = SpoolHead(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
+            entry = _Entry(next_id, head, put_at, p)
+            next_id += 1
+            self._untaken.append(entry)
+            self._memory.append(entry)
+            self._nbytes += p.nbytes
+            self._untaken_steps += p.steps
+        self._meta = replace(self._meta, next_id=next_id, submitted=self._meta.submitted + len(segments))
+        self._dirty = True
+        if self.error is None or self._monotonic() >= self._retry_at:
+            self._sync()
+        self._bound_memory()
+
+    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
+        """The next segments, which become taken: the first has the number ``base_seq + taken_items``.
+
+        The first is given whatever its size. Empty before `reconcile`, and while the disk can't be read.
+        """
+        if not self.reconciled or self._connection is None:
+            return []
+        while self._untaken:
+            chosen: list[_Entry] = []
+            size = 0
+            for entry in itertools.islice(self._untaken, max_items):
+                size += entry.head.nbytes
+                if chosen and size > max_bytes:
+                    break
+                chosen.append(entry)
+            packed = self._read(chosen)
+            if packed is None:
+                return []
+            sound = list(itertools.takewhile(lambda p: p is not None, packed))
+            if chosen and not sound:
+                self.counters.add("spool_damaged_rows")
+                log.error("%s: a segment in the spool is damaged and is dropped", self._path)
+                if self.drop_head(1, "spool_damaged"):
+                    continue
+                sound = [_placeholder()]  # the disk refuses: it stays, and takes a number
+            for _ in sound:
+                self._take_one()
+            return [p for p in sound if p is not None]
+        return []
+
+    def drop_head(self, count: int, reason: str) -> int:
+        """Drops the oldest `count` that are not taken, counted as `reason`; all of them, or none when the disk refuses.
+
+        Returns:
+            How many were dropped.
+        """
+        count = min(count, len(self._untaken))
+        if not count or self.error is not None or not self._sync([(reason, count)]):
+            return 0
+        return count
+
+    def untake(self) -> None:
+        """Nothing is taken any more: a new session will say in its Welcome what it has; `reconcile` comes next."""
+        if not self.reconciled:
+            return
+        self._unsure = len(self._taken)
+        self._untaken_steps += sum(e.head.steps for e in self._taken)
+        self._untaken.extendleft(reversed(self._taken))
+        self._taken.clear()
+        self.reconciled = False
+
+    def release(self, durable_seq: int) -> None:
+        """Forgets the taken segments below `durable_seq`; the file follows within `RELEASE_S`, or with the next `put`."""
+        count = min(durable_seq - self._meta.base_seq, len(self._taken))
+        if count <= 0:
+            return
+        for _ in range(count):
+            self._forget(self._taken.popleft())
+        self._meta = replace(self._meta, base_seq=self._meta.base_seq + count)
+        self._dirty = True
+        self.tick()
+
+    def reconcile(self, received: int, durable: int) -> list[PackedSegment] | None:
+        """Applies the first Welcome after a start or `untake`; see the module's text.
+
+        Args:
+            received: the learner's marks, for a Hello that said `base_seq`; and
+            durable: likewise.
+
+        Returns:
+            The segments that are received and not durable, from `base_seq` on: they are taken. None when the disk refuses:
+            nothing can be taken yet; call it again. When it was called before: an empty list.
+        """
+        if self.reconciled or self._connection is None:
+            return []
+        base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
+        received = max(received, base)
+        known = min(received - base, evicted + self._unsure)
+        back = min(evicted, known)
+        held, hole = known - back, received - base - known
+        gone = min(max(min(durable, received) - base - back, 0), held)
+        kept = list(itertools.islice(self._untaken, gone, held))
+        blanks = hole if kept and kept[-1].packed is None and hole <= MAX_HOLE else 0
+        if hole > blanks:  # nothing before the hole must be kept, or can be
+            gone, first = held, received
+        else:
+            first = base + back + gone
+        meta = replace(
+            self._meta,
+            base_seq=first,
+            sure_from=None,
+            evicted=(),
+            submitted=self._meta.submitted + hole,
+            dropped=_taken_back(self._meta.dropped, self._meta.evicted, back),
+        )
+        if hole:
+            log.warning("%s: the learner has %d segments that an earlier process did not store any more", self._path, hole)
+            self.counters.add("spool_placeholders", blanks)
+        if not self._apply(meta, held, gone, blanks):
+            return None
+        packed = self._read(list(self._taken))
+        if packed is None:
+            self.untake()
+            return None
+        damaged = sum(p is None for p in packed) - blanks
+        if damaged:
+            log.error("%s: %d segments that the learner has received, and not made durable, are damaged", self._path, damaged)
+            self.counters.add("spool_damaged_rows", damaged)
+        return [p if p is not None else _placeholder() for p in packed]
+
+    def set_ledger(self, ledger_id: int) -> None:
+        """Notes the ledger of the learner that was met."""
+        if ledger_id != self._meta.ledger_id:
+            self._meta = replace(self._meta, ledger_id=ledger_id)
+            self._dirty = True
+            self._sync()
+
+    def count_dropped(self, reason: str, count: int) -> None:
+        """Counts segments that were submitted and dropped before they came here; stored with the next change."""
+        dropped = {**self._meta.dropped, reason: self._meta.dropped.get(reason, 0) + count}
+        self._meta = replace(self._meta, submitted=self._meta.submitted + count, dropped=dropped)
+        self._dirty = True
+
+    def tick(self) -> None:
+        """Does what has become due: late deletions, drops by age, another try of the disk."""
+        if self._monotonic() >= self.next_deadline():
+            self._sync()
+
+    def next_deadline(self) -> float:
+        """When `tick` wants to be called, monotonic in seconds; infinity when nothing is due."""
+        if self._connection is None:
+            return float("inf")
+        if self.error is not None:
+            return self._retry_at
+        if self._memory:
+            return self._synced_at
+        due = self._synced_at + RELEASE_S if self._dirty else float("inf")
+        if self._limits.max_age_s is not None and self._untaken:
+            left = self._untaken[0].put_at + self._limits.max_age_s - self._clock()
+            due = min(due, self._monotonic() + max(0.0, left))
+        return due
+
+    def close(self) -> None:
+        """Writes what can be written and gives the folder free."""
+        if self._connection is not None:
+            while self._sync() and self._memory:
+                pass
+            if self._memory:
+                log.error("%s: %d segments in memory are lost, %s", self._path, len(self._memory), self.error)
+        self._abandon()
+
+    def disown(self) -> None:
+        """In a forked child: lets go of the parent's file and lock without touching them. Called by itself after `os.fork`."""
+        if self._connection is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # closing it here would write to the parent's file
+            self._connection = None
+        self._abandon()
+
+    # ---- the file
+
+    def _open(self, client_id: str, actor_id: str | None) -> _Meta:
+        """Reads the file, or makes it, and stores this start."""
+        try:
+            try:
+                self._connection, meta = _connect(self._path)
+                if meta is not None:
+                    meta = self._load(meta, client_id, actor_id)
+            except (_Damaged, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
+                if not _is_damage(exc):
+                    raise
+                self._move_aside(exc)
+                self._connection, meta = _connect(self._path)
+            start = int(self._clock() * 1e9)
+            if meta is None:
+                meta = _Meta(client_id, actor_id or uuid.uuid4().hex, start, start)
+            else:
+                meta = replace(meta, incarnation=max(meta.incarnation + 1, start))
+                meta = meta if meta.sure_from is not None else replace(meta, sure_from=meta.next_id)
+            self._write(meta, deleted=[], inserted=[])
+        except (sqlite3.Error, OSError) as exc:
+            raise SpoolError(f"the spool {self._path} can't be used: {exc}") from exc
+        return meta
+
+    def _load(self, meta: _Meta, client_id: str, actor_id: str | None) -> _Meta:
+        for name, given, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
+            if given is not None and given != stored:
+                raise SpoolError(
+                    f"the spool {self._path} has the {name} {stored!r}, not {given!r}; give each actor its own folder"
+                )
+        assert self._connection is not None
+        cursor = self._connection.execute("SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows")
+        for row_id, steps, generation, oldest, nbytes, frames, put_at in cursor:
+            numbers = (row_id, steps, nbytes, frames, generation, oldest)
+            if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
+                raise _Damaged(f"row {row_id!r} has impossible numbers")
+            self._untaken.append(_Entry(row_id, SpoolHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
+            self._nbytes += nbytes
+            self._untaken_steps += steps
+        ids = [e.id for e in self._untaken]
+        if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
+            raise _Damaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
+        if meta.submitted != sum(meta.dropped.values()) + meta.base_seq + meta.rows:
+            raise _Damaged("its counts contradict each other")
+        self._unsure = sum(i < meta.sure_from for i in ids) if meta.sure_from is not None else len(ids)
+        return meta
+
+    def _move_aside(self, why: Exception) -> None:
+        """Gives the damaged file another name, for people."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._untaken.clear()
+        self._nbytes = self._untaken_steps = self._unsure = 0
+        aside = f"{self._path.name}.damaged-{int(self._clock() * 1e3)}"
+        for suffix in ("", "-wal"):
+            source = self._path.with_name(self._path.name + suffix)
+            if source.exists():
+                source.rename(self._path.with_name(aside + suffix))
+        old = sorted(p for p in self._folder.glob(f"{self._path.name}.damaged-*") if not p.name.endswith("-wal"))
+        for path in old[:-KEEP_DAMAGED]:
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + "-wal").unlink(missing_ok=True)
+        self.counters.add("spool_damaged_files")
+        log.error("the spool %s is damaged (%s): it is now %s, and what it held is not sent", self._path, why, aside)
+
+    def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
+        """One transaction: deletes what was released and what is to be dropped, inserts what is in memory.
+
+        Args:
+            drops: reasons and how many to drop from the head of what is not taken; empty: what is beyond the bounds.
+
+        Returns:
+            False when the disk refused: nothing has changed then.
+        """
+        if self._connection is None:
+            return False
+        drops = drops or self._excess()
+        count = sum(n for _, n in drops)
+        dropped = list(itertools.islice(self._untaken, count))
+        lost = set(map(id, dropped))
+        inserted: list[_Entry] = []
+        size = 0
+        for entry in self._memory:
+            if id(entry) not in lost:
+                if inserted and size > FLUSH_BYTES:
+                    break
+                inserted.append(entry)
+                size += entry.head.nbytes
+        meta = self._counted(drops)
+        left = sum(id(e) not in lost for e in self._memory) - len(inserted)
+        rows = len(self) - count - left
+        if not self._try(replace(meta, rows=rows, submitted=meta.submitted - left), dropped, inserted):
+            return False
+        for entry in dropped:
+            self._untaken.popleft()
+            self._untaken_steps -= entry.head.steps
+            self._forget(entry)
+        self._unsure = max(0, self._unsure - count)
+        for entry in inserted:
+            self._memory.popleft()
+            entry.packed = None
+        self._meta, self._dirty, self._synced_at = meta, False, self._monotonic()
+        return True
+
+    def _try(self, meta: _Meta, deleted: Sequence[_Entry], inserted: Sequence[_Entry], shift: tuple[int, int] = (0, 0)) -> bool:
+        try:
+            self._write(meta, deleted, inserted, shift)
+        except (sqlite3.Error, OSError) as exc:
+            self._refused(exc)
+            return False
+        if self.error is not None:
+            log.warning("%s: the disk works again", self._path)
+        self.error = None
+        return True
+
+    def _refused(self, exc: Exception) -> None:
+        self.counters.add("spool_errors")
+        if self.error is None:
+            log.error("%s: the disk refuses (%s); segments wait in memory", self._path, exc)
+        self.error = f"{type(exc).__name__}: {exc}"
+        self._retry_at = self._monotonic() + RETRY_S
+
+    def _write(self, meta: _Meta, deleted: Sequence[_Entry], inserted: Sequence[_Entry], shift: tuple[int, int] = (0, 0)) -> None:
+        """The transaction. Rows before the first entry are deleted, for they were released."""
+        connection = self._connection
+        assert connection is not None
+        first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
+        document = json.dumps(vars(meta), separators=(",", ":")).encode()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("DELETE FROM rows WHERE id < ?", (first.id if first is not None else meta.next_id,))
+            if deleted:
+                connection.execute("DELETE FROM rows WHERE id BETWEEN ? AND ?", (deleted[0].id, deleted[-1].id))
+            if shift[1]:  # makes room for placeholders; in two steps, for ids must differ at every moment
+                connection.execute("UPDATE rows SET id = -id - ? WHERE id > ?", (shift[1], shift[0]))
+                connection.execute("UPDATE rows SET id = -id WHERE id < 0")
+            if inserted:
+                connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (1, ?, ?)", (document, _checksum(document)))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _apply(self, meta: _Meta, held: int, gone: int, blanks: int) -> bool:
+        """Commits what `reconcile` found, then makes it so here: `gone` deleted, the rest of `held` and `blanks` taken."""
+        entries = list(self._untaken)
+        deleted, kept = entries[:gone], entries[gone:held]
+        last = kept[-1].id if kept else 0
+        placeholders = [_Entry(last + 1 + n, SpoolHead(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
+        meta = replace(meta, next_id=meta.next_id + blanks)
+        left = sum(e.packed is not None for e in entries[gone:])
+        stored = replace(meta, rows=len(entries) - gone + blanks - left, submitted=meta.submitted - left)
+        in_file = [e for e in deleted if e.packed is None]
+        if meta != self._meta and not self._try(stored, in_file, placeholders, (last, blanks)):
+            return False
+        for entry in entries[held:]:
+            entry.id += blanks
+        self._untaken = deque(entries[held:])
+        self._untaken_steps -= sum(e.head.steps for e in entries[:held])
+        for entry in deleted:
+            self._forget(entry)
+        self._taken.extend([*kept, *placeholders])
+        self._meta, self._unsure, self.reconciled = meta, 0, True
+        return True
+
+    def _read(self, entries: Sequence[_Entry]) -> list[PackedSegment | None] | None:
+        """The segments of consecutive entries, None in the place of a damaged one; None when the disk refuses."""
+        assert self._connection is not None
+        stored = [e.id for e in entries if e.packed is None]
+        records: dict[int, bytes] = {}
+        if stored:
+            span = (stored[0], stored[-1])
+            try:
+                records.update(self._connection.execute("SELECT id, record FROM rows WHERE id BETWEEN ? AND ?", span))
+            except sqlite3.Error as exc:
+                if not _is_damage(exc):
+                    self._refused(exc)
+                    return None
+                records = self._read_singly(stored)
+        return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
+
+    def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """What can still be read of a file in which sqlite has found damage."""
+        assert self._connection is not None
+        records: dict[int, bytes] = {}
+        for row_id in ids:
+            try:
+                records.update(self._connection.execute("SELECT id, record FROM rows WHERE id = ?", (row_id,)))
+            except sqlite3.Error as exc:
+                log.debug("row %d: %s", row_id, exc)
+        return records
+
+    # ---- small parts
+
+    def _excess(self) -> list[tuple[str, int]]:
+        """What must be dropped from the head of what is not taken: the reasons, and how many."""
+        old = excess = 0
+        size = self._nbytes
+        horizon = self._clock() - self._limits.max_age_s if self._limits.max_age_s is not None else float("-inf")
+        for entry in self._untaken:
+            if not excess and entry.put_at <= horizon:
+                old += 1
+            elif size > self._limits.max_bytes:
+                excess += 1
+            else:
+                break
+            size -= entry.head.nbytes
+        return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
+
+    def _counted(self, drops: Sequence[tuple[str, int]]) -> _Meta:
+        """The numbers after these drops; those that the learner may have received are noted in order."""
+        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._unsure
+        for reason, count in drops:
+            dropped[reason] = dropped.get(reason, 0) + count
+            perhaps = min(count, unsure)
+            unsure -= perhaps
+            if perhaps and evicted and evicted[-1][0] == reason:
+                evicted[-1] = (reason, evicted[-1][1] + perhaps)
+            elif perhaps:
+                evicted.append((reason, perhaps))
+        return replace(self._meta, dropped=dropped, evicted=tuple(evicted))
+
+    def _bound_memory(self) -> None:
+        """While the disk refuses: drops the oldest in memory that can't have a number."""
+        size = sum(e.head.nbytes for e in self._memory)
+        while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
+            ahead = len(self._untaken) - len(self._memory)  # not taken, and in the file; negative: taken, and in memory
+            at = max(0, self._unsure - ahead)
+            if at >= len(self._memory):
+                return
+            entry = self._memory[at]
+            del self._untaken[ahead + at]
+            self._untaken_steps -= entry.head.steps
+            size -= entry.head.nbytes
+            del self._memory[at]
+            self._nbytes -= entry.head.nbytes
+            self._meta = replace(
+                self._meta, dropped={**self._meta.dropped, "overflow": self._meta.dropped.get("overflow", 0) + 1}
+            )
+
+    def _take_one(self) -> None:
+        entry = self._untaken.popleft()
+        self._untaken_steps -= entry.head.steps
+        self._taken.append(entry)
+
+    def _forget(self, entry: _Entry) -> None:
+        """It has left the deques of what is taken and what is not."""
+        self._nbytes -= entry.head.nbytes
+        if entry.packed is not None:
+            self._memory.remove(entry)
+
+    def _abandon(self) -> None:
+        """Closes what is open, whatever happens."""
+        _open_spools.discard(self)
+        connection, self._connection = self._connection, None
+        lock, self._lock = self._lock, -1
+        try:
+            if connection is not None:
+                connection.close()
+        except sqlite3.Error as exc:
+            log.warning("%s: %s", self._path, exc)
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+
+_open_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
+
+
+def _disown_all() -> None:
+    for spool in list(_open_spools):
+        spool.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
+def _lock(folder: Path) -> int:
+    """Makes the folder and takes its lock, which goes with the process."""
+    path = folder / "lock"
+    try:
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise SpoolError(f"the spool folder {folder} can't be used: {exc}") from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as exc:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise SpoolError(f"the spool {folder} is in use by process {holder or '?'}, says {path}; use another folder") from exc
+    except OSError as exc:
+        os.close(descriptor)
+        raise SpoolError(f"{path} can't be locked: {exc}; use a folder on a local disk") from exc
+    return descriptor
+
+
+def _connect(path: Path) -> tuple[sqlite3.Connection, _Meta | None]:
+    """The file and what it says, None when it is new."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        return connection, _read_meta(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read_meta(connection: sqlite3.Connection, path: Path) -> _Meta | None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    if not tables:
+        create = f"BEGIN; {_TABLES} PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={SCHEMA}; COMMIT;"
+        connection.executescript(create)
+        return None
+    if application != _APPLICATION_ID:
+        raise SpoolError(f"{path} is a database of something else; use another folder")
+    if schema != SCHEMA:
+        raise SpoolError(f"the spool {path} has format {schema}, this library reads {SCHEMA}; use the version that wrote it")
+    if tables != {"rows", "meta"}:
+        raise _Damaged(f"it has the tables {sorted(tables)}")
+    stored = connection.execute("SELECT document, checksum FROM meta").fetchone()
+    if stored is None:
+        if connection.execute("SELECT 1 FROM rows").fetchone() is not None:
+            raise _Damaged("it has rows and no numbers")
+        return None  # made, and killed before the first start was stored
+    document, checksum = stored
+    if type(document) is not bytes or checksum != _checksum(document):
+        raise _Damaged("its numbers are not those that were written")
+    form = json.loads(document)
+    return _Meta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
+
+
+def _checksum(document: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(document)
+
+
+def _is_damage(exc: Exception) -> bool:
+    return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
+    """The drops without the first `count` of `evicted`, which the learner turned out to have."""
+    dropped = dict(dropped)
+    for reason, number in evicted:
+        mistaken = min(number, count)
+        dropped[reason] -= mistaken
+        count -= mistaken
+    return dropped
+
+
+# ---- rows
+
+
+def _row(entry: _Entry) -> tuple[int, int, int, int, int, int, float, bytes]:
+    head, p = entry.head, entry.packed
+    record = b"" if p is None else _pack(p)
+    return (
+        entry.id,
+        head.steps,
+        _i64(head.generation),
+        _i64(head.oldest_version),
+        head.nbytes,
+        head.frames,
+        entry.put_at,
+        record,
+    )
+
+
+def _i64(number: int) -> int:
+    """SQLite has no unsigned integers."""
+    return number - _U64 if number >= _U64 >> 1 else number
+
+
+def _pack(p: PackedSegment) -> bytes:
+    """A checksum of what follows, the length of the header, the header, the blob and the large columns."""
+    head = pack_header([p.header, p.steps, p.generation, p.oldest_version, p.nbytes, len(p.blob), [len(f) for f in p.large]])
+    body = b"".join((_PREFIX.pack(0, len(head))[8:], head, p.blob, *p.large))
+    return xxhash.xxh3_64_digest(body) + body
+
+
+def _unpack(record: bytes, expected: SpoolHead) -> PackedSegment | None:
+    """The segment of a record, None when it is not what was written."""
+    view = memoryview(record)
+    if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
+        return None
+    try:
+        start = _PREFIX.size + _PREFIX.unpack_from(view)[1]
+        header, steps, generation, oldest, nbytes, blob_bytes, lengths = unpack_header(view[_PREFIX.size : start])
+        ends = list(itertools.accumulate([blob_bytes, *lengths], initial=start))
+    except (ProtocolError, TypeError, ValueError):
+        return None
+    if ends[-1] != len(view) or SpoolHead(generation, oldest, steps, nbytes, len(lengths)) != expected:
+        return None
+    blob, *large = (view[a:b] for a, b in itertools.pairwise(ends))
+    return PackedSegment(header, bytes(blob), tuple(large), steps, generation, oldest, nbytes)
+
+
+def _placeholder() -> PackedSegment:
+    """Keeps a number whose segment is lost: the learner refuses it as an item, for its flags, and the mark moves on."""
+    columns = [[letter, "<f4", [0]] for letter in "oarlv"]
+    return PackedSegment([0, 0, 0, _NO_FLAGS, None, None, 0, 0, columns], b"", (), 0, 0, 0, 0)

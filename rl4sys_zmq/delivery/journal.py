@@ -1,0 +1,281 @@
+"""The ledger on disk: its thread, its transactions, and what happens when the disk is full or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
+from rl4sys_zmq.delivery.journal_file import Connect, Fsync, connect, open_journal_file
+from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Read, Tables, Trim, Write
+from rl4sys_zmq.delivery.ledger import ClientRow, Entry, LedgerState, Page, Restored, StreamRow
+from rl4sys_zmq.errors import JournalError
+from rl4sys_zmq.resource import Worker
+
+__all__ = ["Journal"]
+
+log = logging.getLogger(__name__)
+
+
+class Journal(Worker):
+    """A ledger in one SQLite file, written by one thread over one connection.
+
+    The owner calls `open`, then hands the `Ledger` calls to one thread, then `stop` and `join`. Calls queue in order; the
+    thread takes what has gathered and commits it in one transaction, so that many small entries cost one commit.
+
+    When the entries have reached `max_bytes`, or the disk fails, nothing is lost: operations stay queued in order,
+    `state().error` says why, and they are tried again each `retry_s` seconds. Trims, drops and reads do not wait behind
+    entries for which there is no room. The queue itself has no bound; its owner watches `state().queued_bytes` and stops credit.
+
+    `max_bytes` counts the stored messages, not SQLite's own 200 to 300 bytes for each entry. The pages that a trim frees are
+    used again; the file never shrinks, and beside it lies a write-ahead log of some tens of MB. One entry that is larger than
+    `max_bytes` is taken when nothing else is stored, so that it can't stop the journal for good. SQLite refuses an entry of
+    1 GB or more.
+    """
+
+    durable = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fsync: Fsync,
+        max_bytes: int,
+        wake: Callable[[], None],
+        retry_s: float = 0.5,
+        connect: Connect = connect,
+    ) -> None:
+        """Args:
+        path: the file, in a folder that exists; `path` + ".lock" keeps other processes out.
+        fsync: "normal" survives the process, "always" also the machine's loss of power.
+        max_bytes: what the entries may take.
+        wake: called in the journal's thread when `committed` or `state` has news.
+        retry_s: how long to wait after a failure, in seconds.
+        connect: makes the connection.
+        """
+        super().__init__("rl4sys-journal")
+        self.ledger_id = 0
+        self._path = Path(path)
+        self._fsync, self._max_bytes, self._retry_s = fsync, max_bytes, retry_s
+        self._wake, self._connect = wake, connect
+        self._opened = threading.Event()
+        self._restored: Restored | None = None
+        self._refusal: JournalError | None = None
+        # The thread's own.
+        self._backlog = Backlog()
+        self._db: sqlite3.Connection
+        self._tables: Tables
+        # Shared, under the lock.
+        self._news = threading.Condition()
+        self._incoming: deque[Operation] = deque()
+        self._fresh: list[Entry | Page] = []
+        self._stopping = self._hurry = False
+        self._problem = ""
+        self._queued_items = self._queued_bytes = self._used_bytes = 0
+        self._commits = self._failures = self._damaged = 0
+        self._commit_s = 0.0
+
+    # What the owner calls.
+
+    def open(self) -> Restored:
+        """Starts the thread; returns what the file knows once it has been opened.
+
+        Entries are not read here: damage among them shows when they are.
+
+        Raises:
+            JournalError: when the file is held by another process, can't be written, or is no journal of this version.
+        """
+        self.start()
+        self._opened.wait()
+        if self._restored is None:
+            self.join()
+            self.raise_if_dead()
+            raise self._refusal or JournalError(str(self._path), "the journal was stopped before it was open", "open another one")
+        return self._restored
+
+    def stop(self) -> None:
+        """Commits what is queued, with one try if the journal is failing, and ends. What is called later is not done."""
+        with self._news:
+            self._stopping = True
+            self._news.notify()
+
+    def append(self, batch: Sequence[Entry]) -> None:
+        """Takes entries."""
+        nbytes = sum(entry.nbytes for entry in batch)
+        with self._news:
+            self._incoming.extend(batch)
+            self._queued_items += len(batch)
+            self._queued_bytes += nbytes
+            if not self._problem:
+                self._news.notify()
+
+    def committed(self) -> list[Entry | Page]:
+        """What has become safe, or has been read, since the last call, in order."""
+        with self._news:
+            fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def put_client(self, row: ClientRow) -> None:
+        """A new client, with its totals, or the generation and settings of a known one."""
+        self._enqueue(row)
+
+    def put_stream(self, row: StreamRow) -> None:
+        """A new stream, or what a HELLO changes in a known one; marks only grow."""
+        self._enqueue(row)
+
+    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+        """Forgets a stream and its entries."""
+        self._enqueue(DropStream(client_id, actor_id, origin), hurry=True)
+
+    def add_gap(self, client_id: str, count: int) -> None:
+        """Counts segments that are gone."""
+        self._enqueue(Gap(client_id, count))
+
+    def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
+        """Gives up the entries below the marks."""
+        self._enqueue(Trim(client_id, tuple(marks.items())), hurry=True)
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        """Asks for a `Page`."""
+        self._enqueue(Read(client_id, token, after_row, max_bytes), hurry=True)
+
+    def state(self) -> LedgerState:
+        """How it fares."""
+        with self._news:
+            return LedgerState(
+                durable=True,
+                used_bytes=self._used_bytes,
+                max_bytes=self._max_bytes,
+                queued_bytes=self._queued_bytes,
+                queued_items=self._queued_items,
+                error=self._problem,
+                commits=self._commits,
+                failures=self._failures,
+                commit_s=self._commit_s,
+                damaged=self._damaged,
+            )
+
+    def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
+        with self._news:
+            self._incoming.append(operation)
+            self._queued_items += 1
+            self._hurry |= hurry
+            if hurry or not self._problem:
+                self._news.notify()
+
+    # The thread.
+
+    def run(self) -> None:
+        """Opens the file, does what is queued until `stop`, closes it."""
+        try:
+            with open_journal_file(self._path, self._fsync, self._connect) as opened:
+                self._db, self._tables, self._restored = opened.db, opened.tables, opened.restored
+                self._used_bytes, self.ledger_id = opened.used_bytes, opened.restored.ledger_id
+                self._opened.set()
+                self._serve()
+        except JournalError as error:
+            self._refusal = error
+        finally:
+            self._opened.set()
+
+    def on_death(self, error: BaseException) -> None:
+        """Says so in `state`."""
+        with self._news:
+            self._problem = f"the journal's thread died: {error!r}"
+        self._wake()
+
+    def _serve(self) -> None:
+        while True:
+            stopping = self._gather()
+            if not self._backlog:
+                return
+            done = self._work()
+            if stopping and not done:
+                log.error("%s: %d operations were never committed: %s", self._path, len(self._backlog), self._problem)
+                return
+
+    def _gather(self) -> bool:
+        """Waits until there is something to do, or to try again; returns whether this is the end."""
+        with self._news:
+            if self._problem:
+                self._news.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
+            else:
+                self._news.wait_for(lambda: self._stopping or self._incoming or self._backlog)
+            self._hurry = False
+            self._backlog.extend(self._incoming)
+            self._incoming.clear()
+            return self._stopping
+
+    def _work(self) -> bool:
+        """Commits one group, after what frees room if the last one failed; returns whether that went well."""
+        try:
+            group = self._backlog.next_group(self._used_bytes, self._max_bytes)
+            if self._problem or not group:
+                while relief := self._backlog.relief():
+                    self._do(relief)
+                group = self._backlog.next_group(self._used_bytes, self._max_bytes)
+            if group:
+                self._do(group)
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
+            raise  # a fault of this code: trying again will not mend it
+        except (sqlite3.Error, OSError) as error:
+            return self._settle(f"{self._path} can't be written: {error}")
+        if not group and self._backlog:
+            return self._settle(
+                f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; a checkpoint frees room, or a larger limit"
+            )
+        return self._settle("")
+
+    def _settle(self, problem: str) -> bool:
+        with self._news:
+            changed = bool(problem) != bool(self._problem)
+            self._problem = problem
+            self._failures += bool(problem)
+        if changed:
+            log.log(logging.ERROR if problem else logging.INFO, "%s", problem or f"{self._path} is written again")
+            self._wake()
+        return not problem
+
+    def _do(self, group: Sequence[Operation]) -> None:
+        """One transaction, or one read; then `committed` has the results and the backlog has lost the group."""
+        fresh: list[Entry | Page]
+        rest: list[Trim] = []
+        if isinstance(group[0], Read):
+            fresh, grown, seconds = [self._tables.read(group[0])], 0, None
+        else:
+            began = time.monotonic()
+            grown, rest = self._transact([operation for operation in group if not isinstance(operation, Read)])
+            seconds = time.monotonic() - began
+            fresh = [operation for operation in group if isinstance(operation, Entry)]
+        self._backlog.done(group)
+        self._backlog.extend(rest)
+        with self._news:
+            self._fresh += fresh
+            self._used_bytes += grown
+            self._queued_items += len(rest) - len(group)
+            self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, Entry))
+            self._damaged = len(self._tables.damaged)
+            if seconds is not None:
+                self._commits += 1
+                self._commit_s = seconds
+        if fresh:
+            self._wake()
+
+    def _transact(self, group: Sequence[Write]) -> tuple[int, list[Trim]]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            result = self._tables.apply(group)
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
+                    self._db.execute("ROLLBACK")
+            raise
+        return result

@@ -1,0 +1,146 @@
+"""The dead-letter folder: what was quarantined, kept for a person to look at.
+
+::
+
+    RUN/dead/
+      2026-11-21/luna-3f2a9c41-7-1042.msg     the segment's `Submit`: each frame behind its length (u32, little-endian)
+      2026-11-21/luna-3f2a9c41-7-1042.json    whose it was, and why it was quarantined
+
+Names are made of the client, the actor, the origin and the sequence number, with everything but letters, digits and ``_ - ~``
+percent-encoded, so that no name leads out of the folder. The oldest letters are removed beyond `MAX_LETTERS` and `MAX_BYTES`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from rl4sys_zmq.wire.messages import DeadLetter, Frame
+
+__all__ = ["DeadLetters", "Letter", "list_letters", "read_letter"]
+
+MAX_LETTERS = 1_000
+MAX_BYTES = 256 << 20
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One letter.
+
+    Attributes:
+        path: of its message; the description lies beside it.
+        client_id, actor_id, origin, seq: whose segment it was.
+        reason: why nobody trained on it.
+        at_unix_s: when.
+        nbytes: of the message.
+    """
+
+    path: Path
+    client_id: str
+    actor_id: str
+    origin: int
+    seq: int
+    reason: str
+    at_unix_s: float
+    nbytes: int
+
+
+class DeadLetters:
+    """Writes letters, one at a time, and keeps the folder within its bounds. Used in one thread."""
+
+    def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
+        self._folder, self._max_letters, self._max_bytes = folder, max_letters, max_bytes
+        self._held: deque[tuple[Path, int]] | None = None
+        self._bytes = 0
+
+    def write(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> Path:
+        """Writes one letter; returns the path of its message.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        held = self._look()
+        day = self._folder / time.strftime("%Y-%m-%d", time.gmtime(at_unix_s))
+        day.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = f"{_plain(client_id)}-{_plain(letter.actor_id)}-{letter.origin}-{letter.seq}"
+        path = day / f"{name}.msg"
+        content = b"".join(part for frame in letter.body for part in (_LENGTH.pack(len(frame)), bytes(frame)))
+        about = {
+            "client_id": client_id,
+            "actor_id": letter.actor_id,
+            "origin": letter.origin,
+            "seq": letter.seq,
+            "reason": letter.reason,
+            "at_unix_s": at_unix_s,
+        }
+        _write(path.with_suffix(".json"), json.dumps(about).encode())
+        _write(path, content)
+        held.append((path, len(content)))
+        self._bytes += len(content)
+        while held and (len(held) > self._max_letters or self._bytes > self._max_bytes):
+            oldest, nbytes = held.popleft()
+            self._bytes -= nbytes
+            oldest.unlink(missing_ok=True)
+            oldest.with_suffix(".json").unlink(missing_ok=True)
+        return path
+
+    def _look(self) -> deque[tuple[Path, int]]:
+        """What an earlier learner left here counts too."""
+        if self._held is None:
+            found = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
+            self._held = deque((path, size) for _, path, size in found)
+            self._bytes = sum(size for _, _, size in found)
+        return self._held
+
+
+def list_letters(folder: Path) -> list[Letter]:
+    """All letters of a folder (``RUN/dead``), oldest first; those without a readable description are left out."""
+    letters = []
+    for path in folder.glob("*/*.msg"):
+        try:
+            about = json.loads(path.with_suffix(".json").read_text())
+            whose = str(about["client_id"]), str(about["actor_id"]), int(about["origin"]), int(about["seq"])
+            letters.append(Letter(path, *whose, str(about["reason"]), float(about["at_unix_s"]), path.stat().st_size))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return sorted(letters, key=lambda letter: (letter.at_unix_s, letter.path))
+
+
+def read_letter(path: Path) -> Sequence[Frame]:
+    """The frames of a letter's message.
+
+    Raises:
+        OSError: when it cannot be read.
+        ValueError: when it was cut short.
+    """
+    content = memoryview(path.read_bytes())
+    frames: list[Frame] = []
+    start = 0
+    while start < len(content):
+        if start + _LENGTH.size > len(content):
+            raise ValueError(f"{path} is cut short")
+        (size,) = _LENGTH.unpack_from(content, start)
+        start += _LENGTH.size
+        if start + size > len(content):
+            raise ValueError(f"{path} is cut short")
+        frames.append(content[start : start + size])
+        start += size
+    return frames
+
+
+def _plain(name: str) -> str:
+    return quote(name, safe="").replace(".", "%2E")[:80]
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)

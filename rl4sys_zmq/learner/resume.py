@@ -1,0 +1,134 @@
+"""Where a learner goes on from: what its run directory holds, an earlier checkpoint of a client, or nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import MemoryLedger, Restored
+from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_checkpoint, read_manifest
+
+__all__ = ["CHECKPOINTS", "JOURNAL", "Rollback", "go_back", "open_ledger", "state_dir"]
+
+log = logging.getLogger(__name__)
+
+JOURNAL = "journal.db"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """What going back to a checkpoint undoes.
+
+    Attributes:
+        client_id: whose.
+        checkpoint: the number of the one gone back to.
+        version: of the policy in it.
+        abandoned: the numbers of the newer ones, which are put aside.
+        undone_versions: how many versions are undone, as far as checkpoints tell.
+        undone_segments: how many segments had met their verdict since, as far as checkpoints tell. Those that the journal
+            still holds are trained on again; the others are counted as rolled back.
+    """
+
+    client_id: str
+    checkpoint: int
+    version: int
+    abandoned: tuple[int, ...]
+    undone_versions: int
+    undone_segments: int
+
+
+def state_dir(checkpoint: Path) -> Path:
+    """The run directory that a checkpoint's folder (``RUN/checkpoints/CLIENT/NUMBER``) lies in.
+
+    Raises:
+        ConfigError: when it does not look like one.
+    """
+    path = checkpoint.resolve()
+    if len(path.parents) < 3 or path.parent.parent.name != CHECKPOINTS or not path.is_dir():
+        raise ConfigError(
+            f"resume: {checkpoint} is no checkpoint; give auto, never, or a folder like RUN/{CHECKPOINTS}/CLIENT/00000012",
+            key="resume",
+        )
+    return path.parent.parent.parent
+
+
+def go_back(config: LearnerConfig) -> Rollback | None:
+    """Makes the checkpoint that `LearnerConfig.resume` names the newest one of its client; None when it names none.
+
+    Call it while the journal is open, so that no other learner uses the directory.
+
+    Raises:
+        ConfigError: when it is none of this run directory.
+        CheckpointError: when it does not verify, or the newer ones cannot be put aside.
+    """
+    if config.resume in ("auto", "never") or config.run_dir is None:
+        return None
+    path = Path(config.resume)
+    if state_dir(path) != config.run_dir.resolve():
+        raise ConfigError(f"resume: {path} is not in the run directory {config.run_dir}", key="resume")
+    manifest, _ = read_checkpoint(path)
+    store = CheckpointStore(path.resolve().parent)
+    newest = _newest(store)
+    abandoned = tuple(store.abandon_after(manifest.number))
+    return Rollback(
+        manifest.client_id,
+        manifest.number,
+        manifest.version,
+        abandoned,
+        max(0, newest.version - manifest.version) if newest is not None else 0,
+        max(0, sum(newest.verdicts.values()) - sum(manifest.verdicts.values())) if newest is not None else 0,
+    )
+
+
+def _newest(store: CheckpointStore) -> Manifest | None:
+    for path in store.newest():
+        try:
+            return read_manifest(path)
+        except CheckpointError as exc:
+            log.warning("%s", exc)
+    return None
+
+
+def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journal | MemoryLedger, Restored | None]:
+    """The ledger that a configuration asks for, open, and what it remembers.
+
+    Args:
+        config: the learner's.
+        wake: called, from the ledger's thread, when there is something to hear from it.
+
+    Raises:
+        JournalError: when the file cannot be used, or another learner uses it.
+        RunDirectoryError: when the directory cannot be written.
+    """
+    if not config.durable or config.run_dir is None:
+        return MemoryLedger(), None
+    run_dir = config.run_dir
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if config.resume == "never":
+            _set_aside(run_dir)
+    except OSError as exc:
+        message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+        raise RunDirectoryError(message) from exc
+    fsync = cast(Literal["normal", "always"], config.fsync)
+    journal = Journal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake)
+    return journal, journal.open()
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Moves an earlier run's state out of the way; nothing is deleted."""
+    there = [p for p in (*run_dir.glob(f"{JOURNAL}*"), run_dir / CHECKPOINTS) if p.exists()]
+    if there:
+        aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
+        aside.mkdir(mode=0o700)
+        for path in there:
+            path.rename(aside / path.name)
+        log.warning("%s: the state of an earlier run was moved to %s", run_dir, aside.name)

@@ -1,0 +1,282 @@
+"""CURVE keys: pairs, the small files that hold them, and what they set on a socket.
+
+A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
+
+    learner.secret    public, secret                    0600, on the learner's machine alone
+    learner.public    public                            for anybody
+    NAME.keys         name, public, secret, learner     0600, one for each actor or person
+
+Keys protect tcp and ipc. inproc never leaves the process and libzmq ignores CURVE there, so setting it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.transports.options import Secure
+
+__all__ = [
+    "ClientKeys",
+    "KeyPair",
+    "ServerKeys",
+    "curve_client",
+    "curve_server",
+    "new_key_pair",
+    "read_client_keys",
+    "read_learner_public",
+    "read_server_keys",
+    "write_client_keys",
+    "write_learner_public",
+    "write_secret_file",
+    "write_server_keys",
+]
+
+KEY_CHARS = 40
+_MAX_FILE_BYTES = 4096
+_PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_Z85 = frozenset(z85.Z85CHARS.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A public key and the secret it belongs to, in Z85; its repr never shows the secret."""
+
+    public: str
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """What a learner needs to be known by its key."""
+
+    learner: KeyPair
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    """What an actor needs: its own pair, and the learner's public key, by which it knows the learner."""
+
+    own: KeyPair
+    learner_public: str
+
+
+def new_key_pair() -> KeyPair:
+    """A fresh random pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
+    """Makes a bound socket speak CURVE alone, and ask the domain's check (`register_domain`) about every peer.
+
+    Without a check that answers nobody gets in. On inproc it does nothing.
+
+    Raises:
+        ConfigError: for an empty domain: libzmq would then let anybody in whenever no check answers.
+    """
+    if not zap_domain:
+        raise ConfigError("an empty ZAP domain lets everybody in; give it a name", key="zap_domain")
+
+    def secure(raw: zmq.Socket[bytes]) -> None:
+        raw.setsockopt(zmq.CURVE_SERVER, 1)
+        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.learner.public.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.learner.secret.encode("ascii"))
+        raw.setsockopt(zmq.ZAP_DOMAIN, zap_domain.encode("utf-8"))
+        raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+
+    return secure
+
+
+def curve_client(keys: ClientKeys) -> Secure:
+    """Makes a dialling socket speak CURVE alone, and only with the learner whose key it has. On inproc it does nothing."""
+
+    def secure(raw: zmq.Socket[bytes]) -> None:
+        raw.setsockopt(zmq.CURVE_SERVERKEY, keys.learner_public.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode("ascii"))
+        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode("ascii"))
+
+    return secure
+
+
+# ---- writing
+
+
+def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
+    """Writes a file that its owner alone may read, in a folder that its owner alone may enter; both are synced to the disk.
+
+    Raises:
+        ConfigError: when something is there already (nothing is overwritten), or it cannot be written.
+    """
+    _write(Path(path), values, 0o600)
+
+
+def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
+    """Writes ``learner.secret``.
+
+    Raises:
+        ConfigError: as `write_secret_file` does.
+    """
+    write_secret_file(path, {"public": keys.learner.public, "secret": keys.learner.secret})
+
+
+def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
+    """Writes ``learner.public``, which anybody may read.
+
+    Raises:
+        ConfigError: as `write_secret_file` does.
+    """
+    _write(Path(path), {"public": public}, 0o644)
+
+
+def write_client_keys(path: str | os.PathLike[str], name: str, keys: ClientKeys) -> None:
+    """Writes ``NAME.keys``.
+
+    Raises:
+        ConfigError: for a name of other than 1 to 64 letters, digits, and ``._@-``; and as `write_secret_file` does.
+    """
+    if not _PLAIN.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name; use 1 to 64 letters, digits, '.', '_', '@' or '-'", key="name", source=str(path))
+    own = keys.own
+    write_secret_file(path, {"name": name, "public": own.public, "secret": own.secret, "learner": keys.learner_public})
+
+
+def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
+    # Literal strings: no character of Z85 or of a name is a single quote or a control character.
+    text = "".join(f"{key} = '{value}'\n" for key, value in values.items())
+    try:
+        _make_private(path.parent)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                os.fchmod(file.fileno(), mode)  # whatever the umask took away
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            path.unlink(missing_ok=True)  # half a key is no key
+            raise
+        _sync_folder(path.parent)
+    except FileExistsError as exc:
+        raise ConfigError("is there already; move it away, or choose another name", source=str(path)) from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot be written: {exc.strerror}; choose a folder that you own", source=str(path)) from exc
+
+
+def _make_private(folder: Path) -> None:
+    """Makes a missing folder 0700; one that is there already stays as its owner wants it."""
+    if folder.is_dir():
+        return
+    _make_private(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# ---- reading
+
+
+def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
+    """Reads ``learner.secret``.
+
+    Raises:
+        ConfigError: when the file is missing, a link, another's, open to others, damaged, or its public key is not the
+            secret's; the message names the file and the mend.
+    """
+    return ServerKeys(_pair(_read(Path(path), secret=True), str(path)))
+
+
+def read_learner_public(path: str | os.PathLike[str]) -> str:
+    """Reads the learner's public key from ``learner.public``.
+
+    Raises:
+        ConfigError: when the file is missing or damaged.
+    """
+    return _key(_read(Path(path), secret=False), "public", str(path))
+
+
+def read_client_keys(path: str | os.PathLike[str]) -> tuple[str, ClientKeys]:
+    """Reads ``NAME.keys``: the name and the keys.
+
+    Raises:
+        ConfigError: as `read_server_keys` does, or when the name is missing or impossible.
+    """
+    source = str(path)
+    found = _read(Path(path), secret=True)
+    name = found.get("name")
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise ConfigError("name: missing or impossible; make new keys", key="name", source=source)
+    return name, ClientKeys(_pair(found, source), _key(found, "learner", source))
+
+
+def _read(path: Path, *, secret: bool) -> dict[str, object]:
+    source = str(path)
+    try:
+        # NONBLOCK: a pipe at this path must not make us wait for somebody to write into it.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if secret else 0))
+        with os.fdopen(fd, "rb") as file:
+            _check_access(os.fstat(file.fileno()), source, secret=secret)
+            data = file.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError as exc:
+        raise ConfigError("no such file; make the keys first, or name the folder that has them", source=source) from exc
+    except OSError as exc:
+        if path.is_symlink():
+            raise ConfigError("is a symbolic link, which others could turn; name the file itself", source=source) from exc
+        raise ConfigError(f"cannot be read: {exc.strerror}; it must be a file of the user who runs this", source=source) from exc
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError("is too long for a key file; name another file", source=source)
+    try:
+        return tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+        # Without its cause, which would quote a part of the file: perhaps a piece of the secret.
+        raise ConfigError("is damaged (not TOML); copy it again, or make new keys", source=source) from None
+
+
+def _check_access(found: os.stat_result, source: str, *, secret: bool) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError("is not a regular file; name another", source=source)
+    if not secret:
+        return
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs this; chown {os.geteuid()} {source}", source=source
+        )
+    if found.st_mode & _OTHERS:
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(f"others may use this secret (mode {mode:04o}); chmod 600 {source}", source=source)
+
+
+def _key(found: Mapping[str, object], name: str, source: str) -> str:
+    value = found.get(name)
+    if not isinstance(value, str):
+        raise ConfigError(f"{name}: missing; copy the file again, or make new keys", key=name, source=source)
+    if len(value) != KEY_CHARS or not _Z85.issuperset(value):
+        raise ConfigError(f"{name}: not {KEY_CHARS} characters of Z85; copy the file again, or make new keys", key=name, source=source)
+    return value
+
+
+def _pair(found: Mapping[str, object], source: str) -> KeyPair:
+    pair = KeyPair(_key(found, "public", source), _key(found, "secret", source))
+    try:
+        belongs = zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") == pair.public
+    except (ValueError, zmq.ZMQError):  # 40 characters of Z85 can still be no number of 32 bytes
+        belongs = False
+    if not belongs:
+        raise ConfigError("public: not the key of this secret; copy the file again, or make new keys", key="public", source=source)
+    return pair

@@ -1,0 +1,234 @@
+"""What a host and its sidecar say to each other over their socketpair, and how that looks in bytes.
+
+Each side sends commands: a head (command, line, number of frames), the frames' sizes, the frames. A *line* is one zmq socket
+of the sidecar, by its number; line 0 is the sidecar itself.
+
+Neither side ever stops reading the pair, so that no line waits for another. What keeps memory bounded is a window per line and
+direction: a side sends messages while fewer than so many bytes of them have not been reported as `TAKEN`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, Frame, Frames
+from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
+
+__all__ = [
+    "LIMITS",
+    "MAX_MESSAGE_BYTES",
+    "MAX_MESSAGE_FRAMES",
+    "RECEIVE_WINDOW_BYTES",
+    "SEND_WINDOW_BYTES",
+    "TOTAL",
+    "Command",
+    "Inlet",
+    "Outlet",
+    "Said",
+    "cost_bytes",
+    "frame_bytes",
+    "size_fault",
+]
+
+MAX_MESSAGE_FRAMES = 1024
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+
+LIMITS = struct.Struct("<IIQ")
+"""Of `OPEN`: the send and the receive high-water mark in messages, the largest frame in bytes."""
+TOTAL = struct.Struct("<Q")
+"""Of `TAKEN`: bytes since the line was opened; of `REFUSED`: how many frames at least, 0 for too many bytes."""
+
+SEND_WINDOW_BYTES = 64 * 1024 * 1024
+"""How much of a line's messages may be under way from the host to a zmq socket that has no room."""
+RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
+"""How much of a line's messages may be under way to the host and lie there unread. Then the zmq socket is left alone, and
+its own high-water mark holds."""
+
+_HEAD = struct.Struct("<BII")
+_STAGE_BYTES = 256 * 1024
+_MESSAGE_COST_BYTES = 64
+_MAX_CHUNKS = 64
+
+
+class Command(IntEnum):
+    """What is said. The frames of each are listed beside it."""
+
+    OPEN = 1  # host: role, address, LIMITS, then no or three keys
+    SUBSCRIBE = 2  # host: prefix
+    UNSUBSCRIBE = 3  # host: prefix
+    CLOSE = 4  # host
+    QUIT = 5  # host
+    PING = 6  # host
+    PONG = 7  # sidecar; also its first word
+    MESSAGE = 8  # both: the frames
+    TAKEN = 9  # both: TOTAL
+    REFUSED = 10  # sidecar: TOTAL, first frame
+    FAILED = 11  # sidecar: why this line is of no use any more
+
+
+class Said(NamedTuple):
+    """One command as it came."""
+
+    command: int
+    line: int
+    frames: list[Frame]
+
+
+def cost_bytes(frames: Frames) -> int:
+    """What a message counts in a window: its bytes, and something for its being there."""
+    return _MESSAGE_COST_BYTES + sum(map(frame_bytes, frames))
+
+
+def size_fault(sizes: Sequence[int]) -> str | None:
+    """Why a message with frames of these sizes is not carried, or None."""
+    if len(sizes) > MAX_MESSAGE_FRAMES:
+        return f"a message of {len(sizes)} frames; a sidecar carries at most {MAX_MESSAGE_FRAMES}"
+    if sizes and max(sizes) > MAX_FRAME_BYTES:
+        return f"a frame of {max(sizes)} bytes; a sidecar carries at most {MAX_FRAME_BYTES}"
+    if sum(sizes) > MAX_MESSAGE_BYTES:
+        return f"a message of {sum(sizes)} bytes; a sidecar carries at most {MAX_MESSAGE_BYTES}"
+    return None
+
+
+class Outlet:
+    """What waits to be written to the pair."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._chunks: deque[memoryview] = deque()
+
+    def put(self, command: Command, line: int, frames: Frames = ()) -> None:
+        """Adds one command; the frames are copied."""
+        sizes = list(map(frame_bytes, frames))
+        head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
+        chunk = memoryview(b"".join((head, *frames)))
+        self._chunks.append(chunk)
+        self.nbytes += len(chunk)
+
+    def flush(self, pair: socket.socket) -> None:
+        """Writes as much as there is room for.
+
+        Raises:
+            ConnectionError: when the other side is gone.
+        """
+        while self._chunks:
+            try:
+                # Without the flag a host that has given SIGPIPE its default action back would die of a dead sidecar.
+                written = pair.sendmsg(itertools.islice(self._chunks, _MAX_CHUNKS), (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            self.nbytes -= written
+            while written:
+                chunk = self._chunks.popleft()
+                if written < len(chunk):
+                    self._chunks.appendleft(chunk[written:])
+                    break
+                written -= len(chunk)
+
+
+class Inlet:
+    """What has been read from the pair and is not complete yet.
+
+    Small frames pass through one buffer; a large one is read into a buffer of its own, which whoever receives it keeps.
+    """
+
+    def __init__(self) -> None:
+        self._stage = memoryview(bytearray(_STAGE_BYTES))
+        self._begin = self._end = 0
+        self._said: Said | None = None
+        self._sizes: tuple[int, ...] = ()
+        self._large: memoryview | None = None
+        self._filled = 0
+
+    def read(self, pair: socket.socket) -> list[Said] | None:
+        """Reads once.
+
+        Returns:
+            The commands that are complete now, or None when there was nothing to read.
+
+        Raises:
+            EOFError: when the other side is gone.
+            ProtocolError: when sizes are beyond the limits.
+        """
+        try:
+            if self._large is not None:
+                got = pair.recv_into(self._large[self._filled :])
+                self._filled += got
+            else:
+                self._compact()
+                got = pair.recv_into(self._stage[self._end :])
+                self._end += got
+        except BlockingIOError:
+            return None
+        except OSError as exc:
+            raise EOFError from exc
+        if not got:
+            raise EOFError
+        done: list[Said] = []
+        while (said := self._next()) is not None:
+            done.append(said)
+        return done
+
+    def _compact(self) -> None:
+        left = self._end - self._begin
+        if self._begin:
+            self._stage[:left] = bytes(self._stage[self._begin : self._end])
+            self._begin, self._end = 0, left
+
+    def _next(self) -> Said | None:
+        if self._said is None and not self._read_head():
+            return None
+        said = self._said
+        assert said is not None
+        while len(said.frames) < len(self._sizes):
+            frame = self._read_frame(self._sizes[len(said.frames)])
+            if frame is None:
+                return None
+            said.frames.append(frame)
+        self._said = None
+        return said
+
+    def _read_head(self) -> bool:
+        have = self._end - self._begin
+        if have < _HEAD.size:
+            return False
+        command, line, count = _HEAD.unpack_from(self._stage, self._begin)
+        if count > MAX_MESSAGE_FRAMES:
+            raise ProtocolError(Refusal.TOO_LARGE, f"a command of {count} frames")
+        if have < _HEAD.size + 4 * count:
+            return False
+        self._sizes = struct.unpack_from(f"<{count}I", self._stage, self._begin + _HEAD.size)
+        if fault := size_fault(self._sizes):
+            raise ProtocolError(Refusal.TOO_LARGE, fault)
+        self._begin += _HEAD.size + 4 * count
+        self._said = Said(command, line, [])
+        return True
+
+    def _read_frame(self, size: int) -> Frame | None:
+        have = self._end - self._begin
+        if self._large is None:
+            if size < LARGE_FRAME_BYTES:
+                if have < size:
+                    return None
+                self._begin += size
+                return bytes(self._stage[self._begin - size : self._begin])
+            self._large = memoryview(bytearray(size))
+            self._filled = min(size, have)
+            self._large[: self._filled] = self._stage[self._begin : self._begin + self._filled]
+            self._begin += self._filled
+        if self._filled < size:
+            return None
+        frame, self._large = self._large.toreadonly(), None
+        return frame
+
+
+def frame_bytes(frame: Frame) -> int:
+    """How many bytes a frame has; the length of a view need not be that."""
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)

@@ -1,0 +1,233 @@
+"""The sidecar: a process that holds zmq sockets for a host that must not (``python -m rl4sys_zmq.transports.relay_process FD``).
+
+It knows nothing of what it carries. One thread; it ends when the host says so, when the host's end of the pair is closed, and
+when the host's thread that started it ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+
+from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.transports.context import context
+from rl4sys_zmq.transports.frames import Frame, TooManyFrames
+from rl4sys_zmq.transports.network import secure_with
+from rl4sys_zmq.transports.poller import Poller
+from rl4sys_zmq.transports.relay_pipe import (
+    LIMITS,
+    MAX_MESSAGE_FRAMES,
+    RECEIVE_WINDOW_BYTES,
+    SEND_WINDOW_BYTES,
+    TOTAL,
+    Command,
+    Inlet,
+    Outlet,
+    Said,
+    cost_bytes,
+    size_fault,
+)
+from rl4sys_zmq.transports.sockets import Socket
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+_OUTLET_BYTES = 1024 * 1024  # while more than this waits for the pair, no zmq socket is read
+_MESSAGES_PER_TURN = 64
+_READS_PER_TURN = 16
+_PR_SET_PDEATHSIG = 1
+
+
+class _Line:
+    """One zmq socket, and what it could not take yet."""
+
+    def __init__(self, number: int, socket: Socket) -> None:
+        self.number = number
+        self.socket = socket
+        self.held: deque[list[Frame]] = deque()
+        self.taken_bytes = self.reported_bytes = 0
+        self.sent_bytes = self.confirmed_bytes = 0
+        self.interest = (False, False)
+
+
+class _Sidecar:
+    """Carries messages both ways until there is nobody to carry for."""
+
+    def __init__(self, pair: socket.socket) -> None:
+        self._pair = pair
+        self._inlet, self._outlet = Inlet(), Outlet()
+        self._lines: dict[int, _Line] = {}
+        self._done = False
+
+    def serve(self) -> None:
+        """Runs until the host says `QUIT`.
+
+        Raises:
+            EOFError, ConnectionError: when the host is gone.
+        """
+        with Poller() as poller:
+            self._poller = poller
+            self._outlet.put(Command.PONG, 0)
+            while not self._done:
+                self._outlet.flush(self._pair)
+                self._arrange()
+                ready = poller.poll(None)
+                if self._pair in ready:
+                    self._read_pair()
+                for line in list(self._lines.values()):
+                    if line.socket in ready:
+                        self._attend(line)
+            for line in list(self._lines.values()):
+                self._close(line)
+
+    def _arrange(self) -> None:
+        """Says what to wait for: not for what could not be passed on."""
+        self._poller.register(self._pair, read=True, write=bool(self._outlet.nbytes))
+        for line in self._lines.values():
+            interest = (self._may_receive(line), bool(line.held))
+            if interest == line.interest:
+                continue
+            line.interest = interest
+            if any(interest):
+                self._poller.register(line.socket, read=interest[0], write=interest[1])
+            else:
+                self._poller.unregister(line.socket)
+
+    def _may_receive(self, line: _Line) -> bool:
+        return self._outlet.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
+
+    # ---- from the host
+
+    def _read_pair(self) -> None:
+        for _ in range(_READS_PER_TURN):
+            done = self._inlet.read(self._pair)
+            if done is None:
+                return
+            for said in done:
+                self._do(said)
+
+    def _do(self, said: Said) -> None:
+        if said.command == Command.OPEN:
+            self._open(said)
+        elif said.command == Command.QUIT:
+            self._done = True
+        elif said.command == Command.PING:
+            self._outlet.put(Command.PONG, 0)
+        elif (line := self._lines.get(said.line)) is not None:  # else it has failed, and the host will hear of it
+            try:
+                self._do_on_line(line, said)
+            except TransportError as exc:
+                self._fail(line, exc)
+
+    def _do_on_line(self, line: _Line, said: Said) -> None:
+        if said.command == Command.MESSAGE:
+            if line.held or not line.socket.send(said.frames):
+                line.held.append(said.frames)
+            else:
+                self._take(line, said.frames)
+        elif said.command == Command.TAKEN:
+            (line.confirmed_bytes,) = TOTAL.unpack(said.frames[0])
+        elif said.command == Command.SUBSCRIBE:
+            line.socket.subscribe(bytes(said.frames[0]))
+        elif said.command == Command.UNSUBSCRIBE:
+            line.socket.unsubscribe(bytes(said.frames[0]))
+        elif said.command == Command.CLOSE:
+            self._close(line)
+
+    def _open(self, said: Said) -> None:
+        role, address, limits, *keys = (bytes(frame) for frame in said.frames)
+        send_hwm, recv_hwm, most = LIMITS.unpack(limits)
+        secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
+        try:
+            if role == b"dealer":
+                hwm = {"send_hwm": send_hwm, "recv_hwm": recv_hwm}
+                made = Socket.dealer(address.decode(), max_frame_bytes=most, secure=secure, **hwm)
+            else:
+                made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
+        except TransportError as exc:
+            self._outlet.put(Command.FAILED, said.line, [str(exc).encode()])
+            return
+        self._lines[said.line] = _Line(said.line, made)
+
+    def _take(self, line: _Line, frames: list[Frame]) -> None:
+        """Counts a message that zmq has, and reports seldom: the host waits for it only with a full window."""
+        line.taken_bytes += cost_bytes(frames)
+        if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
+            line.reported_bytes = line.taken_bytes
+            self._outlet.put(Command.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
+
+    # ---- to the host
+
+    def _attend(self, line: _Line) -> None:
+        try:
+            while line.held and line.socket.send(line.held[0]):
+                self._take(line, line.held.popleft())
+            for _ in range(_MESSAGES_PER_TURN):
+                if not (self._may_receive(line) and self._receive(line)):
+                    return
+        except TransportError as exc:
+            self._fail(line, exc)
+
+    def _receive(self, line: _Line) -> bool:
+        try:
+            frames = line.socket.recv(MAX_MESSAGE_FRAMES)
+        except TooManyFrames as exc:  # it does not say how many
+            self._refuse(line, MAX_MESSAGE_FRAMES + 1, exc.first)
+            return True
+        if frames is None:
+            return False
+        if size_fault([len(frame) for frame in frames]):
+            self._refuse(line, 0, bytes(frames[0][:64]))
+            return True
+        line.sent_bytes += cost_bytes(frames)
+        self._outlet.put(Command.MESSAGE, line.number, frames)
+        return True
+
+    def _refuse(self, line: _Line, count: int, first: bytes) -> None:
+        frames = [TOTAL.pack(count), first[:64]]
+        line.sent_bytes += cost_bytes(frames)
+        self._outlet.put(Command.REFUSED, line.number, frames)
+
+    def _fail(self, line: _Line, error: TransportError) -> None:
+        self._outlet.put(Command.FAILED, line.number, [str(error).encode()])
+        self._close(line)
+
+    def _close(self, line: _Line) -> None:
+        self._poller.unregister(line.socket)
+        line.socket.close()
+        del self._lines[line.number]
+
+
+def main() -> None:
+    """Serves on the descriptor that the command line names; ends the process."""
+    _settle()
+    pair = socket.socket(fileno=int(sys.argv[1]))
+    pair.setblocking(False)
+    try:
+        _Sidecar(pair).serve()
+        context().term()  # nothing lingers; it lets the last message leave
+    except (EOFError, ConnectionError):
+        os._exit(0)  # the host is gone, and nobody is left to tell
+    except Exception:
+        log.exception("the sidecar of process %d ends", os.getppid())
+        os._exit(1)
+    os._exit(0)
+
+
+def _settle() -> None:
+    """Takes from the host's thread neither its signal mask nor its Ctrl-C, and ends when that thread does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if sys.platform == "linux":
+        # A copy of the host's end in some forked process would hide the host's death from the pair.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""A cached policy comes back bit for bit, or not at all."""
+
+import os
+import random
+import stat
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.actor import policy_cache
+from rl4sys_zmq.actor.policy_cache import PolicyCache
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
+from rl4sys_zmq.weights import digest
+
+SPEC = PolicySpec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
+EXTRAS = {"rollout_length": 128, "client_id": "luna", "max_policy_lag": -1, "limits": [1, 2.5, None, True]}
+
+
+def snapshot_of(version=7, seed=0, spec=SPEC):
+    flat = np.random.default_rng(seed).standard_normal(spec.size).astype(np.float32)
+    flat[:4] = [np.float32(1e-45), -0.0, np.finfo(np.float32).max, -np.finfo(np.float32).tiny / 2]
+    return PolicySnapshot(1_700_000_000_000, version, digest(flat), flat)
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "policy" / "luna.policy"
+
+
+def test_a_policy_comes_back_bit_for_bit(path):
+    snapshot = snapshot_of()
+    assert PolicyCache(path).load() is None
+    assert PolicyCache(path, clock=lambda: 123.5).save(SPEC, snapshot, EXTRAS)
+    cached = PolicyCache(path).load()
+    assert (cached.spec, cached.extras, cached.saved_unix_s) == (SPEC, EXTRAS, 123.5)
+    assert cached.snapshot.flat.tobytes() == snapshot.flat.tobytes()
+    assert not cached.snapshot.flat.flags.writeable
+    assert (cached.snapshot.generation, cached.snapshot.version, cached.snapshot.digest) == (
+        snapshot.generation,
+        7,
+        snapshot.digest,
+    )
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [p.name for p in path.parent.iterdir()] == ["luna.policy"]
+
+
+def test_saves_keep_their_distance(path):
+    clock = Clock()
+    cache = PolicyCache(path, min_interval_s=5.0, monotonic=clock)
+    assert cache.save(SPEC, snapshot_of(1), {})
+    assert not cache.save(SPEC, snapshot_of(2), {})
+    assert cache.load().snapshot.version == 1
+    assert cache.save(SPEC, snapshot_of(3), {}, force=True)
+    clock.now += 5.0
+    assert cache.save(SPEC, snapshot_of(4), {})
+    assert cache.load().snapshot.version == 4
+    assert cache.counters.get("policy_cache.saves") == 3
+
+
+def refused(path, data):
+    path.write_bytes(data)
+    cache = PolicyCache(path)
+    assert cache.load() is None
+    assert cache.counters.get("policy_cache.refused") == 1
+    assert not path.exists()
+    assert path.with_name(path.name + ".refused").read_bytes() == data
+
+
+def test_every_truncation_is_refused(path):
+    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    data = path.read_bytes()
+    for end in range(len(data)):
+        refused(path, data[:end])
+    refused(path, data + b"\0")
+
+
+def test_flipped_bits_are_refused(path, seed):
+    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    data = path.read_bytes()
+    rng = random.Random(seed)
+    places = [rng.randrange(8 * len(data)) for _ in range(200)] + list(range(8 * 40))
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        refused(path, bytes(flipped))
+
+
+@pytest.mark.parametrize(("offset", "claim"), [(8, 1 << 20), (8, 1 << 62), (16, 1 << 40), (16, (1 << 64) - 1)])
+def test_a_huge_claim_allocates_nothing(path, offset, claim):
+    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, offset, claim)
+    refused(path, bytes(data))
+
+
+def test_a_huge_file_is_not_read(path):
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    cache = PolicyCache(path)
+    assert cache.load() is None
+    assert cache.counters.get("policy_cache.refused") == 1
+
+
+def test_another_major_version_is_refused(path, monkeypatch):
+    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    monkeypatch.setattr(policy_cache, "_library", lambda: "7.0")
+    refused(path, path.read_bytes())
+
+
+@pytest.mark.parametrize("change", [{"digest": 1}, {"generation": "x"}, {"spec": {}}, {"extras": None}, {"more": 1}])
+def test_a_wrong_header_with_a_right_checksum_is_refused(path, monkeypatch, change):
+    pack = policy_cache.pack_header
+    monkeypatch.setattr(policy_cache, "pack_header", lambda form: pack({**form, **change}))
+    PolicyCache(path).save(SPEC, snapshot_of(), EXTRAS)
+    refused(path, path.read_bytes())
+
+
+def test_weights_that_are_not_finite_are_refused(path):
+    flat = np.full(SPEC.size, np.inf, dtype=np.float32)
+    PolicyCache(path).save(SPEC, PolicySnapshot(1, 2, digest(flat), flat), {})
+    refused(path, path.read_bytes())
+
+
+@pytest.mark.parametrize("extras", [{"x": object()}, {"x": "y" * (2 << 20)}])
+def test_what_cannot_be_saved_is_counted(path, extras):
+    cache = PolicyCache(path)
+    assert not cache.save(SPEC, snapshot_of(), extras)
+    assert cache.counters.get("policy_cache.save_errors") == 1
+
+
+def test_a_snapshot_of_another_policy_is_not_saved(path):
+    other = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), "categorical", hidden_sizes=())
+    cache = PolicyCache(path)
+    assert not cache.save(other, snapshot_of(), {})
+    assert cache.counters.get("policy_cache.save_errors") == 1
+    assert not path.exists()
+
+
+def test_a_folder_that_cannot_be_written_is_counted(tmp_path):
+    (tmp_path / "file").write_text("")
+    cache = PolicyCache(tmp_path / "file" / "policy", min_interval_s=0.0)
+    assert not cache.save(SPEC, snapshot_of(), {})
+    assert not cache.save(SPEC, snapshot_of(), {})
+    assert cache.load() is None
+    assert cache.counters.get("policy_cache.save_errors") == 2
+
+
+def test_a_full_disk_leaves_the_old_policy(path, monkeypatch):
+    cache = PolicyCache(path, min_interval_s=0.0)
+    cache.save(SPEC, snapshot_of(1), {})
+
+    def full(descriptor):
+        raise OSError(28, "no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert not cache.save(SPEC, snapshot_of(2), {})
+    assert cache.load().snapshot.version == 1
+    assert [p.name for p in path.parent.iterdir()] == ["luna.policy"]
+
+
+def test_the_file_of_a_killed_writer_is_removed_when_old(path):
+    cache = PolicyCache(path, min_interval_s=0.0)
+    cache.save(SPEC, snapshot_of(1), {})
+    left = path.with_name(path.name + ".tmp")
+    left.write_bytes(b"half")
+    assert not cache.save(SPEC, snapshot_of(2), {})  # somebody may be writing
+    os.utime(left, (1.0, 1.0))
+    assert cache.save(SPEC, snapshot_of(3), {})
+    assert cache.load().snapshot.version == 3
+
+
+def test_a_reader_never_finds_a_mixture(path):
+    writer, reader = PolicyCache(path, min_interval_s=0.0), PolicyCache(path)
+    snapshots = [snapshot_of(v, seed=v) for v in range(60)]
+    writer.save(SPEC, snapshots[0], {"version": 0})
+    done = threading.Event()
+
+    def write():
+        for s in snapshots[1:]:
+            writer.save(SPEC, s, {"version": s.version})
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = [0]
+    while not done.is_set():
+        cached = reader.load()
+        assert cached.extras == {"version": cached.snapshot.version}
+        assert cached.snapshot.flat.tobytes() == snapshots[cached.snapshot.version].flat.tobytes()
+        seen.append(cached.snapshot.version)
+    thread.join()
+    assert seen == sorted(seen)
+    assert reader.counters.get("policy_cache.refused") == 0
+    assert writer.counters.get("policy_cache.save_errors") == 0

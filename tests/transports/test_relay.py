@@ -1,0 +1,558 @@
+"""Sockets in a sidecar, with real processes."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import zmq
+
+from rl4sys_zmq.errors import Closed, TransportError
+from rl4sys_zmq.transports import Poller, Sent, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
+from rl4sys_zmq.transports.network import LocalNetwork
+from rl4sys_zmq.transports.relay import Relay
+from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, Command, Inlet, Outlet
+
+DEADLINE_S = 20.0
+NETWORKS = pytest.mark.parametrize("make", [LocalNetwork, Relay])
+
+
+@pytest.fixture(autouse=True)
+def descriptors_come_back():
+    Socket.router("inproc://*").close()  # the first socket makes the context, which keeps some
+    before = os.listdir("/proc/self/fd"), open_sockets()
+    yield
+    until(lambda: len(os.listdir("/proc/self/fd")) <= len(before[0]))
+    assert open_sockets() == before[1]
+
+
+@pytest.fixture
+def router():
+    with Socket.router("tcp://127.0.0.1:0", send_hwm=100_000, recv_hwm=100_000, max_frame_bytes=64 * 2**20) as router:
+        yield router
+
+
+@pytest.fixture
+def relay():
+    with Relay() as relay:
+        yield relay
+
+
+def until(condition, timeout_s=DEADLINE_S):
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        pause.wait(0.005)
+    return found
+
+
+def receive(socket, max_frames=32, timeout_s=DEADLINE_S):
+    with Poller() as poller:
+        poller.register(socket)
+        assert poller.poll(timeout_s), "nothing came"
+    return socket.recv(max_frames)
+
+
+def carried(relay, socket):
+    """What comes to a socket of the test while the relay's thread turns, as an actor's does."""
+    return until(lambda: relay.pump() or socket.recv())
+
+
+def receive_line(network, line, max_frames=32):
+    with network.poller() as poller:
+        poller.register(line)
+        assert poller.poll(DEADLINE_S) == {line}, "nothing came"
+    return line.recv(max_frames)
+
+
+def met(network, router):
+    """A dealer of the network, and the id by which the router knows it."""
+    dealer = network.dealer(router.bound, send_hwm=100_000, recv_hwm=100_000)
+    assert dealer.send([b"hello"])
+    return dealer, receive(router)[0]
+
+
+def alive(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def ended(pid):
+    """True for a zombie too: an orphan's is the init process's to collect."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def python(code, **kwargs):
+    return subprocess.Popen([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], text=True, **kwargs)
+
+
+@NETWORKS
+def test_echo(make, router):
+    with make() as network, network.dealer(router.bound) as dealer:
+        assert dealer.recv() is None
+        assert dealer.send([b"one", b"", memoryview(b"three")])
+        peer, *frames = receive(router)
+        assert frames == [b"one", b"", b"three"]
+        assert router.send([peer, *frames])
+        assert receive_line(network, dealer) == frames
+
+
+@NETWORKS
+def test_sub(make):
+    with Socket.xpub("tcp://127.0.0.1:0") as xpub, make() as network, network.sub(xpub.bound) as sub:
+        sub.subscribe(b"a")
+        assert read_subscription(receive(xpub)) == (True, b"a")
+        for message in ([b"b", b"not for us"], [b"a1", b"for us"]):
+            assert xpub.send(message)
+        assert receive_line(network, sub) == [b"a1", b"for us"]
+        sub.unsubscribe(b"a")
+        assert read_subscription(receive(xpub)) == (False, b"a")
+
+
+@NETWORKS
+def test_one_poller_for_both_and_a_wakeup(make, router):
+    with (
+        Socket.xpub("tcp://127.0.0.1:0") as xpub,
+        make() as network,
+        network.poller() as poller,
+        network.sub(xpub.bound) as sub,
+        Wakeup() as wakeup,
+    ):
+        dealer, peer = met(network, router)
+        sub.subscribe(b"")
+        receive(xpub)
+        for source in (dealer, sub, wakeup):
+            poller.register(source)
+        assert poller.poll(0.0) == set()
+        ringer = threading.Timer(0.05, wakeup.set)
+        ringer.start()
+        assert poller.poll(DEADLINE_S) == {wakeup}
+        ringer.join()
+        assert wakeup.clear()
+        assert xpub.send([b"news"])
+        assert poller.poll(DEADLINE_S) == {sub}
+        assert router.send([peer, b"answer"])
+        until(lambda: poller.poll(DEADLINE_S) == {dealer, sub})
+        assert (sub.recv(), dealer.recv()) == ([b"news"], [b"answer"])
+        assert poller.poll(0.0) == set()
+        poller.unregister(sub)
+        assert xpub.send([b"unheard"]) and router.send([peer, b"again"])
+        assert poller.poll(DEADLINE_S) == {dealer}
+        poller.register(dealer, read=False, write=True)
+        assert poller.poll(DEADLINE_S) == {dealer}
+        dealer.close()
+
+
+def test_many_small_messages_in_order(relay, router):
+    dealer, peer = met(relay, router)
+    numbers = [b"%d" % n for n in range(10_000)]
+    for number in numbers:
+        assert dealer.send([number, b"x"])
+    assert [carried(relay, router)[1] for _ in numbers] == numbers
+    for number in numbers:
+        assert router.send([peer, number])
+    assert [receive_line(relay, dealer)[0] for _ in numbers] == numbers
+
+
+def test_large_messages_both_ways(relay, router):
+    dealer, peer = met(relay, router)
+    bodies = [bytes([n]) * (4_000_000 + n) for n in range(20)]
+
+    for body in bodies[:10]:
+        assert dealer.send([b"head", body, b"tail"])
+    for body in bodies[10:]:
+        assert router.send([peer, b"back", body])
+    for body in bodies[:10]:
+        assert carried(relay, router) == [peer, b"head", body, b"tail"]
+    for body in bodies[10:]:
+        head, got = receive_line(relay, dealer)
+        assert head == b"back" and got == body and isinstance(got, memoryview) and got.readonly
+    for body in bodies[10:]:
+        assert dealer.send([body])
+    for body in bodies[:10]:
+        assert router.send([peer, body])
+    assert [carried(relay, router)[1] for _ in range(10)] == bodies[10:]
+    assert [receive_line(relay, dealer)[0] for _ in range(10)] == bodies[:10]
+
+
+def test_unread_messages_stay_in_the_network_and_none_is_lost(relay, router):
+    dealer, peer = met(relay, router)
+    body = bytes(1_000_000)
+    for n in range(60):
+        assert router.send([peer, b"%d" % n, body])
+    for n in range(60):
+        assert receive_line(relay, dealer) == [b"%d" % n, body]
+
+
+@pytest.mark.parametrize("sent", [40, 2000])
+def test_too_many_frames(relay, router, sent):
+    dealer, peer = met(relay, router)
+    assert router.send([peer, b"first", *[b""] * (sent - 1)])
+    assert router.send([peer, b"next"])
+    with pytest.raises(TooManyFrames) as caught:
+        receive_line(relay, dealer)
+    assert caught.value.first == b"first"
+    assert receive_line(relay, dealer) == [b"next"]
+    with pytest.raises(TransportError, match="2000 frames"):
+        dealer.send([b""] * 2000)
+    with pytest.raises(TransportError, match="0 frame"):
+        dealer.send([])
+
+
+def test_a_full_window_says_full_and_blocks_nothing():
+    chunk = bytes(1_000_000)
+    with Socket.xpub("tcp://127.0.0.1:0") as xpub, Relay() as relay:
+        full = relay.dealer("tcp://127.0.0.1:1", send_hwm=1)  # nobody listens there
+        longest_s, sent = 0.0, 0
+        while sent < 1000:
+            before = time.monotonic()
+            result = full.send([chunk])
+            longest_s = max(longest_s, time.monotonic() - before)
+            if not result:
+                break
+            sent += 1
+        assert result is Sent.FULL and sent <= SEND_WINDOW_BYTES // len(chunk) + 2
+        assert longest_s < 0.5
+        sub = relay.sub(xpub.bound)  # another line is not held up
+        sub.subscribe(b"")
+        carried(relay, xpub)
+        assert xpub.send([b"news"])
+        assert receive_line(relay, sub) == [b"news"]
+        assert full.send([chunk]) is Sent.FULL
+        full.close()
+        with relay.dealer("tcp://127.0.0.1:1") as again:
+            assert until(lambda: again.send([chunk]))
+
+
+def test_a_window_opens_again(relay):
+    with Socket.router("tcp://127.0.0.1:0", recv_hwm=1, max_frame_bytes=2**24) as router:
+        dealer = relay.dealer(router.bound, send_hwm=1)
+        chunk = bytes(8_000_000)
+        sent = 0
+        while dealer.send([b"%d" % sent, chunk]):
+            sent += 1
+        with relay.poller() as poller:
+            poller.register(dealer, read=False, write=True)
+            assert poller.poll(0.0) == set()
+            for n in range(sent):
+                assert carried(relay, router)[1] == b"%d" % n
+            assert poller.poll(DEADLINE_S) == {dealer}
+        assert dealer.send([b"more"])
+        assert receive(router)[1] == b"more"
+
+
+def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router):
+    with Relay() as relay:
+        dealer, _ = met(relay, router)
+        os.kill(relay.pid, signal.SIGSTOP)
+        chunk, before = bytes(1_000_000), time.monotonic()
+        while dealer.send([chunk]):
+            assert time.monotonic() - before < 5
+        with relay.poller() as poller:
+            poller.register(dealer)
+            assert poller.poll(0.05) == set()
+        before = time.monotonic()
+    assert time.monotonic() - before < 1.5
+    assert not alive(relay.pid)
+
+
+@pytest.mark.parametrize("call", ["send", "recv", "poll", "open", "subscribe"])
+def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router, call):
+    with Relay() as relay:
+        dealer, _ = met(relay, router)
+        sub = relay.sub(router.bound)
+        poller = relay.poller()
+        poller.register(dealer)
+        calls = {
+            "send": lambda: dealer.send([b"lost"]),
+            "recv": dealer.recv,
+            "poll": lambda: poller.poll(DEADLINE_S),
+            "open": lambda: relay.dealer(router.bound),
+            "subscribe": lambda: sub.subscribe(b"x"),
+        }
+        os.kill(relay.pid, signal.SIGKILL)
+        with pytest.raises(TransportError, match=r"the sidecar \(pid \d+\) ended: signal 9"):
+            while True:
+                calls[call]()
+        assert not alive(relay.pid)  # no zombie either
+        for again in calls.values():
+            with pytest.raises(TransportError, match="signal 9"):
+                again()
+        poller.unregister(dealer)
+        dealer.close()
+        sub.close()
+        poller.close()
+    with Relay() as relay:
+        met(relay, router)
+
+
+def test_a_kill_amid_large_messages(router):
+    with Relay() as relay:
+        dealer, _ = met(relay, router)
+        for _ in range(5):
+            assert dealer.send([bytes(4_000_000)])
+        os.kill(relay.pid, signal.SIGABRT)
+        with pytest.raises(TransportError, match="signal 6"), relay.poller() as poller:
+            poller.register(dealer)
+            while True:
+                poller.poll(DEADLINE_S)
+
+
+def test_a_silent_sidecar_is_taken_for_dead(monkeypatch, router):
+    for name, value in (("sidecar.PING_S", 0.05), ("relay_line.PING_S", 0.05), ("sidecar.SILENCE_S", 1.0)):
+        monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
+    with Relay() as relay:
+        dealer, _ = met(relay, router)
+        with relay.poller() as poller:
+            poller.register(dealer)
+            assert poller.poll(0.3) == set()  # it answers
+            os.kill(relay.pid, signal.SIGSTOP)
+            with pytest.raises(TransportError, match="did not answer"):
+                poller.poll(DEADLINE_S)
+        assert not alive(relay.pid)
+
+
+HOST = """
+    import sys, time
+    from rl4sys_zmq.transports.relay import Relay
+    relay = Relay()
+    dealer = relay.dealer(sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:1")
+    dealer.send([b"hello"])
+    print(relay.pid, flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_killed_host_takes_its_sidecar_along(router, started):
+    code = HOST.format(then="time.sleep(60)").replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
+    with python(code, stdout=subprocess.PIPE) as host:
+        pid = int(host.stdout.readline())
+        if started:
+            assert receive(router)[1] == b"hello"
+        assert alive(pid)
+        host.kill()
+    until(lambda: ended(pid))
+
+
+def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router):
+    code = HOST.format(then="import os; os.fork(); print(os.getpid(), flush=True); time.sleep(60)")
+    with python(code.replace('"tcp://127.0.0.1:1"', repr(router.bound.uri)), stdout=subprocess.PIPE) as host:
+        pid, *pids = (int(host.stdout.readline()) for _ in range(3))
+        try:
+            assert receive(router)[1] == b"hello"
+            host.kill()
+            host.wait()
+            until(lambda: ended(pid))
+        finally:
+            os.kill(next(other for other in pids if other != host.pid), signal.SIGKILL)
+
+
+def test_a_forked_child_leaves_the_sidecar_alone(router):
+    code = """
+        import os, sys
+        from rl4sys_zmq.errors import TransportError
+        from rl4sys_zmq.transports.relay import Relay
+        with Relay() as relay:
+            poller = relay.poller()
+            dealer = relay.dealer(sys.stdin.readline().strip())
+            child = os.fork()
+            if not child:
+                for call in (dealer.recv, lambda: dealer.send([b"lost"]), lambda: poller.poll(0), lambda: relay.dealer("a:1")):
+                    try:
+                        call()
+                    except TransportError as exc:
+                        assert "fork" in str(exc), exc
+                    else:
+                        raise AssertionError("it was usable")
+                dealer.close()
+                relay.close()
+                sys.exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            dealer.send([b"hello"])
+            poller.register(dealer)
+            assert poller.poll(20)
+            print(dealer.recv())
+    """
+    with python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
+        host.stdin.write(router.bound.uri + "\n")
+        host.stdin.flush()
+        peer, *_ = receive(router)
+        router.send([peer, b"answer"])
+        out, err = host.communicate(timeout=DEADLINE_S)
+    assert (host.returncode, out, err) == (0, "[b'answer']\n", "")
+
+
+def test_the_host_makes_no_context_and_the_sidecar_imports_little(router):
+    code = """
+        import sys
+        from rl4sys_zmq.transports import Wakeup
+        from rl4sys_zmq.transports import context
+        from rl4sys_zmq.transports.relay import Relay
+        with Relay() as relay, relay.poller() as poller, relay.dealer(sys.stdin.readline().strip()) as dealer, Wakeup() as bell:
+            poller.register(dealer)
+            poller.register(bell)
+            dealer.send([b"hello"])
+            assert poller.poll(20)
+            dealer.recv()
+        assert sys.modules["rl4sys_zmq.transports.context"]._process.context is None
+        import rl4sys_zmq.transports.relay_process
+        print(sorted({"numpy", "torch", "msgpack", "gymnasium", "asyncio", "multiprocessing"} & set(sys.modules)))
+    """
+    with python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
+        host.stdin.write(router.bound.uri + "\n")
+        host.stdin.flush()
+        router.send([receive(router)[0], b"answer"])
+        out, err = host.communicate(timeout=DEADLINE_S)
+    assert (host.returncode, out, err) == (0, "[]\n", "")
+
+
+def test_exit_without_close(router):
+    code = HOST.format(then="sys.exit(0)").replace("relay = Relay()", "relay = Relay(); sys.relay = relay")
+    with python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
+        out, _ = host.communicate(timeout=DEADLINE_S)
+    assert host.returncode == 0
+    until(lambda: ended(int(out)))
+
+
+def test_close_at_once_leaves_nothing_and_is_quick():
+    before = time.monotonic()
+    for _ in range(3):
+        relay = Relay()
+        relay.close()
+        relay.close()
+        assert not alive(relay.pid)
+    assert time.monotonic() - before < 4
+    with pytest.raises(Closed):
+        relay.dealer("tcp://127.0.0.1:1")
+
+
+def test_ctrl_c_and_closed_lines(relay, router):
+    dealer, peer = met(relay, router)
+    os.kill(relay.pid, signal.SIGINT)
+    assert router.send([peer, b"still"])
+    assert receive_line(relay, dealer) == [b"still"]
+    dealer.close()
+    with pytest.raises(Closed):
+        dealer.recv()
+    assert os.getsid(relay.pid) == relay.pid
+
+
+def test_only_its_thread_may_use_it(relay, router):
+    dealer, _ = met(relay, router)
+    caught = []
+
+    def use():
+        for call in (dealer.recv, lambda: dealer.send([b""]), dealer.close, relay.close):
+            with pytest.raises(TransportError, match="another thread"):
+                call()
+            caught.append(call)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert len(caught) == 4
+
+
+def test_what_cannot_be_dialled_is_an_error(relay):
+    for address in ("inproc://x", "tcp://*:1", "tcp://127.0.0.1:0"):
+        with pytest.raises(TransportError, match="dialled"):
+            relay.dealer(address)
+    with pytest.raises(TransportError, match="Z85"):
+        relay.dealer("tcp://127.0.0.1:1", keys=("a", "b", "c"))
+    with relay.dealer("tcp://127.0.0.1:1", keys=("\0" * 40,) * 3) as bad, relay.poller() as poller:
+        poller.register(bad)
+        assert poller.poll(DEADLINE_S) == {bad}
+        with pytest.raises(TransportError, match="CURVE"):
+            bad.recv()
+    with relay.sub("tcp://127.0.0.1:1") as sub, pytest.raises(TransportError, match="sub"):
+        sub.send([b"x"])
+
+
+@pytest.mark.skipif(not zmq.has("curve"), reason="this libzmq has no CURVE")
+@NETWORKS
+def test_curve(make):
+    (learner_public, learner_secret), (public, secret) = zmq.curve_keypair(), zmq.curve_keypair()
+
+    def serve(raw):
+        raw.curve_server = True
+        raw.curve_secretkey = learner_secret
+
+    with Socket.router("tcp://127.0.0.1:0", secure=serve) as router, make() as network:
+        keys = tuple(key.decode() for key in (public, secret, learner_public))
+        with network.dealer(router.bound, keys=keys) as dealer:
+            assert dealer.send([b"in private"])
+            assert receive(router)[1] == b"in private"
+
+
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+def test_framing_survives_any_cut(step):
+    class Cut:
+        """A pair that reads and writes a few bytes at a time."""
+
+        def __init__(self):
+            self.data = bytearray()
+
+        def sendmsg(self, chunks, *_):
+            piece = b"".join(map(bytes, chunks))[:step]
+            self.data += piece
+            return len(piece)
+
+        def recv_into(self, view):
+            if not self.data:
+                raise BlockingIOError
+            size = min(step, len(view), len(self.data))
+            view[:size] = self.data[:size]
+            del self.data[:size]
+            return size
+
+    large = 70_000 if step < 100 else 3_000_000
+    messages = [[], [b""], [b"a", bytes(large), b"b"], [bytes(65_536)], [b"x"] * 1024, [b"y" * 65_535] * 3]
+    pair, outlet, inlet = Cut(), Outlet(), Inlet()
+    for number, frames in enumerate(messages):
+        outlet.put(Command.MESSAGE, number, frames)
+    outlet.flush(pair)
+    assert not outlet.nbytes
+    got = []
+    while (said := inlet.read(pair)) is not None:
+        got += said
+    assert [(s.command, s.line, s.frames) for s in got] == [(Command.MESSAGE, n, f) for n, f in enumerate(messages)]
+
+
+def test_a_host_without_standard_streams(router):
+    code = """
+        import os, sys
+        address = sys.argv[1]
+        for fd in (0, 1, 2):
+            os.close(fd)
+        from rl4sys_zmq.transports.relay import Relay
+        with Relay() as relay, relay.dealer(address) as dealer, relay.poller() as poller:
+            dealer.send([b"hello"])
+            poller.register(dealer)
+            os._exit(0 if poller.poll(20) else 1)
+    """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), router.bound.uri]) as host:
+        router.send([receive(router)[0], b"answer"])
+        assert host.wait(DEADLINE_S) == 0
+
+
+def test_plain_sockets_do_not_mix_with_lines(relay, router):
+    with relay.poller() as poller:
+        with pytest.raises(TransportError, match="same Relay"):
+            poller.register(router)
+        read_fd, write_fd = os.pipe()
+        poller.register(read_fd)
+        os.close(write_fd)
+        assert poller.poll(DEADLINE_S) == {read_fd}
+        os.close(read_fd)
+        with pytest.raises(TransportError, match="closing"):
+            poller.poll(DEADLINE_S)
+    assert select.poll().poll(0) == []

@@ -35,7 +35,7 @@ import numpy as np
 import xxhash
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.errors import ProtocolError, RL4SysError
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import digest
 from rl4sys_zmq.wire import spec_from_document, spec_to_document
@@ -133,7 +133,7 @@ class PolicyCache:
         try:
             spec.views(snapshot.flat)
             self._replace(self._encode(spec, snapshot, extras))
-        except Exception as exc:  # whatever it is: the host acts on, and the last file is still there
+        except (RL4SysError, OSError, TypeError, ValueError) as exc:  # the host acts on, and the last file is still there
             self.counters.add("policy_cache.save_errors")
             if not self._warned:
                 log.warning("the policy can't be saved in %s: %s", self._path, exc)

@@ -489,8 +489,9 @@ class Spool(Resource):
                     f"the spool {self._path} has the {name} {stored!r}, not {given!r}; give each actor its own folder"
                 )
         assert self._connection is not None
-        cursor = self._connection.execute("SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows")
-        for row_id, steps, generation, oldest, nbytes, frames, put_at in cursor:
+        query = "SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows"
+        rows = self._connection.execute(query).fetchall()  # all at once: an open cursor would keep the file from being closed
+        for row_id, steps, generation, oldest, nbytes, frames, put_at in rows:
             numbers = (row_id, steps, nbytes, frames, generation, oldest)
             if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
                 raise _Damaged(f"row {row_id!r} has impossible numbers")

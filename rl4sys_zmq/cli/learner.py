@@ -29,7 +29,14 @@ def main() -> None:
 @option("--pub", metavar="ADDRESS", help="Publish weights here.  [default: a free port of the same host]")
 @option("--advertise", metavar="HOST", help="Tell actors this host for the weights.  [default: the one they dialled]")
 @option("--config", type=FILE, metavar="FILE", help="Our learner configuration or RL4Sys's config.json.")
-@option("--run-dir", type=FILE, help="Files go here, or to DIR-2, DIR-3, ... when it holds a run.  [default: runs/learner]")
+@option("--run-dir", type=FILE, help="Files go here, and a run that is here goes on.  [default: runs/learner]")
+@option(
+    "--resume",
+    metavar="auto|never|PATH",
+    help="Go on with the run in the run directory; begin another beside it; or go back to a checkpoint's folder.  [default: auto]",
+)
+@option("--keys", type=FILE, metavar="DIR", help="The learner's keys, made by `rl4sys-learner keys DIR`: encrypt, and know everyone.")
+@option("--clients", type=FILE, metavar="FILE", help="Who may do what, by key.  [default: clients.toml in the keys' DIR]")
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 def serve(
@@ -39,18 +46,31 @@ def serve(
     advertise: str | None,
     config: Path | None,
     run_dir: Path | None,
+    resume: str | None,
+    keys: Path | None,
+    clients: Path | None,
     debug: bool,
     insecure: bool,
 ) -> None:
     """Serve actors until Ctrl-C or SIGTERM.
 
-    The first line says the address. A client that fails is shown, and the others go on.
+    The first line says the address. A client that fails is shown, and the others go on. What was acknowledged to an actor is in
+    the run directory, with checkpoints of every client: killed and started again, the learner goes on.
     """
     from rl4sys_zmq.cli.serve import serve as run
 
     if port is not None and bind is not None:
         raise click.UsageError("give either --port or --bind")
-    given: dict[str, Any] = {"bind": bind, "pub": pub, "advertise": advertise, "run_dir": run_dir, "insecure": insecure or None}
+    given: dict[str, Any] = {
+        "bind": bind,
+        "pub": pub,
+        "advertise": advertise,
+        "run_dir": run_dir,
+        "resume": resume,
+        "keys": keys,
+        "clients_file": clients,
+        "insecure": insecure or None,
+    }
     if port is not None:
         given["bind"] = f"tcp://127.0.0.1:{port}"
     run(config, {k: v for k, v in given.items() if v is not None}, debug=debug)

@@ -18,6 +18,7 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.resume import JOURNAL, state_dir
 
 __all__ = ["await_status", "serve", "warm_up"]
 
@@ -41,8 +42,9 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) 
     with start(config) as learner:
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"
         say(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
-        if learner.config.run_dir != config.run_dir:
+        if learner.config.run_dir != config.run_dir and config.resume in ("auto", "never"):
             say(f"{config.run_dir} holds an earlier run, which is left as it is")
+        _say_resumed(learner)
         with make_progress(debug=debug) as progress:
             warm_up()
             while True:
@@ -54,9 +56,26 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) 
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
 
 
+def _say_resumed(learner: Learner) -> None:
+    if learner.resumed_clients:
+        say(f"goes on with the run that is there: {', '.join(learner.resumed_clients)}")
+    back = learner.rollback
+    if back is not None:
+        newer = f"{len(back.abandoned)} newer checkpoint(s) are put aside" if back.abandoned else "it was the newest"
+        say(
+            f"client {back.client_id} goes back to checkpoint {back.checkpoint}, version {back.version} ({newer}): "
+            f"{back.undone_versions} versions are undone, and what became of {back.undone_segments} segments; those that the "
+            "journal still holds are trained on again, the others count as rolled back"
+        )
+
+
 def start(config: LearnerConfig) -> Learner:
-    """A learner that is bound, with a run directory of its own."""
+    """A learner that is bound, in a run directory of its own, or in that of the run that it goes on with."""
     if config.run_dir is None:
+        return Learner(config).start()
+    if config.resume not in ("auto", "never"):
+        return Learner(replace(config, run_dir=state_dir(Path(config.resume)))).start()
+    if config.resume == "auto" and config.durable and (config.run_dir / JOURNAL).exists():
         return Learner(config).start()
     with fresh_run_dir(config.run_dir) as run_dir:
         return Learner(replace(config, run_dir=run_dir)).start()

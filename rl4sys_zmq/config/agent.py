@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from rl4sys_zmq.config.addresses import dial_uri, dialled
@@ -22,6 +23,7 @@ from rl4sys_zmq.config.options import (
     one_of,
     option,
     optional,
+    path,
     text,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
@@ -31,7 +33,7 @@ from rl4sys_zmq.values import Space
 
 __all__ = ["AgentConfig"]
 
-_LATER = ("guard_rails", "inference", "keys", "on_stale", "policy_cache", "policy_max_age_s", "spool", "weights")
+_LATER = ("guard_rails", "inference", "weights")
 """Options that the documents name and this version does not have."""
 
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
@@ -94,6 +96,23 @@ class AgentConfig:
     """What bad input from the host does: raise, or be counted and answered with the last or the baseline action."""
     reward_timeout_s: float = option(number(0), 60.0)
     """How long an automatic cut waits for late rewards."""
+    keys: Path | None = option(optional(path), None)
+    """This client's key file (``rl4sys-learner keys DIR --client NAME`` makes it); None: no encryption, for a learner without
+    keys."""
+    spool: Path | None = option(optional(path), None)
+    """A folder in which finished segments wait for the learner, whatever happens to this process; None: in memory."""
+    spool_max_bytes: int = option(integer(1 << 16), 1 << 30)
+    """How many bytes of segments the spool holds; beyond them the oldest that were not sent yet are dropped, and counted."""
+    spool_max_age_s: float | None = option(optional(number(0, above=True)), None)
+    """Segments in the spool that are older are dropped, and counted, unless they were sent; None: whatever their age."""
+    policy_cache: Path | None = option(optional(path), None)
+    """A file that keeps the newest policy, to start with when no learner answers; None: ``policy.cache`` in `spool`, if any."""
+    policy_max_age_s: float | None = option(optional(number(0, above=True)), None)
+    """For how long the learner may be unheard before the policy counts as stale; None: for ever."""
+    on_stale: str = option(one_of("keep", "baseline", "raise"), "keep")
+    """What a stale policy means: act by it all the same, by the baseline (which is not stored), or raise `PolicyStale`."""
+    sidecar: bool = option(flag, False)
+    """True: the sockets live in a process of their own, so that nothing in libzmq can end this one."""
     input_size: InitVar[int | None] = None
     """Makes a Box of that many float32."""
     act_dim: InitVar[int | None] = None
@@ -105,6 +124,11 @@ class AgentConfig:
         check_fields(self)
         flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
         resolve_spaces(self, flat)
+
+    @property
+    def cache_file(self) -> Path | None:
+        """Where the policy is kept on disk, None for nowhere."""
+        return self.policy_cache or (self.spool / "policy.cache" if self.spool is not None else None)
 
     @property
     def address(self) -> str:

@@ -104,6 +104,10 @@ class LearnerConfig:
     """How many actors a client may have."""
     max_parameters: int = option(integer(1), 50_000_000)
     """How many numbers a policy may have."""
+    keys: Path | None = option(optional(path), None)
+    """The folder with the learner's keys (``rl4sys-learner keys DIR`` makes it); None: no encryption."""
+    clients_file: Path | None = option(optional(path), None)
+    """Who may do what, by key; None: ``clients.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True: other machines may connect without keys."""
     seed: int | None = option(optional(integer(0)), None)
@@ -116,11 +120,17 @@ class LearnerConfig:
         if self.ledger == "sqlite" and self.run_dir is None:
             raise ConfigError("ledger: sqlite needs a run directory; set run_dir", key="ledger")
         for key, uri in (("bind", self.bind), ("pub", self.pub)):
-            if uri is not None and not is_local(uri) and not self.insecure:
+            if uri is not None and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (
-                    f"{key}: other machines can reach {uri}, without keys; if that is meant, say --insecure (insecure: true)"
+                    f"{key}: other machines can reach {uri}, without keys: give --keys DIR (keys), "
+                    "or if that is meant, say --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
+
+    @property
+    def access_file(self) -> Path | None:
+        """Where it is written who may do what; None without keys."""
+        return None if self.keys is None else self.clients_file or self.keys / "clients.toml"
 
     @property
     def durable(self) -> bool:

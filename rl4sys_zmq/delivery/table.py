@@ -15,6 +15,10 @@ MAX_SPOOLED = 65_536
 """How many streams with a spool a client may have, live or not: their marks are kept for good."""
 
 
+MAX_GAP = 1 << 40
+"""How many segments may be said to be gone at once: more is no accident."""
+
+
 class Opened:
     """What a HELLO led to.
 
@@ -93,7 +97,9 @@ class StreamTable:
             if actor_id in self._peers and now - stream.last_seen < self._silence_s:
                 raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
             stream = stream if stream.spooled and stream.origin == origin else None
-        fresh = stream is None
+        fresh, received = stream is None, 0 if stream is None else stream.received
+        if hello.first_seq > received + MAX_GAP:
+            raise ProtocolError(Refusal.RANGE, f"segment {hello.first_seq} is next, says the actor; {received} is known")
         if stream is None:
             stream = self._begin(hello, origin, now)
         stream.incarnation = hello.incarnation

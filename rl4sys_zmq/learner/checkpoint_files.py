@@ -65,7 +65,6 @@ class Manifest:
         algorithm_name: what reads the state.
         updates: how many were done.
         steps: how many were observed.
-        episodes: how many ended.
         verdicts: of all segments of the client.
         marks: one per stream.
         saved_unix_s: when it was written; given by `CheckpointStore.write`.
@@ -80,7 +79,6 @@ class Manifest:
     algorithm_name: str
     updates: int
     steps: int
-    episodes: int
     verdicts: dict[str, int]
     marks: tuple[Mark, ...]
     saved_unix_s: float = 0.0

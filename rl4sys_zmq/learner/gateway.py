@@ -63,6 +63,7 @@ BEACON_S = 1.0
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
+LEDGER_FILLS, LEDGER_FULL = 0.5, 0.9
 PAGE_BYTES = 16 << 20
 """How much of the ledger is read at a time to feed a learner thread again."""
 _unique = itertools.count()
@@ -625,7 +626,18 @@ class Gateway(Worker):
             return 0
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else MAX_MESSAGE_BYTES
 
+    def _relieve_ledger(self) -> None:
+        """Asks for checkpoints while the ledger fills up, for they let it forget; in time, or else partial batches are trained."""
+        state = self._ledger.state()
+        if not state.max_bytes or state.used_bytes + state.queued_bytes < LEDGER_FILLS * state.max_bytes:
+            return
+        partial = state.used_bytes + state.queued_bytes > LEDGER_FULL * state.max_bytes
+        for client in self._roster:
+            if client.state is ClientState.RUNNING and not client.replaying and not client.backlog:
+                client.backlog.append(encode(Save(0, partial)))
+
     def _each_second(self, now: float) -> None:
+        self._relieve_ledger()
         for client in self._roster:
             if client.gone:
                 self._read_upstream()  # its last words, if there are any

@@ -43,12 +43,14 @@ class Learner(Resource):
 
     Attributes:
         config: as given.
+        resumed_clients: those that the run directory knew at the start.
         rollback: what going back to the checkpoint that ``config.resume`` names has undone; None when it names none.
     """
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
         self.config = config if config is not None else LearnerConfig()
         self.rollback: Rollback | None = None
+        self.resumed_clients: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
         self._ledger: Journal | MemoryLedger | None = None
         self._recorder: Recorder | None = None
@@ -76,6 +78,7 @@ class Learner(Resource):
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             try:
                 self._ledger, restored = open_ledger(self.config, self._wake)
+                self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
                 self._gateway = Gateway(self.config, sink, self._ledger, restored)
                 self._gateway.start()

@@ -224,12 +224,20 @@ class _Learning:
         found = self._store.load() if self._store is not None else None
         if found is not None:
             manifest, state, _ = found
+            said, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
+            if said != ours:
+                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} is of {said}, not of {ours}")
             algorithm.load(state)
             if digest(self._spec.flatten(algorithm.snapshot())) != manifest.digest:
                 problem = "it gives other weights than were saved; was the algorithm changed since? Resume with what wrote it"
                 raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
             number = manifest.number
-            self._progress = Progress(manifest.marks, manifest.verdicts)
+            if manifest.ledger_id == self._assign.ledger_id:
+                self._progress = Progress(manifest.marks, manifest.verdicts)
+            else:
+                words = "client %s: checkpoint %d belongs to another journal; its weights go on, its counts do not"
+                log.warning(words, self._assign.client_id, manifest.number)
+            self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._updates = self._saved_updates = manifest.updates
             self._observed_steps = self._said_steps = self._first_steps = manifest.steps
@@ -282,7 +290,6 @@ class _Learning:
             algorithm_name=self._assign.algorithm_name,
             updates=self._updates,
             steps=self._progress.steps,
-            episodes=0,
             verdicts=dict(self._progress.verdicts),
             marks=self._progress.marks(),
             saved_unix_s=time.time(),

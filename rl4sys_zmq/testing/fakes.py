@@ -67,6 +67,7 @@ class FakeAlgorithm:
         self._spec = spec
         self._seed = seed
         self._pending = 0
+        self._used = (0, 0, 0)
 
     @staticmethod
     def factory(kind: str = "onpolicy", *, release: threading.Event | None = None, **defaults: object) -> FakeFactory:
@@ -110,6 +111,7 @@ class FakeAlgorithm:
         if self.parameters.slow_s:
             self.release.wait(self.parameters.slow_s)
         self._pending = 0 if self.kind == "onpolicy" else self._pending - self.parameters.steps_per_update
+        self._used = self.segments, self.steps, self.corrected
         self.updates += 1
         return {"fake/updates": float(self.updates), "fake/steps": float(self.steps)}
 
@@ -122,14 +124,16 @@ class FakeAlgorithm:
         return self._spec.views(fake_weights(self._spec, self.updates, self._seed))
 
     def state(self) -> dict[str, Any]:
-        """All counts, as integers and lists of them."""
+        """All counts, as integers and lists of them; an on-policy one leaves out what waits for the next update."""
+        onpolicy = self.kind == "onpolicy"
+        segments, steps, corrected = self._used if onpolicy else (self.segments, self.steps, self.corrected)
         return {
-            "segments": self.segments,
-            "steps": self.steps,
+            "segments": segments,
+            "steps": steps,
             "updates": self.updates,
-            "corrected": self.corrected,
-            "pending": self._pending,
-            "keys": [list(key) for key in self.keys],
+            "corrected": corrected,
+            "pending": 0 if onpolicy else self._pending,
+            "keys": [list(key) for key in self.keys[:segments]],
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -137,6 +141,7 @@ class FakeAlgorithm:
         self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
         self.corrected, self._pending = state["corrected"], state["pending"]
         self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
+        self._used = self.segments, self.steps, self.corrected
 
 
 class _FakeOffPolicy(FakeAlgorithm):

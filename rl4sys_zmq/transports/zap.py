@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import zmq
 from zmq.utils import z85
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.transports.binding import bind_socket
-from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import Tracked, context, track, untrack
+from rl4sys_zmq.transports.frames import Frame, TooManyFrames
+from rl4sys_zmq.transports.poller import Poller
+from rl4sys_zmq.transports.sockets import Socket
+from rl4sys_zmq.transports.wakeup import Wakeup
 
 __all__ = ["MAX_USER_ID_BYTES", "Check", "Credentials", "Denied", "ZapDomain", "register_domain"]
 
@@ -37,3 +38,232 @@ MAX_USER_ID_BYTES = 255
 _START_WAIT_S = 5.0
 _CLOSE_WAIT_S = 2.0
 _MAX_FRAMES = 12
+_REASON = re.compile(r"[a-z_]{1,32}")
+_OK, _DENIED, _FAULT = b"200", b"400", b"500"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a peer shows.
+
+    Attributes:
+        domain: the ZAP domain of the socket it wants to reach.
+        address: its IP address; empty over ipc.
+        mechanism: always ``CURVE``; anything else is denied before a check is asked.
+        key_z85: its public key, 40 characters of Z85, proved to be its own.
+    """
+
+    domain: str
+    address: str
+    mechanism: str
+    key_z85: str
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A check's no. The peer is told that it was denied, never why; `reason` names the counter ``denied.REASON``.
+
+    Attributes:
+        reason: lower-case letters and underscores, at most 32: ``unlisted``, ``expired``.
+    """
+
+    reason: str
+
+
+Check = Callable[[Credentials], "str | Denied"]
+"""Answers with the peer's user id (1 to 255 bytes), which then marks each of its messages, or with a denial. It runs in the
+handler's thread, one peer at a time, so it must not wait for anything."""
+
+
+class ZapDomain(Resource):
+    """A registered domain: close it after its sockets. From then on nobody new gets into it.
+
+    Attributes:
+        counters: ``accepted``, ``denied.mechanism``, ``denied.error``, and ``denied.REASON`` for each reason of the check.
+    """
+
+    def __init__(self, name: str, check: Check, handler: _Handler) -> None:
+        self.name = name
+        self.check = check
+        self.counters = Counters()
+        self._handler = handler
+        self._pid = os.getpid()
+
+    @property
+    def alive(self) -> bool:
+        """True while the handler's thread runs and knows this domain."""
+        return self._handler.alive and self._handler.domains.get(self.name) is self
+
+    def raise_if_dead(self) -> None:
+        """Raises WorkerDied when the handler's thread has died: nobody new gets in any more."""
+        self._handler.raise_if_dead()
+
+    def close(self) -> None:
+        """Takes the domain back; with the last one the thread ends. A check that does not return is waited for 2 s only."""
+        if self._pid != os.getpid():
+            return  # inherited by a fork: the parent's
+        with _process.lock:
+            if self._handler.domains.get(self.name) is not self:
+                return
+            del self._handler.domains[self.name]
+            last = not self._handler.domains
+        if last:
+            self._handler.stop()
+            if not self._handler.join(_CLOSE_WAIT_S):
+                log.warning("a check of ZAP domain %r does not return; the thread ends when it does", self.name)
+
+
+def register_domain(name: str, check: Check) -> ZapDomain:
+    """Has `check` decide who may reach the sockets of the domain `name`. Call it before any of them binds.
+
+    Raises:
+        ConfigError: for an empty name, or one of more than 255 bytes.
+        TransportError: when the domain is registered already, or another ZAP handler is bound in this context.
+    """
+    if not 0 < len(name.encode("utf-8")) <= MAX_USER_ID_BYTES:
+        raise ConfigError(f"{name!r} is no ZAP domain; use 1 to {MAX_USER_ID_BYTES} bytes", key="zap_domain")
+    with _process.lock:
+        handler = _process.handler
+        if handler is None or not handler.alive:
+            handler = _process.handler = _started()
+        if name in handler.domains:
+            raise TransportError(f"the ZAP domain {name!r} is registered already; close it first, or choose another name")
+        domain = handler.domains[name] = ZapDomain(name, check, handler)
+    return domain
+
+
+def _started() -> _Handler:
+    handler = _Handler()
+    handler.start()
+    if not handler.bound.wait(_START_WAIT_S):
+        handler.stop()
+        raise TransportError(f"the ZAP handler was not bound within {_START_WAIT_S:g} s; the machine is overloaded")
+    if handler.error is not None or not handler.serving:
+        handler.join(_START_WAIT_S)
+        raise TransportError(f"cannot start the ZAP handler: {handler.error}") from handler.error
+    return handler
+
+
+class _Handler(Worker):
+    """The thread that answers libzmq. Each request is answered or dropped; neither ends the thread."""
+
+    def __init__(self) -> None:
+        super().__init__("rl4sys-zap")
+        self.domains: dict[str, ZapDomain] = {}
+        self.counters = Counters()
+        self.bound = threading.Event()  # or has failed to
+        self.serving = False
+        self._wakeup = Wakeup()
+
+    def run(self) -> None:
+        try:
+            with Socket.router(ZAP_ADDRESS) as router, Poller() as poller:
+                poller.register(router)
+                poller.register(self._wakeup)
+                self.serving = True
+                self.bound.set()
+                while not self._ended(router):
+                    poller.poll(None)
+                    self._wakeup.clear()
+                    self._serve(router)
+        finally:
+            self.bound.set()
+            self._wakeup.close()
+
+    def on_death(self, error: BaseException) -> None:
+        self.bound.set()
+
+    def stop(self) -> None:
+        """Makes the thread look whether it still has a domain."""
+        self._stopping = True
+        self._wakeup.set()
+
+    _stopping = False
+
+    def _ended(self, router: Socket) -> bool:
+        """Under the lock, closing with it: a domain is registered either with this thread or with the next, never in between."""
+        with _process.lock:
+            if self.domains or not self._stopping:
+                return False
+            if _process.handler is self:
+                _process.handler = None
+            router.close()
+            return True
+
+    def _serve(self, router: Socket) -> None:
+        """Answers one request; the poll tells of the next, so that `stop` is seen between two."""
+        try:
+            frames = router.recv(_MAX_FRAMES)
+        except TooManyFrames:
+            self.counters.add("malformed")
+            return
+        if frames is None:
+            return
+        # From libzmq: the way back, an empty frame, version, request, domain, address, routing id, mechanism, credentials.
+        peer, request = frames[0], [bytes(frame) for frame in frames[1:]]
+        if len(request) < 7 or request[0] or request[1] != b"1.0":
+            self.counters.add("malformed")
+            if len(request) > 2:
+                router.send([peer, b"", b"1.0", request[2], _FAULT, b"malformed request", b"", b""])
+            return
+        status, user = self._answer(request[3], request[4], request[6], request[7:])
+        router.send([peer, b"", b"1.0", request[2], status, b"", user, b""])
+
+    def _answer(self, name: Frame, address: Frame, mechanism: Frame, shown: list[bytes]) -> tuple[bytes, bytes]:
+        domain = self.domains.get(bytes(name).decode("utf-8", "replace"))
+        if domain is None:
+            self.counters.add("denied.domain")
+            return _DENIED, b""
+        if mechanism != b"CURVE" or len(shown) != 1 or len(shown[0]) != 32:
+            domain.counters.add("denied.mechanism")
+            return _DENIED, b""
+        try:
+            where = bytes(address).decode("utf-8", "replace")
+            verdict = domain.check(Credentials(domain.name, where, "CURVE", z85.encode(shown[0]).decode("ascii")))
+            user = _user_id(verdict)
+        except Exception:  # noqa: BLE001  the border to somebody else's check: whatever it raises, nobody gets in
+            log.exception("the check of ZAP domain %r failed; the peer is denied", domain.name)
+            domain.counters.add("denied.error")
+            return _FAULT, b""
+        if isinstance(user, Denied):
+            domain.counters.add(f"denied.{user.reason}")
+            return _DENIED, b""
+        if self.domains.get(domain.name) is not domain:  # closed while the check was thinking
+            return _DENIED, b""
+        domain.counters.add("accepted")
+        return _OK, user
+
+
+def _user_id(verdict: object) -> bytes | Denied:
+    """A check's answer, itself checked. An empty id would read like no id at all."""
+    if isinstance(verdict, Denied):
+        if not _REASON.fullmatch(verdict.reason):
+            raise ValueError(f"{verdict.reason!r} names no counter")
+        return verdict
+    if not isinstance(verdict, str):
+        raise TypeError(f"a check answers with a user id or Denied, not {type(verdict).__name__}")
+    user = verdict.encode("utf-8")
+    if not 0 < len(user) <= MAX_USER_ID_BYTES or b"\0" in user:
+        raise ValueError(f"a user id of {len(user)} bytes; it has 1 to {MAX_USER_ID_BYTES}, none of them zero")
+    return user
+
+
+class _Process:
+    """What belongs to one process; a forked child makes its own."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.handler: _Handler | None = None
+
+
+_process = _Process()
+_inherited: list[_Process] = []  # kept alive: its descriptors and sockets are the parent's to close
+
+
+def _after_fork() -> None:
+    global _process
+    _inherited.append(_process)
+    _process = _Process()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -98,7 +98,7 @@ def test_state_goes_back():
     fake.observe(segment(3))
     other.load(fake.state())
     assert other.state() == fake.state()
-    assert other.demand() == 7 and other.keys == fake.keys
+    assert other.demand() == 10 and other.keys == fake.keys[:1]  # what waits for an update is delivered again
     assert np.array_equal(other.spec().flatten(other.snapshot()), fake.spec().flatten(fake.snapshot()))
 
 

@@ -12,6 +12,7 @@ from rl4sys_zmq.wire import messages as m
 
 GENERATION = 1_700_000_000_000
 DIGEST = 0xFEDCBA9876543210
+LEDGER = 0x0123456789ABCDEF
 BOX, TWO = BoxSpace((2,), low=-1.0, high=1.0), DiscreteSpace(2)
 
 
@@ -51,7 +52,9 @@ def build() -> dict[str, m.Message]:
     policy_id = b"\x01" + bytes(7)
     verdicts = {"trained": 5, "stale": 1, "quarantined": 0, "refused": 1, "duplicate": 2}
     found: list[m.Message] = [
-        m.Hello("cart", "a1", 9, 7, GENERATION, 3, "PPO", {"lr": 0.25}, "onpolicy", box, two, True, "rl4sys_zmq 0.1.0"),
+        m.Hello(
+            "cart", "a1", 9, 7, GENERATION, 3, "PPO", {"lr": 0.25}, "onpolicy", box, two, True, "rl4sys_zmq 0.1.0", 8, LEDGER, True
+        ),
         submit,
         m.Heartbeat(64),
         m.Fetch(GENERATION, 3),
@@ -59,6 +62,9 @@ def build() -> dict[str, m.Message]:
         m.Bye(),
         m.Welcome(
             policy_id,
+            b"\x02" + bytes(7),
+            LEDGER,
+            2,
             GENERATION,
             3,
             DIGEST,
@@ -76,20 +82,41 @@ def build() -> dict[str, m.Message]:
             1 << 20,
             1.0,
         ),
-        m.Ack(GENERATION, 9, 8, 7, 0, 43, 64, 20, 3, verdicts),
+        m.Ack(GENERATION, 9, 8, 7, 5, 43, 64, 20, 1 << 20, 3, verdicts),
         m.Refused("gap", "", "segment 9 came, 8 is next", 8),
         m.Weights(update()),
         m.Status({"clients": {"cart": {"state": "running", "mean_return": None}}}),
         m.Beacon(GENERATION, 3, DIGEST),
-        m.Assign("cart", policy_id, GENERATION, "PPO", {"lr": 0.25}, box, two, 11, -1, "drop", 1.0, 1, 10_000_000),
-        m.Deliver("a1", 9, 1, (b"first", b"second")),
+        m.Assign(
+            "cart",
+            policy_id,
+            GENERATION,
+            "PPO",
+            {"lr": 0.25},
+            box,
+            two,
+            11,
+            -1,
+            "drop",
+            1.0,
+            1,
+            10_000_000,
+            "run/checkpoints/cart",
+            60.0,
+            LEDGER,
+        ),
+        m.Deliver("a1", 8, 1, (b"first", b"second")),
         m.Stop(),
-        m.Ready(spec, "onpolicy", 32, 4),
+        m.Ready(spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"]),
         m.Published(3, DIGEST, update()),
-        m.Disposed("a1", 9, [[7, 9]], "quarantined", "rewards are not finite"),
-        m.Demand(128, 12, 3),
+        m.Disposed("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
+        m.Demand(128, 12, 4096, 3),
         m.Failed("ValueError: no", "Traceback"),
         m.Metrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]]),
+        m.Save(5, True),
+        m.Forget("a1", 8),
+        m.Checkpointed(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
+        m.DeadLetter("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
     ]
     return {type(message).__name__: message for message in found}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, PolicySpec, Segment, TensorSpec, space_to_json
 from rl4sys_zmq.wire import (
+    PackedSegment,
     SegmentSchema,
     decode,
     encode,
@@ -21,6 +23,7 @@ from rl4sys_zmq.wire import (
     read_submit,
     spec_from_document,
     spec_to_document,
+    submit_checksums,
 )
 from rl4sys_zmq.wire.segments import LARGE_BYTES
 
@@ -138,6 +141,58 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment, dtype):
     with pytest.raises(ProtocolError) as caught:
         pack_segment(bad)
     assert caught.value.code is Refusal.DTYPE
+
+
+# ---- checksums of segments
+
+
+def checksums(*packed, first_seq=0, want_steps=0) -> list[int]:
+    """As the learner has them: of what came from the network."""
+    frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
+    return submit_checksums(decode(frames))
+
+
+@settings(max_examples=60)
+@given(st.lists(segments(), min_size=1, max_size=5), st.data())
+def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch, data):
+    packed = [pack_segment(s) for s in batch]
+    whole = checksums(*packed)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(batch) - 1)), max_size=4)))
+    parts = [packed[a:b] for a, b in itertools.pairwise([0, *cuts, len(batch)]) if packed[a:b]]
+    shared_out = [checksums(*part, first_seq=7, want_steps=9) for part in parts]
+    assert list(itertools.chain.from_iterable(shared_out)) == whole
+    assert len(whole) == len(batch)
+    assert submit_checksums(join_submit(0, 0, packed)) == whole  # before and after the journey
+
+
+@pytest.mark.parametrize("size", [64, LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
+def test_checksums_of_small_and_large_columns_do_not_depend_on_their_neighbours(make_segment, size):
+    def of(first: float) -> PackedSegment:
+        observations = np.zeros((2, size // 8), np.float32)
+        observations[1, -1] = first
+        return pack_segment(dataclasses.replace(make_segment(), observations=observations))
+
+    big, other, small = of(1.0), of(2.0), pack_segment(make_segment(3))
+    (alone,), (of_other,), (of_small,) = checksums(big), checksums(other), checksums(small)
+    assert len({alone, of_other, of_small}) == 3
+    assert checksums(small, big, small, other, big) == [of_small, alone, of_small, of_other, alone]
+
+
+def test_every_part_of_a_segment_is_in_its_checksum(make_segment):
+    base = make_segment(2, masks=True)
+    changed = [
+        dataclasses.replace(base, generation=base.generation + 1),
+        dataclasses.replace(base, episode_id=1),
+        dataclasses.replace(base, segment_index=1),
+        dataclasses.replace(base, terminated=False, truncated=True),
+        dataclasses.replace(base, episode_return=-1.0),
+        dataclasses.replace(base, episode_length=9),
+        *(dataclasses.replace(base, **{name: 1 - getattr(base, name)}) for name in COLUMNS[:4]),
+        dataclasses.replace(base, versions=base.versions + np.uint64(1)),
+        dataclasses.replace(base, masks=~base.masks),
+        dataclasses.replace(base, masks=None),
+    ]
+    assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
 
 
 # ---- what a segment's header may say

@@ -73,8 +73,8 @@ class Algorithm(Protocol):
         """Everything needed to go on as if nothing had happened: tensors, optimizer, random state, replay, schedules.
 
         It is what goes into a checkpoint: dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays, numbers, str,
-        bytes, bool and None, and all of it copies. An on-policy algorithm is asked right after an update, when nothing that
-        it has observed is waiting; what waits does not belong to the state, because it is delivered again.
+        bytes, bool and None, and all of it copies. An on-policy algorithm may be asked at any
+        time, and gives its state after its last update: the segments that wait for the next one are delivered again.
         """
 
     def load(self, state: Mapping[str, Any]) -> None:

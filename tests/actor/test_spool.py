@@ -1,0 +1,840 @@
+"""What is put into a spool reaches each learner's ledger once and in order, whenever the process dies."""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rl4sys_zmq.actor.spool import MAX_HOLE, RELEASE_S, RETRY_S, Spool, SpoolLimits
+from rl4sys_zmq.errors import ProtocolError, SpoolError
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import join_submit, pack_segment, read_submit
+
+ROOMY = SpoolLimits(1 << 30)
+
+
+class Clock:
+    def __init__(self, now=1_700_000_000.0):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+def segment(number, steps=1, width=2):
+    """A packed segment whose episode id is `number`."""
+    return pack_segment(
+        Segment(
+            np.full((steps + 1, width), number, dtype=np.float32),
+            np.zeros(steps, dtype=np.int64),
+            np.zeros(steps, dtype=np.float32),
+            np.zeros(steps, dtype=np.float32),
+            np.full(steps, 2**64 - 1 - number, dtype=np.uint64),
+            None,
+            2**63 + number,
+            number,
+            0,
+            False,
+            False,
+        )
+    )
+
+
+def numbers(packed):
+    return [p.header[1] if p.header[3] == 0 else None for p in packed]
+
+
+def segments(*which):
+    return [segment(n) for n in which]
+
+
+SIZE = segment(0).nbytes
+
+
+def killed(spool, folder):
+    """A copy of what a kill at this moment would leave, opened by nobody."""
+    copy = folder.with_name(f"{folder.name}+")
+    copy.mkdir()
+    for name in ("spool.db", "spool.db-wal"):
+        if (folder / name).exists():
+            shutil.copy(folder / name, copy / name)
+    spool._abandon()
+    return copy
+
+
+def refuse(spool):
+    """The disk refuses: by sqlite's own words, at the first write of each transaction."""
+    spool._connection.execute("PRAGMA query_only=ON")
+
+
+def accept(spool):
+    spool._connection.execute("PRAGMA query_only=OFF")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "spool"
+
+
+@pytest.fixture
+def opened(folder):
+    """Opens spools, and closes what a test leaves open."""
+    spools = []
+
+    def opens(where=folder, limits=ROOMY, **options):
+        spools.append(Spool(where, "luna", limits, **options))
+        return spools[-1]
+
+    yield opens
+    for spool in spools:
+        spool._abandon()
+
+
+def law(spool):
+    return spool.submitted == sum(spool.dropped.values()) + spool.base_seq + len(spool)
+
+
+# ---- what goes in comes out
+
+
+def test_segments_come_out_as_they_went_in(opened):
+    spool = opened()
+    put = [segment(0), segment(1, 300, 64), segment(2, 2, 3)]
+    assert put[1].large
+    spool.put(put)
+    assert spool.take(8, 1 << 20) == []
+    assert spool.reconcile(0, 0) == []
+    assert [(h.generation, h.oldest_version, h.steps, h.nbytes, h.frames) for h in spool.heads()] == [
+        (p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large)) for p in put
+    ]
+    assert (spool.untaken_items, spool.untaken_steps, spool.nbytes) == (3, 303, sum(p.nbytes for p in put))
+    out = spool.take(8, 1 << 30)
+    for a, b in zip(put, out, strict=True):
+        assert (a.header, a.blob, [bytes(f) for f in a.large]) == (b.header, b.blob, [bytes(f) for f in b.large])
+        assert (a.steps, a.generation, a.oldest_version, a.nbytes) == (b.steps, b.generation, b.oldest_version, b.nbytes)
+    assert join_submit(0, 0, out).segments == join_submit(0, 0, put).segments
+    assert (spool.untaken_items, spool.untaken_steps, spool.taken_items, spool.peek()) == (0, 0, 3, None)
+    assert law(spool)
+
+
+def test_takes_are_bounded_but_never_empty(opened):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(6)))
+    assert numbers(spool.take(2, 1 << 20)) == [0, 1]
+    assert numbers(spool.take(9, 2 * SIZE)) == [2, 3]
+    assert numbers(spool.take(9, 0)) == [4]
+    assert spool.take(0, 9) == []
+
+
+def test_the_files_are_private(opened, folder):
+    opened().put(segments(1))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o600}
+
+
+# ---- starts
+
+
+def test_a_restart_goes_on_where_the_marks_say(opened, folder):
+    first = opened()
+    first.reconcile(0, 0)
+    first.put(segments(*range(10)))
+    first.take(6, 1 << 20)
+    first.release(2)
+    first.set_ledger(77)
+    actor, origin, incarnation = first.actor_id, first.origin, first.incarnation
+    copy = killed(first, folder)
+    second = opened(copy)
+    assert (second.actor_id, second.origin, second.ledger_id) == (actor, origin, 77)
+    assert second.incarnation > incarnation
+    assert numbers(second.reconcile(5, 3)) == [3, 4]
+    assert (second.base_seq, second.taken_items) == (3, 2)
+    assert numbers(second.take(9, 1 << 20)) == [5, 6, 7, 8, 9]
+    assert law(second)
+    assert second.submitted == 10
+
+
+def test_late_deletions_are_harmless_and_made_with_the_next_write(opened, folder):
+    clock = Clock()
+    spool = opened(monotonic=clock)
+    spool.reconcile(0, 0)
+    spool.put(segments(0, 1, 2))
+    spool.take(3, 1 << 20)
+    spool.release(1)
+    count = lambda: spool._connection.execute("SELECT count(*) FROM rows").fetchone()[0]  # noqa: E731
+    assert (count(), spool.next_deadline()) == (3, clock.now + RELEASE_S)
+    clock.now += RELEASE_S
+    spool.tick()
+    assert (count(), spool.next_deadline()) == (2, float("inf"))
+    spool.release(2)
+    spool.put(segments(3))
+    assert count() == 2
+    spool.release(99)
+    second = opened(killed(spool, folder))
+    assert (second.base_seq, len(second)) == (2, 2)
+    assert second.reconcile(3, 3) == []
+    assert (second.base_seq, len(second)) == (3, 1)
+
+
+def test_numbers_go_on_over_many_starts_without_a_learner(opened, folder):
+    for start in range(4):
+        spool = opened(folder)
+        spool.put(segments(2 * start, 2 * start + 1))
+        spool.close()
+    spool = opened(folder)
+    spool.reconcile(0, 0)
+    assert numbers(spool.take(99, 1 << 20)) == list(range(8))
+
+
+def test_the_clock_may_go_back(opened, folder):
+    first = opened(clock=Clock(2e9))
+    first.close()
+    second = opened(clock=Clock(1e9))
+    assert second.incarnation == first.incarnation + 1
+    assert second.origin == first.origin
+
+
+# ---- drops
+
+
+def test_the_oldest_that_are_not_taken_are_dropped(opened):
+    spool = opened(limits=SpoolLimits(5 * SIZE))
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(5)))
+    spool.take(2, 1 << 20)
+    spool.put(segments(5, 6))
+    assert spool.dropped == {"spool_bytes": 2}
+    assert numbers(spool.take(9, 1 << 20)) == [4, 5, 6]
+    spool.put(segments(7))
+    assert spool.dropped == {"spool_bytes": 3}
+    assert (len(spool), spool.nbytes) == (5, 5 * SIZE)
+    assert law(spool)
+
+
+def test_what_is_too_old_is_dropped(opened):
+    clock, monotonic = Clock(), Clock(50.0)
+    spool = opened(limits=SpoolLimits(1 << 20, max_age_s=10.0), clock=clock, monotonic=monotonic)
+    spool.reconcile(0, 0)
+    spool.put(segments(0, 1))
+    spool.take(1, 1 << 20)
+    clock.now += 4
+    spool.put(segments(2))
+    assert spool.next_deadline() == monotonic.now + 6
+    clock.now += 6
+    spool.tick()
+    assert spool.dropped == {"spool_age": 1}
+    assert numbers(spool.take(9, 1 << 20)) == [2]
+    assert spool.next_deadline() == float("inf")
+
+
+def test_the_owner_drops_from_the_head(opened, folder):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(5)))
+    spool.take(1, 1 << 20)
+    assert spool.drop_head(2, "lag") == 2
+    spool.count_dropped("too_large", 3)
+    assert numbers(spool.take(1, 1 << 20)) == [3]
+    assert spool.drop_head(9, "lag") == 1
+    spool.set_ledger(1)
+    second = opened(killed(spool, folder))
+    assert second.dropped == {"lag": 3, "too_large": 3}
+    assert numbers(second.reconcile(1, 0)) == [0]
+    assert numbers(second.take(9, 1 << 20)) == [3]
+    assert law(second)
+
+
+@pytest.mark.parametrize(
+    ("received", "durable", "base", "held", "new", "dropped"),
+    [
+        (0, 0, 0, [], [4, 5, 6, 7], 4),  # none of the evicted had arrived
+        (2, 2, 2, [], [4, 5, 6, 7], 2),
+        (4, 0, 4, [], [4, 5, 6, 7], 0),
+        (5, 1, 4, [4], [5, 6, 7], 0),
+        (6, 5, 5, [5], [6, 7], 0),
+        (6, 6, 6, [], [6, 7], 0),
+    ],
+)
+def test_evictions_before_the_first_welcome_are_corrected(opened, folder, received, durable, base, held, new, dropped):
+    first = opened()
+    first.reconcile(0, 0)
+    first.put(segments(*range(6)))
+    first.take(6, 1 << 20)
+    limits = SpoolLimits(4 * SIZE)
+    copy = killed(first, folder)
+    second = opened(copy, limits)
+    second.put(segments(6))
+    third = opened(killed(second, copy), limits)
+    third.put(segments(7))
+    assert (third.base_seq, third.dropped) == (0, {"spool_bytes": 4})
+    assert law(third)
+    assert numbers(third.reconcile(received, durable)) == held
+    assert (third.base_seq, third.dropped) == (base, {"spool_bytes": dropped})
+    assert numbers(third.take(9, 1 << 20)) == new
+    assert law(third)
+
+
+def test_what_was_put_after_the_start_has_not_been_received(opened, folder):
+    """Two segments were received from memory while the disk refused; nobody may take the next two for them."""
+    first = opened()
+    first.reconcile(0, 0)
+    first.put(segments(0, 1))
+    refuse(first)
+    first.put(segments(2, 3))
+    assert numbers(first.take(9, 1 << 20)) == [0, 1, 2, 3]
+    second_folder = killed(first, folder)
+    second = opened(second_folder)
+    second.put(segments(4))
+    third = opened(killed(second, second_folder))
+    third.put(segments(5))
+    assert numbers(third.reconcile(4, 1)) == [1, None, None]
+    assert (third.base_seq, third.submitted) == (1, 6)
+    assert numbers(third.take(9, 1 << 20)) == [4, 5]
+    assert law(third)
+    fourth = opened(killed(third, third._folder))
+    assert numbers(fourth.reconcile(5, 2)) == [None, None, 4]
+    assert numbers(fourth.take(9, 1 << 20)) == [5]
+
+
+def test_a_hole_behind_what_is_durable_needs_no_placeholders(opened, folder):
+    first = opened()
+    first.put(segments(0, 1))
+    second = opened(killed(first, folder))
+    second.put(segments(5))
+    assert second.reconcile(5, 3) == []
+    assert (second.base_seq, second.submitted) == (5, 6)
+    assert numbers(second.take(9, 1 << 20)) == [5]
+    assert law(second)
+
+
+def test_an_absurd_mark_makes_no_absurd_hole(opened, folder):
+    first = opened()
+    first.put(segments(0, 1))
+    second = opened(killed(first, folder))
+    assert second.reconcile(2**62, 0) == []
+    assert MAX_HOLE < 2**62
+    assert (second.base_seq, len(second)) == (2**62, 0)
+    assert law(second)
+
+
+def test_a_placeholder_is_refused_as_an_item(opened, folder):
+    first = opened()
+    first.put(segments(0))
+    second = opened(killed(first, folder))
+    message = join_submit(0, 0, second.reconcile(2, 0))
+    whole, error = read_submit(message)
+    assert whole.episode_id == 0
+    assert isinstance(error, ProtocolError)
+
+
+def test_untaking_needs_another_welcome(opened):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(4)))
+    spool.take(3, 1 << 20)
+    spool.untake()
+    assert (spool.untaken_items, spool.untaken_steps, spool.take(9, 1 << 20)) == (4, 4, [])
+    assert numbers(spool.reconcile(2, 1)) == [1]
+    assert numbers(spool.take(9, 1 << 20)) == [2, 3]
+
+
+# ---- the disk refuses
+
+
+def test_segments_go_on_in_memory_and_follow_in_order(opened, folder):
+    clock = Clock(0.0)
+    spool = opened(limits=SpoolLimits(1 << 30, memory_items=3), monotonic=clock)
+    spool.reconcile(0, 0)
+    spool.put(segments(0, 1))
+    refuse(spool)
+    spool.put(segments(2, 3))
+    assert (spool.memory_items, spool.counters.get("spool_errors")) == (2, 1)
+    assert "readonly" in spool.error
+    assert numbers(spool.take(3, 1 << 20)) == [0, 1, 2]
+    assert spool.drop_head(1, "lag") == 0
+    spool.put(segments(4, 5))
+    assert (spool.dropped, spool.memory_items) == ({"overflow": 1}, 3)
+    assert spool.counters.get("spool_errors") == 1  # not tried again so soon
+    spool.release(1)
+    clock.now += RETRY_S
+    assert spool.next_deadline() == clock.now
+    spool.tick()
+    assert spool.counters.get("spool_errors") == 2
+    accept(spool)
+    clock.now += RETRY_S
+    spool.tick()
+    assert (spool.memory_items, spool.error) == (0, None)
+    assert numbers(spool.take(9, 1 << 20)) == [4, 5]
+    assert law(spool)
+    second = opened(killed(spool, folder))
+    assert numbers(second.reconcile(4, 1)) == [1, 2, 4]
+    assert numbers(second.take(9, 1 << 20)) == [5]
+    assert (second.submitted, second.dropped) == (6, {"overflow": 1})
+
+
+def test_memory_that_was_released_is_never_written(opened, folder):
+    clock = Clock(0.0)
+    spool = opened(monotonic=clock)
+    spool.reconcile(0, 0)
+    spool.put(segments(0))
+    refuse(spool)
+    spool.put(segments(1, 2, 3))
+    spool.take(3, 1 << 20)
+    spool.release(2)
+    accept(spool)
+    spool.close()
+    second = opened(folder)
+    assert (second.base_seq, len(second), second.submitted) == (2, 2, 4)
+    assert numbers(second.reconcile(3, 2)) == [2]
+
+
+def test_what_may_have_a_number_is_not_dropped_from_memory(opened):
+    spool = opened(limits=SpoolLimits(1 << 30, memory_items=2))
+    spool.reconcile(0, 0)
+    refuse(spool)
+    spool.put(segments(0, 1))
+    spool.take(2, 1 << 20)
+    spool.untake()
+    spool.put(segments(2))
+    assert spool.dropped == {"overflow": 1}
+    assert numbers(spool.reconcile(1, 0)) == [0]
+    assert numbers(spool.take(9, 1 << 20)) == [1]
+
+
+def test_a_full_database_keeps_what_was_there(opened, folder):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put([segment(0, 100, 50)])
+    pages = spool._connection.execute("PRAGMA page_count").fetchone()[0]
+    spool._connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    spool.put([segment(n, 100, 50) for n in (1, 2)])
+    assert "full" in spool.error
+    assert numbers(spool.take(9, 1 << 20)) == [0, 1, 2]
+    second = opened(killed(spool, folder))
+    assert numbers(second.reconcile(1, 0)) == [0]
+
+
+def test_a_start_with_a_disk_that_refuses_waits_for_it(opened, folder):
+    first = opened()
+    first.put(segments(0, 1))
+    second = opened(killed(first, folder))
+    refuse(second)
+    assert second.reconcile(1, 1) is None
+    assert not second.reconciled
+    assert second.take(9, 1 << 20) == []
+    accept(second)
+    assert second.reconcile(1, 1) == []
+    assert numbers(second.take(9, 1 << 20)) == [1]
+    assert second.error is None
+
+
+def test_a_long_time_in_memory_is_written_in_parts(opened, monkeypatch):
+    monkeypatch.setattr("rl4sys_zmq.actor.spool.FLUSH_BYTES", 3 * SIZE)
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(9)))
+    left = [spool.memory_items]
+    while left[-1]:
+        assert spool.next_deadline() <= spool._monotonic()
+        spool.tick()
+        left.append(spool.memory_items)
+    assert left == [5, 1, 0]
+    assert numbers(spool.take(20, 1 << 20)) == list(range(9))
+
+
+# ---- damage
+
+
+def test_a_damaged_row_without_a_number_is_dropped(opened):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(4)))
+    spool._connection.execute("UPDATE rows SET record = substr(record, 1, 30) WHERE id IN (2, 3)")
+    assert numbers(spool.take(9, 1 << 20)) == [0]
+    assert numbers(spool.take(9, 1 << 20)) == [3]
+    assert spool.dropped == {"spool_damaged": 2}
+    assert law(spool)
+
+
+def test_a_damaged_row_with_a_number_keeps_it(opened, folder):
+    first = opened()
+    first.put(segments(*range(4)))
+    first._connection.execute("UPDATE rows SET record = zeroblob(100) WHERE id = 2")
+    second = opened(killed(first, folder))
+    assert numbers(second.reconcile(3, 0)) == [0, None, 2]
+    assert numbers(second.take(9, 1 << 20)) == [3]
+    assert second.counters.get("spool_damaged_rows") == 1
+
+
+def test_a_damaged_row_that_cannot_be_dropped_takes_a_number(opened):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(0, 1))
+    spool._connection.execute("UPDATE rows SET record = x'00' WHERE id = 1")
+    refuse(spool)
+    assert numbers(spool.take(9, 1 << 20)) == [None]
+    assert numbers(spool.take(9, 1 << 20)) == [1]
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.write_bytes(b"x" * 8192),
+        lambda path: path.write_bytes(path.read_bytes()[:-4096]),
+        lambda path: _execute(path, "DELETE FROM rows WHERE id = 2"),
+        lambda path: _execute(path, "UPDATE meta SET document = replace(document, '\"base_seq\":0', '\"base_seq\":1')"),
+        lambda path: _execute(path, "DELETE FROM meta"),
+        lambda path: _execute(path, "DROP TABLE rows"),
+        lambda path: _execute(path, "UPDATE rows SET nbytes = 'many'"),
+    ],
+)
+def test_a_damaged_file_is_moved_aside_and_another_stream_begins(opened, folder, harm):
+    first = opened()
+    first.put([segment(n, 50, 20) for n in range(3)])
+    first.close()
+    harm(folder / "spool.db")
+    second = opened()
+    assert second.actor_id != first.actor_id
+    assert second.origin > first.origin
+    assert (len(second), second.submitted, second.counters.get("spool_damaged_files")) == (0, 0, 1)
+    assert len(list(folder.glob("spool.db.damaged-*"))) == 1
+    second.put(segments(7))
+    second.reconcile(0, 0)
+    assert numbers(second.take(9, 1 << 20)) == [7]
+
+
+def _execute(path, statement):
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_random_damage_never_raises_anything_else(opened, folder, seed):
+    first = opened()
+    first.put([segment(n, 20, 20) for n in range(12)])
+    first.close()
+    good = (folder / "spool.db").read_bytes()
+    rng = random.Random(seed)
+    for _ in range(60):
+        data = bytearray(good)
+        for _ in range(rng.choice((1, 40))):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        (folder / "spool.db").write_bytes(data)
+        try:
+            spool = opened()
+        except SpoolError:
+            continue
+        spool.reconcile(3, 1)
+        for _ in range(15):
+            assert all(n is None or 0 <= n < 12 for n in numbers(spool.take(1, 1 << 20)))
+        spool.put(segments(1))
+        spool.release(20)
+        spool.tick()
+        assert law(spool)
+        spool.close()
+
+
+def test_only_a_few_damaged_files_are_kept(opened, folder):
+    clock = Clock()
+    for _ in range(6):
+        clock.now += 1
+        opened(clock=clock).close()
+        (folder / "spool.db").write_bytes(b"x" * 100)
+    opened(clock=clock)
+    assert len(list(folder.glob("spool.db.damaged-*"))) == 3
+
+
+# ---- whose it is
+
+
+def test_one_process_holds_it(opened, folder):
+    opened()
+    with pytest.raises(SpoolError, match=rf"in use by process {os.getpid()}.*lock"):
+        Spool(folder, "luna", ROOMY)
+    code = "import sys, pathlib; from rl4sys_zmq.actor.spool import *; Spool(pathlib.Path(sys.argv[1]), 'luna', SpoolLimits(9))"
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=False)
+    assert "SpoolError" in done.stderr
+
+
+def test_it_is_of_one_client_one_actor_and_one_format(opened, folder):
+    opened(actor_id="ann").close()
+    with pytest.raises(SpoolError, match="client_id 'luna', not 'mars'"):
+        Spool(folder, "mars", ROOMY)
+    with pytest.raises(SpoolError, match="actor_id 'ann', not 'bob'"):
+        Spool(folder, "luna", ROOMY, actor_id="bob")
+    assert opened().actor_id == "ann"
+
+
+def test_another_format_or_database_is_left_alone(opened, folder):
+    opened().close()
+    _execute(folder / "spool.db", "PRAGMA user_version=9")
+    with pytest.raises(SpoolError, match="format 9"):
+        Spool(folder, "luna", ROOMY)
+    _execute(folder / "spool.db", "PRAGMA application_id=5")
+    with pytest.raises(SpoolError, match="something else"):
+        Spool(folder, "luna", ROOMY)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolError, match="can't be used"):
+        Spool(tmp_path / "file" / "spool", "luna", ROOMY)
+
+
+def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened, folder):
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(0))
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            spool.put(segments(9))
+            spool.close()
+            os.write(ready[1], b"x")
+            os.read(go[0], 1)
+            code = 0 if spool._connection is None and spool.take(9, 9) == [] else 2
+        finally:
+            os._exit(code)
+    assert os.read(ready[0], 1) == b"x"
+    spool.put(segments(1))
+    spool.close()
+    second = opened()  # while the child lives
+    second.reconcile(0, 0)
+    assert numbers(second.take(9, 1 << 20)) == [0, 1]
+    os.write(go[1], b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for end in (*ready, *go):
+        os.close(end)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_spool import Spool, SpoolLimits, segments
+spool = Spool(Path(sys.argv[1]), "luna", SpoolLimits(1 << 30))
+spool.reconcile(0, 0)
+number = 0
+while True:
+    spool.put(segments(number, number + 1))
+    number += 2
+    spool.take(1, 1 << 20)
+    spool.release(number // 4)
+    print(number, number // 2, flush=True)
+"""
+
+
+def test_a_killed_process_loses_nothing(opened, folder, seed):
+    rng = random.Random(seed)
+    arguments = [sys.executable, "-c", KILLED, str(folder), str(Path(__file__).parent)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(rng.randrange(20, 200))]
+        process.send_signal(signal.SIGKILL)
+        lines += process.stdout.readlines()
+    assert process.returncode == -signal.SIGKILL
+    put, taken = map(int, [line for line in lines if line.endswith("\n")][-1].split())
+    spool = opened()
+    assert spool.submitted in (put, put + 2)  # killed after the last put, before the line
+    assert numbers(spool.reconcile(taken, taken)) == []
+    assert numbers(spool.take(1 << 20, 1 << 30)) == list(range(taken, spool.submitted))
+    assert law(spool)
+
+
+# ---- a model
+
+
+class Learner:
+    """The ledger of one stream: what it accepted, by number. None is a refused item or a gap."""
+
+    def __init__(self):
+        self.accepted = []
+        self.durable = 0
+
+    @property
+    def received(self):
+        return len(self.accepted)
+
+
+class SpoolMachine(RuleBasedStateMachine):
+    """An actor with a spool, that may die at any step, before learners whose marks move at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp())
+        self.clock, self.monotonic = Clock(), Clock(0.0)
+        self.starts = 0
+        self.put_count = 0
+        self.refusing = False
+        self.excused = 0
+        """How many may be missing: they were in the memory of something that died."""
+        self.learner = Learner()
+        self.window = None
+        self.limits = ROOMY
+
+    @initialize(items=st.integers(3, 12), age=st.sampled_from([None, 30.0]), memory=st.integers(1, 5))
+    def begin(self, items, age, memory):
+        self.limits = SpoolLimits(items * SIZE, age, memory)
+        self.folder = self.root / "0"
+        self.open()
+
+    def open(self):
+        self.spool = Spool(self.folder, "luna", self.limits, clock=self.clock, monotonic=self.monotonic)
+        self.window = None
+
+    def contents(self):
+        held = [self.spool._taken, self.spool._untaken]
+        packed = self.spool._read([e for d in held for e in d])
+        return [p.header[1] for p in packed if p is not None]
+
+    def teardown(self):
+        if hasattr(self, "spool"):
+            self.check()
+            self.spool._abandon()
+        shutil.rmtree(self.root)
+
+    @rule(count=st.integers(1, 4))
+    def put(self, count):
+        self.spool.put(segments(*range(self.put_count, self.put_count + count)))
+        self.put_count += count
+
+    @rule(step=st.sampled_from([0.3, 1.1, 20.0]))
+    def wait(self, step):
+        self.clock.now += step
+        self.monotonic.now += step
+        self.spool.tick()
+
+    @precondition(lambda self: self.window is None)
+    @rule()
+    def welcome(self):
+        first = self.spool.base_seq
+        if self.learner.received < first:  # known to another lineage only
+            self.learner.accepted += [None] * (first - self.learner.received)
+            self.learner.durable = first
+        held = self.spool.reconcile(self.learner.received, self.learner.durable)
+        if held is None:
+            assert self.refusing
+            return
+        self.window = dict(enumerate(numbers(held), self.spool.base_seq))
+        assert self.spool.base_seq + len(held) == self.learner.received
+        for seq, number in self.window.items():
+            assert number is None or self.learner.accepted[seq] in (number, None)
+
+    @precondition(lambda self: self.window is not None)
+    @rule(count=st.integers(1, 5))
+    def take(self, count):
+        first = self.spool.base_seq + self.spool.taken_items
+        assert first == self.spool.base_seq + len(self.window)
+        for seq, number in enumerate(numbers(self.spool.take(count, 1 << 20)), first):
+            self.window[seq] = number
+
+    @precondition(lambda self: self.window)
+    @rule(count=st.integers(1, 6))
+    def deliver(self, count):
+        for _ in range(count):
+            if self.learner.received in self.window:
+                self.learner.accepted.append(self.window[self.learner.received])
+
+    @rule(share=st.floats(0, 1))
+    def commit(self, share):
+        self.learner.durable += round(share * (self.learner.received - self.learner.durable))
+
+    @precondition(lambda self: self.window is not None)
+    @rule()
+    def ack(self):
+        self.spool.release(self.learner.durable)
+        self.window = {seq: n for seq, n in self.window.items() if seq >= self.spool.base_seq}
+
+    @precondition(lambda self: self.window is not None)
+    @rule()
+    def head_drop(self):
+        assert self.spool.drop_head(1, "lag") in (0, 1)
+
+    @rule()
+    def learner_dies(self):
+        """Its durable marks stay; a session that lives sends again from there."""
+        self.forget_from(self.learner.durable)
+
+    @rule()
+    def another_ledger(self):
+        """One that knows nothing: the stream begins at what the actor says."""
+        self.learner.durable = min(self.learner.durable, self.spool.base_seq)
+        self.forget_from(self.spool.base_seq)
+        if self.window is not None:
+            self.spool.untake()
+            self.window = None
+
+    def forget_from(self, seq):
+        kept = set(self.contents())
+        gone = self.learner.accepted[seq:]
+        self.excused += sum(n is not None and n not in kept for n in gone)
+        del self.learner.accepted[seq:]
+
+    @precondition(lambda self: self.window is not None)
+    @rule()
+    def untake(self):
+        self.spool.untake()
+        self.window = None
+
+    @rule(refusing=st.booleans())
+    def disk(self, refusing):
+        (refuse if refusing else accept)(self.spool)
+        self.refusing = refusing
+
+    @rule(clean=st.booleans())
+    def restart(self, clean):
+        unsaved = self.spool.memory_items
+        overflow = self.spool.dropped.get("overflow", 0)
+        self.starts += 1
+        if clean:
+            accept(self.spool)
+            self.spool.close()
+        else:
+            self.excused += unsaved
+            target = self.root / str(self.starts)
+            shutil.move(killed(self.spool, self.folder), target)
+            self.folder = target
+        self.refusing = False
+        self.open()
+        self.excused += max(0, overflow - self.spool.dropped.get("overflow", 0))
+
+    @invariant()
+    def check(self):
+        if not hasattr(self, "spool"):
+            return
+        spool = self.spool
+        assert law(spool)
+        assert spool.nbytes == sum(e.head.nbytes for d in (spool._taken, spool._untaken) for e in d)
+        assert spool.untaken_steps == sum(h.steps for h in spool.heads())
+        accepted = [n for n in self.learner.accepted if n is not None]
+        assert all(a < b for a, b in pairwise(accepted)), accepted
+        held = self.contents()
+        assert all(a < b for a, b in pairwise(held)), held
+        missing = set(range(self.put_count)) - set(accepted) - set(held)
+        known = sum(spool.dropped.values())
+        assert len(missing) <= known + self.excused, (missing, known, self.excused)
+        if not self.excused and self.window is not None:
+            assert len(missing) == known
+        if self.window is not None:
+            assert spool.reconciled
+            assert sorted(self.window) == list(range(spool.base_seq, spool.base_seq + spool.taken_items))
+
+
+TestSpoolModel = SpoolMachine.TestCase
+TestSpoolModel.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -2,13 +2,15 @@
 
 - `AgentConfig`: what one actor process needs to know.
 - `LearnerConfig`: what the learner process needs to know; `ClientConfig` is its entry for one client.
+- `AccessList`: which keys may do what, from ``clients.toml``: a `Peer` with its `Quota` for each.
 
 A key that is unknown, of a wrong type or impossible is a `ConfigError` of one line that names the key, the file and the
 nearest valid name.
 """
 
+from rl4sys_zmq.config.access import AccessList, Peer, Quota, load_access
 from rl4sys_zmq.config.agent import AgentConfig
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.config.learner import LearnerConfig
 
-__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig"]
+__all__ = ["AccessList", "AgentConfig", "ClientConfig", "LearnerConfig", "Peer", "Quota", "load_access"]

@@ -25,6 +25,7 @@ class Stream:
         origin: the incarnation that began to number the segments.
         incarnation: the one that speaks now; the same unless the actor has a spool.
         spooled: numbers and segments outlive the actor's process, so the mark must never be forgotten.
+        owner: the authenticated user that it belongs to; empty without keys.
         received: accepted (or refused as an item).
         durable: in the ledger.
         trained: disposed of.
@@ -50,6 +51,7 @@ class Stream:
         submits: bool = True,
         spooled: bool = False,
     ) -> None:
+        self.owner = ""
         self.client_id = client_id
         self.actor_id = actor_id
         self.incarnation = incarnation
@@ -135,7 +137,7 @@ class Stream:
         fresh = 0
         for first, end in ranges:
             for seq in range(max(first, self.trained), min(end, self.received)):
-                if seq not in self._disposed:
+                if seq not in self._disposed and not any(start <= seq < stop for start, stop in self._holes.items()):
                     self._disposed.add(seq)
                     fresh += 1
         self.verdicts[verdict] += fresh
@@ -182,10 +184,16 @@ class Stream:
         return end_seq > self._replay_end
 
     def _skip(self, first: int, end: int) -> None:
-        """Segments that will never be disposed of."""
-        if end > first:
-            self._holes[first] = end
-            self._advance()
+        """Segments that will never be disposed of, as far as that is not known yet."""
+        first = max(first, self.trained)
+        if first >= end:
+            return
+        self._disposed = {seq for seq in self._disposed if not first <= seq < end}
+        for start, stop in [*sorted(self._holes.items()), (end, end)]:
+            if first < min(start, end):
+                self._holes[first] = min(start, end)
+            first = max(first, stop)
+        self._advance()
 
     def _advance(self) -> None:
         while self.trained in self._disposed or self.trained in self._holes:

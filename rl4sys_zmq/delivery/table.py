@@ -91,17 +91,18 @@ class StreamTable:
         """
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
         stream = self._current.get(actor_id)
-        if stream is not None and stream.incarnation != hello.incarnation:
+        if stream is not None and (stream.incarnation, stream.origin) != (hello.incarnation, origin):
             if hello.incarnation < stream.incarnation:
                 raise ProtocolError(Refusal.FENCED, f"incarnation {hello.incarnation}; {stream.incarnation} is on record")
             if actor_id in self._peers and now - stream.last_seen < self._silence_s:
                 raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
-            stream = stream if stream.spooled and stream.origin == origin else None
+            stream = self._streams.get((actor_id, origin))
         fresh, received = stream is None, 0 if stream is None else stream.received
         if hello.first_seq > received + MAX_GAP:
             raise ProtocolError(Refusal.RANGE, f"segment {hello.first_seq} is next, says the actor; {received} is known")
         if stream is None:
             stream = self._begin(hello, origin, now)
+        self._current[actor_id] = stream
         stream.incarnation = hello.incarnation
         gap = stream.resume(hello.first_seq)
         stream.last_seen = now
@@ -120,8 +121,13 @@ class StreamTable:
         stream = Stream(
             self.client_id, hello.actor_id, hello.incarnation, 0, now, origin=origin, submits=hello.submits, spooled=hello.spooled
         )
-        self._current[hello.actor_id] = self._streams[stream.key] = stream
+        self._streams[stream.key] = stream
         return stream
+
+    def owner_of(self, actor_id: str) -> str:
+        """The user that an actor belongs to; empty for nobody."""
+        stream = self._current.get(actor_id)
+        return stream.owner if stream is not None else ""
 
     def get(self, actor_id: str, origin: int) -> Stream | None:
         """This very stream."""

@@ -18,7 +18,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
 
-__all__ = ["Client", "ClientState"]
+__all__ = ["Client", "ClientState", "new_topic"]
 
 EPISODES_KEPT = 100
 QUEUE_ITEMS = 4096
@@ -28,6 +28,11 @@ QUEUE_BYTES = 256 << 20
 """How many bytes of messages may wait for one learner thread, likewise."""
 
 QUEUE_MESSAGES = 2 * QUEUE_ITEMS + 16
+
+
+def new_topic() -> bytes:
+    """A topic that nobody can guess."""
+    return os.urandom(8)
 
 
 class ClientState(StrEnum):
@@ -47,7 +52,7 @@ class Client:
         publications: what it has published in the present generation.
         verdicts: what became of its segments, in the lineage that its learner thread goes on from.
         dirty: the actors that are owed an ack.
-        waiting: hellos that came while the learner thread was starting, by peer.
+        waiting: hellos that came while the learner thread was starting, with their users, by peer.
         backlog: messages for the learner thread that are not in its pipeline yet.
         known: the ledger has it.
         replaying: the token of the ledger's pages that feed the learner thread, after it has gone back to a checkpoint;
@@ -59,7 +64,7 @@ class Client:
     def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable, checkpoints: str) -> None:
         self.settings = settings
         self.policy_id = policy_id
-        self.topic = os.urandom(8)
+        self.topic = new_topic()
         self.table = table
         self.checkpoints = checkpoints
         self.state = ClientState.STARTING
@@ -73,7 +78,7 @@ class Client:
         self.pool = CreditPool()
         self.push: Socket | None = None
         self.backlog: deque[list[Frame]] = deque()
-        self.waiting: dict[bytes, Hello] = {}
+        self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
         self.counters = Counters()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)

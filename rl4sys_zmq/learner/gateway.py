@@ -16,18 +16,20 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, Protocol, TypeVar
 
-from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.config import AccessList, LearnerConfig, Peer
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Entry, Ledger, Page, Restored, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.learner.access import Door
 from rl4sys_zmq.learner.admission import check_names, require_match
-from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
+from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState, new_topic
+from rl4sys_zmq.learner.guard import Guard
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Sent, Socket, TooManyFrames, Wakeup, read_subscription
-from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire import decode, encode, segment_steps
 from rl4sys_zmq.wire.messages import (
     Bye,
     Checkpointed,
@@ -87,7 +89,14 @@ class Sink(Protocol):
 class Gateway(Worker):
     """The learner's only thread with network sockets."""
 
-    def __init__(self, config: LearnerConfig, sink: Sink, ledger: Ledger, restored: Restored | None = None) -> None:
+    def __init__(
+        self,
+        config: LearnerConfig,
+        sink: Sink,
+        ledger: Ledger,
+        restored: Restored | None = None,
+        door: Door | None = None,
+    ) -> None:
         """Makes it; `start` starts it.
 
         Args:
@@ -95,6 +104,7 @@ class Gateway(Worker):
             sink: where figures and events go.
             ledger: opened, and owned by the caller, who makes it call `wake` when there is something to hear from it.
             restored: what it knew when it was opened.
+            door: keys and rights; None lets everybody do everything.
         """
         super().__init__("rl4sys-gateway")
         self.address = ""
@@ -103,7 +113,8 @@ class Gateway(Worker):
         self._config, self._sink = config, sink
         self._counters = Counters()
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
-        self._ledger, self._restored = ledger, restored
+        self._ledger, self._restored, self._door = ledger, restored, door
+        self._guard = Guard(door.watcher.access if door is not None else None)
         self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
@@ -211,9 +222,11 @@ class Gateway(Worker):
     def _bind(self, sockets: list[Socket]) -> bool:
         """Makes the sockets; False when an address is taken, which is for the owner to hear."""
         try:
-            self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES)
+            secure = self._door.secure if self._door is not None else None
+            self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             sockets.append(self._router)
-            self._xpub = Socket.xpub(self._config.pub or _beside(self._router.bound), hwm=PUB_HWM)
+            pub = self._config.pub or _beside(self._router.bound)
+            self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
             sockets.append(self._xpub)
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
@@ -236,6 +249,7 @@ class Gateway(Worker):
             self._read_upstream()
             self._read_router()
             self._read_subscriptions()
+            self._read_events()
             self._dispatch()
             for client in self._roster:
                 self._settle_accounts(client)
@@ -282,19 +296,37 @@ class Gateway(Worker):
                 return
             peer = bytes(frames[0])
             try:
-                self._on_message(peer, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
+                sender = self._admit(peer, frames)
+                self._on_message(peer, sender, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
             except ProtocolError as exc:
                 self._refuse(peer, exc.code, exc.detail)
             except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
                 log.exception("a message of one peer was not handled")
                 self._refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
 
-    def _on_message(self, peer: bytes, message: Message, frames: Sequence[Frame]) -> None:
+    def _admit(self, peer: bytes, frames: Sequence[Frame]) -> Peer | None:
+        """Checks rights and rates before anything is decoded. Over inproc, and without keys, everybody may do everything.
+
+        Raises:
+            ProtocolError: when this sender may not speak (any more); its session, if it has one, is over then.
+        """
+        if not self._router.authenticated:
+            return None
+        try:
+            return self._guard.admit(self._router.user, sum(len(f) for f in frames), time.monotonic())
+        except ProtocolError as exc:
+            session = self._sessions.get(peer)
+            if exc.code is Refusal.FORBIDDEN and session is not None:
+                self._hang_up(peer, *session)
+            raise
+
+    def _on_message(self, peer: bytes, sender: Peer | None, message: Message, frames: Sequence[Frame]) -> None:
         match message:
             case Hello():
-                self._on_hello(peer, message)
+                self._on_hello(peer, sender, message)
                 return
             case StatusRequest():
+                self._guard.check_role(sender, "admin")
                 self._send(peer, Status(self.status()))
                 return
             case Submit() | Heartbeat() | Fetch() | Bye():
@@ -305,16 +337,21 @@ class Gateway(Worker):
         if session is None:
             raise ProtocolError(Refusal.NO_SESSION, "say HELLO first")
         client, stream = session
+        if sender is not None and stream.owner != sender.name:
+            raise ProtocolError(Refusal.IDENTITY, "this session belongs to another key")
         stream.last_seen = time.monotonic()
         if client.state is ClientState.FAILED:
             raise ProtocolError(Refusal.FAILED, client.error)
         match message:
             case Submit():
+                self._guard.check_role(sender, "submit")
+                self._guard.check_steps(sender, segment_steps(message))
                 self._on_submit(peer, client, stream, message, frames)
             case Heartbeat():
                 stream.wish(message.want_steps)
                 client.dirty.add(stream.actor_id)
             case Fetch():
+                self._guard.check_fetch(sender, stream.last_seen)
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self._hang_up(peer, client, stream)
@@ -347,12 +384,15 @@ class Gateway(Worker):
 
     # ---- joining
 
-    def _on_hello(self, peer: bytes, hello: Hello) -> None:
+    def _on_hello(self, peer: bytes, sender: Peer | None, hello: Hello) -> None:
         self._counters.add("hellos")
         code = Refusal.CONFIG
         try:
             check_names(hello)
             client = self._roster.get(hello.client_id)
+            if sender is not None:
+                owner = client.table.owner_of(hello.actor_id) if client is not None else ""
+                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, hello.actor_id))
             if client is None:
                 client = self._found(hello)
             else:
@@ -363,11 +403,14 @@ class Gateway(Worker):
             return
         match client.state:
             case ClientState.STARTING:
-                client.waiting[peer] = hello
+                client.waiting[peer] = hello, sender.name if sender is not None else ""
             case ClientState.FAILED:
                 raise ProtocolError(Refusal.FAILED, client.error)
             case ClientState.RUNNING:
-                self._welcome(peer, client, hello)
+                self._welcome(peer, client, hello, sender.name if sender is not None else "")
+
+    def _live_actors(self, user: str, but: str) -> int:
+        return sum(s.owner == user and s.actor_id != but for client in self._roster for s in client.table.live())
 
     def _found(self, hello: Hello) -> Client:
         client = self._roster.found(hello)
@@ -375,9 +418,10 @@ class Gateway(Worker):
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
 
-    def _welcome(self, peer: bytes, client: Client, hello: Hello) -> None:
+    def _welcome(self, peer: bytes, client: Client, hello: Hello, user: str) -> None:
         opened = client.table.open(hello, peer, time.monotonic())
         stream = opened.stream
+        stream.owner = user
         if opened.old_peer is not None:
             self._sessions.pop(opened.old_peer, None)
         self._sessions[peer] = client, stream
@@ -502,9 +546,9 @@ class Gateway(Worker):
             self._ledger.put_client(client.row())
         self._xpub.send([WEIGHTS_TOPIC + client.topic, *out])
         waiting, client.waiting = client.waiting, {}
-        for peer, hello in waiting.items():
+        for peer, (hello, user) in waiting.items():
             try:
-                self._welcome(peer, client, hello)
+                self._welcome(peer, client, hello, user)
             except ProtocolError as exc:
                 self._refuse(peer, exc.code, exc.detail)
 
@@ -627,7 +671,7 @@ class Gateway(Worker):
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else MAX_MESSAGE_BYTES
 
     def _relieve_ledger(self) -> None:
-        """Asks for checkpoints while the ledger fills up, for they let it forget; in time, or else partial batches are trained."""
+        """Asks for checkpoints while the ledger fills up, for they let it forget; near its end after training partial batches."""
         state = self._ledger.state()
         if not state.max_bytes or state.used_bytes + state.queued_bytes < LEDGER_FILLS * state.max_bytes:
             return
@@ -661,10 +705,37 @@ class Gateway(Worker):
         """A new subscriber gets a beacon at once: what was published before it was there is invisible to it."""
         while (frames := self._xpub.recv()) is not None:
             notice = read_subscription(frames)
-            for client in self._roster:
-                topic = BEACON_TOPIC + client.topic
-                if notice == (True, topic) and client.state is ClientState.RUNNING:
-                    self._xpub.send([topic, *encode(client.publications.beacon())])
+            if notice is None or not notice[0]:
+                continue
+            topic = notice[1]
+            client = self._roster.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
+            if client is None or (self._xpub.authenticated and not self._guard.may_read(self._xpub.user, client.client_id)):
+                self._counters.add("subscriptions_refused")
+                continue
+            self._xpub.grant(topic)
+            if topic[:1] == BEACON_TOPIC and client.state is ClientState.RUNNING:
+                self._xpub.send([topic, *encode(client.publications.beacon())])
+
+    def _read_events(self) -> None:
+        """Counts who connected, and who did not get in."""
+        for event in self._router.events():
+            self._counters.add(f"connections.{event.name}")
+
+    def change_access(self, access: AccessList) -> None:
+        """Puts a new list of clients in force; in the gateway thread.
+
+        Whoever has lost the right to read a policy may still be subscribed to it, and libzmq can't take that back: the policy
+        gets another topic, which its actors learn in a new handshake.
+        """
+        losers = self._guard.replace(access)
+        for client in self._roster if losers else ():
+            client.topic = new_topic()
+            for stream in client.table.live():
+                peer = client.table.peer_of(stream)
+                if peer is not None:
+                    self._hang_up(peer, client, stream)
+                    self._refuse(peer, Refusal.NO_SESSION, "the rights have changed: say HELLO again")
+        self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
     def _refuse(self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0) -> None:
         self._counters.add(f"refused.{code.value}")
@@ -688,6 +759,7 @@ class Gateway(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._counters.snapshot(),
+            "security": self._door.report() if self._door is not None else None,
             "ledger": asdict(self._ledger.state()),
             "clients": {client.client_id: client.report(now) for client in self._roster},
         }

@@ -8,12 +8,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
+from rl4sys_zmq.learner.access import Door
 from rl4sys_zmq.learner.gateway import Gateway, Sink
 from rl4sys_zmq.learner.recorder import NullSink, Recorder
 from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
@@ -52,6 +54,7 @@ class Learner(Resource):
         self.rollback: Rollback | None = None
         self.resumed_clients: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
+        self._door: Door | None = None
         self._ledger: Journal | MemoryLedger | None = None
         self._recorder: Recorder | None = None
         self._closed = False
@@ -80,11 +83,14 @@ class Learner(Resource):
                 self._ledger, restored = open_ledger(self.config, self._wake)
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
-                self._gateway = Gateway(self.config, sink, self._ledger, restored)
+                self._door = Door(self.config) if self.config.keys is not None else None
+                self._gateway = Gateway(self.config, sink, self._ledger, restored, self._door)
                 self._gateway.start()
                 self._gateway.wait_open()
                 if self._recorder is not None:
                     self._recorder.open()
+                if self._door is not None:
+                    self._door.open(self._change_access)
             except BaseException:
                 self._end()
                 raise
@@ -218,6 +224,8 @@ class Learner(Resource):
             WorkerDied: when the gateway, the journal or the recorder ended with an exception.
         """
         self._running.raise_if_dead()
+        if self._door is not None:
+            self._door.raise_if_dead()
         if isinstance(self._ledger, Journal):
             self._ledger.raise_if_dead()
         if self._recorder is not None:
@@ -234,8 +242,8 @@ class Learner(Resource):
         atexit.unregister(self.close)
 
     def _end(self) -> None:
-        gateway, recorder, ledger = self._gateway, self._recorder, self._ledger
-        self._gateway = self._recorder = self._ledger = None
+        gateway, recorder, ledger, door = self._gateway, self._recorder, self._ledger, self._door
+        self._gateway = self._recorder = self._ledger = self._door = None
         deadline = time.monotonic() + self.config.shutdown_timeout_s
         if gateway is not None:
             gateway.stop()
@@ -246,12 +254,20 @@ class Learner(Resource):
                 )
                 for thread in gateway.learner_threads():
                     atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that ends under its feet
+        if door is not None:
+            door.close()
         if ledger is not None:
             ledger.stop()
             ledger.join(max(0.5, deadline - time.monotonic()))
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
+
+    def _change_access(self, access: AccessList) -> None:
+        gateway = self._gateway
+        if gateway is not None:
+            with suppress(Closed):
+                gateway.call(lambda: gateway.change_access(access))
 
     def _wake(self) -> None:
         gateway = self._gateway

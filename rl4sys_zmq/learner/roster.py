@@ -52,6 +52,10 @@ class Roster:
         """The client of this name."""
         return self._clients.get(client_id)
 
+    def by_topic(self, topic: bytes) -> Client | None:
+        """The client whose weights have this topic."""
+        return next((client for client in self._clients.values() if client.topic == topic), None)
+
     def speaking(self, key: bytes) -> Client | None:
         """The client whose learner thread speaks under this key; None for an earlier life of one."""
         return self._by_key.get(key)

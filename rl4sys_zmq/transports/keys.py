@@ -267,7 +267,9 @@ def _key(found: Mapping[str, object], name: str, source: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{name}: missing; copy the file again, or make new keys", key=name, source=source)
     if len(value) != KEY_CHARS or not _Z85.issuperset(value):
-        raise ConfigError(f"{name}: not {KEY_CHARS} characters of Z85; copy the file again, or make new keys", key=name, source=source)
+        raise ConfigError(
+            f"{name}: not {KEY_CHARS} characters of Z85; copy the file again, or make new keys", key=name, source=source
+        )
     return value
 
 
@@ -278,5 +280,7 @@ def _pair(found: Mapping[str, object], source: str) -> KeyPair:
     except (ValueError, zmq.ZMQError):  # 40 characters of Z85 can still be no number of 32 bytes
         belongs = False
     if not belongs:
-        raise ConfigError("public: not the key of this secret; copy the file again, or make new keys", key="public", source=source)
+        raise ConfigError(
+            "public: not the key of this secret; copy the file again, or make new keys", key="public", source=source
+        )
     return pair

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 
 import zmq
 
+from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.context import context
 
@@ -99,10 +100,8 @@ class Monitor(Resource):
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
         """At most `limit` events since the last call, and perhaps a ``lost``; never blocks."""
-        if self._pair is None:
-            if time.monotonic() < self._resumes_s:
-                return []
-            self._listen()
+        if self._pair is None and (time.monotonic() < self._resumes_s or not self._resumed()):
+            return []
         found: list[MonitorEvent] = []
         exhausted = False
         for _ in range(limit):
@@ -126,17 +125,28 @@ class Monitor(Resource):
         self._resumes_s = float("inf")
         self._stop()
 
+    def _resumed(self) -> bool:
+        try:
+            self._listen()
+        except TransportError:  # descriptors have run out, which may be why it paused
+            self._resumes_s = time.monotonic() + PAUSE_S
+            return False
+        return True
+
     def _listen(self) -> None:
         address = f"inproc://rl4sys-monitor-{uuid.uuid4().hex}"
-        pair = context().socket(zmq.PAIR)
+        pair = None
         try:
+            pair = context().socket(zmq.PAIR)
             pair.setsockopt(zmq.LINGER, 0)
             pair.setsockopt(zmq.RCVHWM, 0)
             self._raw.monitor(address, _MASK)
             pair.connect(address)
-        except BaseException:
-            pair.close(linger=0)
-            raise
+        except zmq.ZMQError as exc:
+            if pair is not None:
+                self._raw.monitor(None, 0)
+                pair.close(linger=0)
+            raise TransportError(f"cannot watch a socket: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
         self._pair = pair
 
     def _stop(self) -> None:
@@ -144,7 +154,7 @@ class Monitor(Resource):
         if self._pair is None:
             return
         pair, self._pair = self._pair, None
-        self._raw.monitor(None, 0)  # type: ignore[arg-type]
+        self._raw.monitor(None, 0)
         pair.close(linger=0)
 
     def _next(self) -> MonitorEvent | None:
@@ -202,7 +212,9 @@ def explain(event: MonitorEvent, side: str) -> str:
             return f"what answers at this address does not speak our protocol (code {detail:#x}); check host and port"
         case "handshake_failed.no_detail":
             if actor:
-                return "the other side hung up in the handshake; most likely the learner's key is not the one we have: copy learner.public again"
+                return (
+                    "the learner hung up in the handshake; most likely its key is not the one we have; copy learner.public again"
+                )
             return "a peer went away in the handshake, or no check of keys is running here; a port scan looks like this too"
         case "accept_failed" if detail in _NO_DESCRIPTORS:
             return "no descriptor is left for another connection; raise the limit with ulimit -n"

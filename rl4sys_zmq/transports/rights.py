@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import suppress
 
@@ -80,16 +81,19 @@ def cut_off(frame: zmq.Frame, bound: Address) -> bool:
     fd = _descriptor(frame)
     if fd < 0:
         return False
-    with suppress(OSError), socket.socket(fileno=_duplicate(fd)) as connection:
-        name = connection.getsockname()
-        if (name[1] == bound.port) if bound.scheme == "tcp" else (name == bound.name):
-            connection.shutdown(socket.SHUT_RDWR)
-            return True
+    with suppress(OSError):
+        copy = os.dup(fd)
+        try:
+            with socket.socket(fileno=copy) as connection:
+                copy = -1  # the socket closes it
+                name = connection.getsockname()
+                if (name[1] == bound.port) if bound.scheme == "tcp" else (name == bound.name):
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return True
+        finally:
+            if copy >= 0:
+                os.close(copy)
     return False
-
-
-def _duplicate(fd: int) -> int:
-    return socket.dup(fd)
 
 
 def _descriptor(frame: zmq.Frame) -> int:

@@ -15,7 +15,9 @@ from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.binding import Binding, bind_socket, dial_socket
 from rl4sys_zmq.transports.context import Tracked, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
+from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
+from rl4sys_zmq.transports.rights import Grants, cut_off, user_of
 
 __all__ = ["Socket"]
 
@@ -31,9 +33,14 @@ class Socket(Tracked):
     and `close` lets the parent's be.
 
     All roles raise, when made: `AddressInUse` when somebody else binds the address, `TransportError` when it cannot be bound
-    or dialled. Arguments they share: `secure` sets security options first; a high-water mark (`hwm`) counts messages per
+    or dialled. Arguments they share: `secure` sets security options first (`curve_server`, `curve_client`; on inproc they do
+    nothing); `watch` keeps what happens to the connections for `events`; a high-water mark (`hwm`) counts messages per
     peer, not bytes, and over inproc those of the two sides add up; a tcp or ipc peer that sends a frame of more than
     `max_frame_bytes` loses it and its connection (inproc has no limit).
+
+    Attributes:
+        user: on an `authenticated` socket, who sent the last message that `recv` took, as the domain's check named them; empty
+            for an xpub's notice that the end of a connection caused. Empty on every other socket.
     """
 
     def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: Binding | None) -> None:
@@ -43,6 +50,11 @@ class Socket(Tracked):
         self._address = address
         self._binding = binding
         self._fewest = 2 if role == "router" else 1
+        self.user = ""
+        self._authenticated = False
+        self._first: zmq.Frame | None = None
+        self._monitor: Monitor | None = None
+        self._grants: Grants | None = None
         self._closed = False
         track(self)
 
@@ -55,10 +67,11 @@ class Socket(Tracked):
         recv_hwm: int = 64,
         max_frame_bytes: int = ROUTER_MAX_FRAME_BYTES,
         secure: Secure | None = None,
+        watch: bool = False,
     ) -> Self:
         """A bound router: hears every dealer, and answers one by the routing id that leads each message."""
         options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
-        return cls._make("router", options, bind=bind, secure=secure)
+        return cls._make("router", options, bind=bind, secure=secure, watch=watch)
 
     @classmethod
     def dealer(
@@ -69,25 +82,42 @@ class Socket(Tracked):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         secure: Secure | None = None,
+        watch: bool = False,
     ) -> Self:
         """A dialling dealer: talks to one router and redials for ever; the router need not be there yet."""
         options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
-        return cls._make("dealer", options, connect=connect, secure=secure)
+        return cls._make("dealer", options, connect=connect, secure=secure, watch=watch)
 
     @classmethod
-    def xpub(cls, bind: Address | str, *, hwm: int = 4, secure: Secure | None = None) -> Self:
+    def xpub(
+        cls, bind: Address | str, *, hwm: int = 4, secure: Secure | None = None, grants: bool = False, watch: bool = False
+    ) -> Self:
         """A bound publisher that sees every subscription come and go (`recv`, then `read_subscription`).
 
-        A subscriber with `hwm` messages queued loses the next ones, silently, and nobody else does.
+        A subscriber with `hwm` messages queued loses the next ones, silently, and nobody else does. With `grants` nobody gets
+        anything that `grant` has not allowed, and a connection that asks in vain too often (`MAX_UNGRANTED`) is cut.
         """
-        return cls._make("xpub", {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}, bind=bind, secure=secure)
+        options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
+        if grants:
+            options = {**options, zmq.XPUB_MANUAL: 1}
+        made = cls._make("xpub", options, bind=bind, secure=secure, watch=watch)
+        if grants:
+            made._grants = Grants(made.raw, made.bound)
+        return made
 
     @classmethod
     def sub(
-        cls, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, secure: Secure | None = None
+        cls,
+        connect: Address | str,
+        *,
+        hwm: int = 16,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        secure: Secure | None = None,
+        watch: bool = False,
     ) -> Self:
         """A dialling subscriber, at first to nothing: call `subscribe`."""
-        return cls._make("sub", {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}, connect=connect, secure=secure)
+        options: Options = {zmq.RCVHWM: hwm, zmq.MAXMSGSIZE: max_frame_bytes}
+        return cls._make("sub", options, connect=connect, secure=secure, watch=watch)
 
     @classmethod
     def push(
@@ -124,21 +154,31 @@ class Socket(Tracked):
         bind: Address | str | None = None,
         connect: Address | str | None = None,
         secure: Secure | None = None,
+        watch: bool = False,
     ) -> Self:
         where = bind if bind is not None else connect
         if where is None or (bind is not None and connect is not None):
             raise TransportError(f"a {role} either binds an address or dials one; give exactly one of the two")
         address = Address.parse(where)
         raw = configured(role, address, options, dials=bind is None, secure=secure)
+        monitor = None
         try:
+            monitor = Monitor(raw) if watch else None
+            binding = None
             if bind is None:
                 dial_socket(raw, address)
-                return cls(raw, role, address, None)
-            binding = bind_socket(raw, address)
-            return cls(raw, role, binding.address, binding)
+            else:
+                binding = bind_socket(raw, address)
         except BaseException:
+            if monitor is not None:
+                monitor.close()
             raw.close(linger=0)
             raise
+        made = cls(raw, role, address if binding is None else binding.address, binding)
+        made._monitor = monitor
+        # Asked of the socket, not of the caller: any `secure` that sets a domain makes libzmq name the sender of each message.
+        made._authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
+        return made
 
     @property
     def address(self) -> Address:
@@ -160,6 +200,11 @@ class Socket(Tracked):
     def closed(self) -> bool:
         """True after `close`."""
         return self._closed
+
+    @property
+    def authenticated(self) -> bool:
+        """True when `user` names the sender of every message: bound with a ZAP domain, and not on inproc."""
+        return self._authenticated
 
     def send(self, frames: Frames) -> Sent:
         """Queues one message, whole or not at all, and never blocks.
@@ -225,8 +270,12 @@ class Socket(Tracked):
         """
         self.check_owner()
         try:
-            frame = self.raw.recv(zmq.DONTWAIT, copy=False)
+            frame = self._first = self.raw.recv(zmq.DONTWAIT, copy=False)
             frames = [_owned(frame)]
+            if self._authenticated:
+                self.user = user_of(frame)
+            if self._grants is not None and not frame.more:
+                self._grants.note(frame)
             count = 1
             while frame.more:
                 frame = self.raw.recv(zmq.DONTWAIT, copy=False)
@@ -240,6 +289,39 @@ class Socket(Tracked):
         if count > max_frames:
             raise TooManyFrames(count, max_frames, bytes(frames[0]))
         return frames
+
+    def grant(self, topic: bytes) -> None:
+        """Makes the subscription of the last notice effective, on an xpub with ``grants=True``. Whoever is gone stays gone.
+
+        Raises:
+            TransportError: when the last notice asked for something else or for nothing, or this socket needs no grants.
+        """
+        self.check_owner()
+        if self._grants is None:
+            raise TransportError(f"this {self.role} grants nothing; only an xpub made with grants=True does")
+        self._grants.grant(topic)
+
+    def cut_off(self) -> bool:
+        """Ends the connection that the last message came on, as for a key that was revoked; its peer redials.
+
+        Returns:
+            False when it has ended already, on inproc, on a dialling socket, and before the first message.
+        """
+        self.check_owner()
+        return self._binding is not None and self._first is not None and cut_off(self._first, self._address)
+
+    def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
+        """What has happened to the connections since the last call, at most `limit`; never blocks. `explain` puts one in words.
+
+        Call it at least about once a second: what waits costs memory.
+
+        Raises:
+            TransportError: when the socket was made without ``watch=True``.
+        """
+        self.check_owner()
+        if self._monitor is None:
+            raise TransportError(f"this {self.role} is not watched; make it with watch=True")
+        return self._monitor.events(limit)
 
     def subscribe(self, prefix: bytes) -> None:
         """Asks a sub's publisher for all messages whose first frame starts with `prefix`."""
@@ -264,7 +346,10 @@ class Socket(Tracked):
             return
         self.check_owner()
         self._closed = True
+        self._first = None
         try:
+            if self._monitor is not None:
+                self._monitor.close()
             if self._binding is not None:
                 self._binding.close()
         finally:

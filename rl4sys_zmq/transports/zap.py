@@ -149,6 +149,7 @@ class _Handler(Worker):
 
     def __init__(self) -> None:
         super().__init__("rl4sys-zap")
+        self._stopping = False
         self.domains: dict[str, ZapDomain] = {}
         self.counters = Counters()
         self.bound = threading.Event()  # or has failed to
@@ -177,8 +178,6 @@ class _Handler(Worker):
         """Makes the thread look whether it still has a domain."""
         self._stopping = True
         self._wakeup.set()
-
-    _stopping = False
 
     def _ended(self, router: Socket) -> bool:
         """Under the lock, closing with it: a domain is registered either with this thread or with the next, never in between."""
@@ -221,7 +220,7 @@ class _Handler(Worker):
             where = bytes(address).decode("utf-8", "replace")
             verdict = domain.check(Credentials(domain.name, where, "CURVE", z85.encode(shown[0]).decode("ascii")))
             user = _user_id(verdict)
-        except Exception:  # noqa: BLE001  the border to somebody else's check: whatever it raises, nobody gets in
+        except Exception:
             log.exception("the check of ZAP domain %r failed; the peer is denied", domain.name)
             domain.counters.add("denied.error")
             return _FAULT, b""
@@ -262,8 +261,8 @@ _inherited: list[_Process] = []  # kept alive: its descriptors and sockets are t
 
 def _after_fork() -> None:
     global _process
-    _inherited.append(_process)
-    _process = _Process()
+    inherited, _process = _process, _Process()
+    _inherited.append(inherited)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,6 +15,7 @@ from rl4sys_zmq.wire.segments import (
     join_submit,
     pack_segment,
     read_submit,
+    segment_steps,
     submit_checksums,
 )
 from rl4sys_zmq.wire.specs import spec_from_document, spec_to_document
@@ -28,6 +29,7 @@ __all__ = [
     "join_submit",
     "pack_segment",
     "read_submit",
+    "segment_steps",
     "spec_from_document",
     "spec_to_document",
     "submit_checksums",

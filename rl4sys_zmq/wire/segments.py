@@ -33,6 +33,7 @@ __all__ = [
     "join_submit",
     "pack_segment",
     "read_submit",
+    "segment_steps",
     "submit_checksums",
 ]
 
@@ -177,6 +178,12 @@ def read_submit(message: Submit) -> list[Segment | ProtocolError]:
     if start != len(blobs) or next(large, None) is not None:
         raise ProtocolError(Refusal.SHAPE, "bytes that belong to no segment")
     return out
+
+
+def segment_steps(message: Submit) -> list[int]:
+    """How many steps each segment claims to have; a header of the wrong form counts as none."""
+    headers = (h for h in message.segments if type(h) is list and len(h) == 9)
+    return [h[6] for h in headers if type(h[6]) is int]
 
 
 def submit_checksums(message: Submit) -> list[int]:

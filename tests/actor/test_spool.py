@@ -678,41 +678,49 @@ class SpoolMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.root = Path(tempfile.mkdtemp())
+        self.folder = self.root / "0"
         self.clock, self.monotonic = Clock(), Clock(0.0)
-        self.starts = 0
-        self.put_count = 0
+        self.starts = self.put_count = 0
         self.refusing = False
-        self.excused = 0
-        """How many may be missing: they were in the memory of something that died."""
+        self.excused = set()
+        """What died with somebody's memory, and was counted by nobody."""
+        self.uncounted = set()
+        """What was dropped from memory, which the file does not know yet."""
         self.learner = Learner()
         self.window = None
-        self.limits = ROOMY
 
     @initialize(items=st.integers(3, 12), age=st.sampled_from([None, 30.0]), memory=st.integers(1, 5))
     def begin(self, items, age, memory):
         self.limits = SpoolLimits(items * SIZE, age, memory)
-        self.folder = self.root / "0"
         self.open()
+        self.actor = self.spool.actor_id
 
     def open(self):
         self.spool = Spool(self.folder, "luna", self.limits, clock=self.clock, monotonic=self.monotonic)
         self.window = None
-
-    def contents(self):
-        held = [self.spool._taken, self.spool._untaken]
-        packed = self.spool._read([e for d in held for e in d])
-        return [p.header[1] for p in packed if p is not None]
+        self.refusing = False
 
     def teardown(self):
-        if hasattr(self, "spool"):
-            self.check()
-            self.spool._abandon()
+        self.spool._abandon()
         shutil.rmtree(self.root)
+
+    def held(self, *, memory=False):
+        """The numbers in the spool, or in its memory only."""
+        entries = [*self.spool._taken, *self.spool._untaken]
+        if memory:
+            entries = [e for e in entries if e.packed is not None]
+        return [n for n in numbers(p for p in self.spool._read(entries) if p is not None) if n is not None]
+
+    # ---- what the actor does
 
     @rule(count=st.integers(1, 4))
     def put(self, count):
+        before = self.spool.dropped.get("overflow", 0)
+        held = {*self.held(memory=True), *range(self.put_count, self.put_count + count)}
         self.spool.put(segments(*range(self.put_count, self.put_count + count)))
         self.put_count += count
+        if self.spool.dropped.get("overflow", 0) > before:
+            self.uncounted |= held - set(self.held(memory=True))
 
     @rule(step=st.sampled_from([0.3, 1.1, 20.0]))
     def wait(self, step):
@@ -723,68 +731,41 @@ class SpoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.window is None)
     @rule()
     def welcome(self):
-        first = self.spool.base_seq
-        if self.learner.received < first:  # known to another lineage only
-            self.learner.accepted += [None] * (first - self.learner.received)
-            self.learner.durable = first
-        held = self.spool.reconcile(self.learner.received, self.learner.durable)
-        if held is None:
+        first, learner = self.spool.base_seq, self.learner
+        if learner.received < first:  # another lineage had them
+            learner.accepted += [None] * (first - learner.received)
+            learner.durable = first
+        packed = self.spool.reconcile(learner.received, learner.durable)
+        if packed is None:
             assert self.refusing
             return
-        self.window = dict(enumerate(numbers(held), self.spool.base_seq))
-        assert self.spool.base_seq + len(held) == self.learner.received
+        self.window = dict(enumerate(numbers(packed), self.spool.base_seq))
+        assert self.spool.base_seq + len(packed) == learner.received
         for seq, number in self.window.items():
-            assert number is None or self.learner.accepted[seq] in (number, None)
+            assert learner.accepted[seq] in (number, None) or (number is None and learner.accepted[seq] in self.excused)
 
-    @precondition(lambda self: self.window is not None)
-    @rule(count=st.integers(1, 5))
-    def take(self, count):
+    @rule(taken=st.integers(0, 6), delivered=st.integers(0, 8), share=st.sampled_from([0.0, 0.5, 1.0]), acked=st.booleans())
+    def work(self, taken, delivered, share, acked):
+        """A turn with a learner: take, deliver, commit, ack."""
+        if self.window is None:
+            self.welcome()
+        if self.window is None:
+            return
         first = self.spool.base_seq + self.spool.taken_items
         assert first == self.spool.base_seq + len(self.window)
-        for seq, number in enumerate(numbers(self.spool.take(count, 1 << 20)), first):
-            self.window[seq] = number
+        self.window.update(enumerate(numbers(self.spool.take(taken, 1 << 20)), first))
+        learner = self.learner
+        for _ in range(delivered):
+            if learner.received in self.window:
+                learner.accepted.append(self.window[learner.received])
+        learner.durable += round(share * (learner.received - learner.durable))
+        if acked:
+            self.spool.release(learner.durable)
+            self.window = {seq: n for seq, n in self.window.items() if seq >= self.spool.base_seq}
 
-    @precondition(lambda self: self.window)
-    @rule(count=st.integers(1, 6))
-    def deliver(self, count):
-        for _ in range(count):
-            if self.learner.received in self.window:
-                self.learner.accepted.append(self.window[self.learner.received])
-
-    @rule(share=st.floats(0, 1))
-    def commit(self, share):
-        self.learner.durable += round(share * (self.learner.received - self.learner.durable))
-
-    @precondition(lambda self: self.window is not None)
     @rule()
-    def ack(self):
-        self.spool.release(self.learner.durable)
-        self.window = {seq: n for seq, n in self.window.items() if seq >= self.spool.base_seq}
-
-    @precondition(lambda self: self.window is not None)
-    @rule()
-    def head_drop(self):
+    def drop_head(self):
         assert self.spool.drop_head(1, "lag") in (0, 1)
-
-    @rule()
-    def learner_dies(self):
-        """Its durable marks stay; a session that lives sends again from there."""
-        self.forget_from(self.learner.durable)
-
-    @rule()
-    def another_ledger(self):
-        """One that knows nothing: the stream begins at what the actor says."""
-        self.learner.durable = min(self.learner.durable, self.spool.base_seq)
-        self.forget_from(self.spool.base_seq)
-        if self.window is not None:
-            self.spool.untake()
-            self.window = None
-
-    def forget_from(self, seq):
-        kept = set(self.contents())
-        gone = self.learner.accepted[seq:]
-        self.excused += sum(n is not None and n not in kept for n in gone)
-        del self.learner.accepted[seq:]
 
     @precondition(lambda self: self.window is not None)
     @rule()
@@ -792,49 +773,62 @@ class SpoolMachine(RuleBasedStateMachine):
         self.spool.untake()
         self.window = None
 
+    # ---- what happens to it
+
+    @rule(knows=st.booleans())
+    def learner_dies(self, knows):
+        """Another comes, that knows what was durable, or nothing: then the stream begins at what the actor says."""
+        if not knows:
+            self.learner.durable = min(self.learner.durable, self.spool.base_seq)
+            if self.window is not None:
+                self.untake()
+        keep = self.learner.durable
+        gone = dict(enumerate(self.learner.accepted[keep:], keep))
+        self.excused |= {n for seq, n in gone.items() if seq < self.spool.base_seq and n is not None}
+        del self.learner.accepted[keep:]
+
     @rule(refusing=st.booleans())
     def disk(self, refusing):
         (refuse if refusing else accept)(self.spool)
         self.refusing = refusing
 
-    @rule(clean=st.booleans())
-    def restart(self, clean):
-        unsaved = self.spool.memory_items
-        overflow = self.spool.dropped.get("overflow", 0)
-        self.starts += 1
-        if clean:
-            accept(self.spool)
-            self.spool.close()
-        else:
-            self.excused += unsaved
-            target = self.root / str(self.starts)
-            shutil.move(killed(self.spool, self.folder), target)
-            self.folder = target
-        self.refusing = False
+    @rule()
+    def closed(self):
+        accept(self.spool)
+        self.spool.close()
+        self.uncounted.clear()
         self.open()
-        self.excused += max(0, overflow - self.spool.dropped.get("overflow", 0))
+
+    @rule()
+    def killed(self):
+        self.excused |= {*self.held(memory=True), *self.uncounted}
+        self.uncounted.clear()
+        self.starts += 1
+        copy = killed(self.spool, self.folder)
+        self.folder = copy.rename(self.root / str(self.starts))
+        self.open()
 
     @invariant()
     def check(self):
-        if not hasattr(self, "spool"):
-            return
         spool = self.spool
+        assert (spool.actor_id, spool.counters.get("spool_damaged_files")) == (self.actor, 0)
         assert law(spool)
-        assert spool.nbytes == sum(e.head.nbytes for d in (spool._taken, spool._untaken) for e in d)
+        assert spool.nbytes == sum(e.head.nbytes for e in (*spool._taken, *spool._untaken))
         assert spool.untaken_steps == sum(h.steps for h in spool.heads())
+        if spool.error is None:
+            self.uncounted.clear()
+            assert sum(h.nbytes for h in spool.heads()) == 0 or spool.nbytes <= self.limits.max_bytes
         accepted = [n for n in self.learner.accepted if n is not None]
+        held = self.held()
         assert all(a < b for a, b in pairwise(accepted)), accepted
-        held = self.contents()
         assert all(a < b for a, b in pairwise(held)), held
-        missing = set(range(self.put_count)) - set(accepted) - set(held)
-        known = sum(spool.dropped.values())
-        assert len(missing) <= known + self.excused, (missing, known, self.excused)
-        if not self.excused and self.window is not None:
-            assert len(missing) == known
-        if self.window is not None:
-            assert spool.reconciled
-            assert sorted(self.window) == list(range(spool.base_seq, spool.base_seq + spool.taken_items))
+        missing = set(range(self.put_count)) - set(accepted) - set(held) - self.excused
+        if self.window is None:
+            assert len(missing) <= sum(spool.dropped.values()), missing
+        else:
+            assert len(missing) == sum(spool.dropped.values()), missing
+            assert list(self.window) == list(range(spool.base_seq, spool.base_seq + spool.taken_items))
 
 
 TestSpoolModel = SpoolMachine.TestCase
-TestSpoolModel.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestSpoolModel.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

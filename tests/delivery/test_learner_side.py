@@ -2,38 +2,63 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import CreditPool, Entry, MemoryLedger, Stream, StreamTable, take_submit
+from rl4sys_zmq.delivery import CreditPool, Entry, MemoryLedger, Page, Stream, StreamRow, StreamTable, replay_entry, take_submit
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.table import MAX_EXPIRED
+from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
+from rl4sys_zmq.delivery.table import MAX_SPOOLED
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import SegmentSchema, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Hello, Verdict
 
 SCHEMA = SegmentSchema(BoxSpace((1,)), DiscreteSpace(2), 5)
+OURS, OTHER = 77, 78
 
 
-def stream_of(first_seq=0, actor_id="a"):
-    return Stream("c", actor_id, 1, first_seq, 0.0)
+def stream_of(first_seq=0, actor_id="a", **kwargs):
+    return Stream("c", actor_id, 1, first_seq, 0.0, **kwargs)
 
 
-def hello(incarnation=1, first_seq=0, actor_id="a"):
-    return Hello("c", actor_id, incarnation, first_seq, 0, 0)
+def take(stream, count, steps=2):
+    """Accepts segments whose checksums are their numbers."""
+    for _ in range(count):
+        stream.accept(steps, stream.received)
 
 
-def packed(steps=2, dtype=np.float32):
+def hello(incarnation=1, first_seq=0, actor_id="a", **kwargs):
+    return Hello("c", actor_id, incarnation, first_seq, 0, 0, **kwargs)
+
+
+def spooled(incarnation=1, first_seq=0, origin=1, **kwargs):
+    return hello(incarnation, first_seq, origin=origin, spooled=True, **kwargs)
+
+
+def packed(steps=2, dtype=np.float32, episode=7):
     rows = np.zeros(steps, np.float32)
     columns = np.zeros((steps, 1), dtype), np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
-    return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
+    return pack_segment(Segment(*columns, None, 1, episode, 0, True, False, False, 0.0, steps))
 
 
 def table(**kwargs):
-    return StreamTable("c", **{"silence_s": 3.0, "lease_s": 30.0, "max_actors": 2, **kwargs})
+    return StreamTable("c", **{"silence_s": 3.0, "lease_s": 30.0, "max_actors": 2, "ledger_id": OURS, **kwargs})
+
+
+def row(received, actor_id="a", origin=1, incarnation=None, **kwargs):
+    known = {"accepted_steps": 2 * received, "refused": 0, "submits": True, "spooled": False, "first_seq": 0, **kwargs}
+    return StreamRow("c", actor_id, origin, origin if incarnation is None else incarnation, received=received, **known)
+
+
+def code_of(function, *args):
+    with pytest.raises(ProtocolError) as caught:
+        function(*args)
+    return caught.value.code
 
 
 # ---- Stream
@@ -41,24 +66,48 @@ def table(**kwargs):
 
 def test_what_was_seen_is_skipped_and_counted():
     stream = stream_of()
-    stream.accept(5, 10)
-    assert stream.admit(3, 4) == 2
-    assert stream.admit(0, 2) == 2
+    take(stream, 5)
+    assert stream.admit(3, [3, 4, 5, 6]) == 2
+    assert stream.admit(0, [0, 1]) == 2
     assert stream.verdicts[Verdict.DUPLICATE] == 4
-    assert stream.received == 5
+    assert (stream.received, stream.accepted_steps) == (5, 10)
 
 
 def test_a_gap_is_refused_and_moves_nothing():
     stream = stream_of()
-    with pytest.raises(ProtocolError) as caught:
-        stream.admit(1, 1)
-    assert caught.value.code is Refusal.GAP
+    assert code_of(stream.admit, 1, [1]) is Refusal.GAP
     assert stream.received == 0
+
+
+def test_a_number_with_another_content_is_an_equivocation_and_moves_nothing():
+    stream = stream_of()
+    take(stream, 5)
+    assert code_of(stream.admit, 3, [3, 99]) is Refusal.EQUIVOCATION
+    assert code_of(stream.admit, 4, [99, 5, 6]) is Refusal.EQUIVOCATION
+    assert (stream.received, stream.pending, stream.verdicts[Verdict.DUPLICATE]) == (5, 5, 0)
+
+
+def test_the_last_contents_are_known_and_older_ones_are_not():
+    stream = stream_of()
+    take(stream, CHECKSUMS_KEPT + 3)
+    assert CHECKSUMS_KEPT == 64
+    assert stream.admit(0, [-1, -1, -1, 3]) == 4
+    assert code_of(stream.admit, 3, [-1]) is Refusal.EQUIVOCATION
+    assert len(stream._checksums) == CHECKSUMS_KEPT
+
+
+def test_contents_that_this_life_never_saw_are_not_compared():
+    streams = table()
+    streams.restore([row(3)], 0.0)
+    (stream,) = streams.all()
+    assert stream.admit(0, [9, 9, 9]) == 3
+    stream.resume(10)
+    assert stream.admit(2, [9] * 8) == 8
 
 
 def test_marks_follow_the_ledger_and_the_verdicts():
     stream = stream_of(10)
-    stream.accept(4, 8)
+    take(stream, 4)
     assert (stream.received, stream.durable, stream.trained, stream.pending) == (14, 10, 10, 4)
     stream.commit(14)
     stream.commit(12)
@@ -76,7 +125,7 @@ def test_marks_follow_the_ledger_and_the_verdicts():
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=20), st.integers(0, 30))
 def test_no_segment_is_disposed_of_twice(ranges, count):
     stream = stream_of()
-    stream.accept(count, count)
+    take(stream, count)
     total = sum(stream.dispose([[first, first + length]], Verdict.TRAINED) for first, length in ranges)
     covered = {n for first, length in ranges for n in range(first, min(first + length, count))}
     assert total == len(covered) == stream.verdicts[Verdict.TRAINED]
@@ -86,21 +135,21 @@ def test_no_segment_is_disposed_of_twice(ranges, count):
 
 def test_what_the_actor_no_longer_holds_is_not_waited_for():
     stream = stream_of()
-    stream.accept(2, 4)
+    take(stream, 2)
     assert stream.resume(1) == 0
     assert stream.resume(1 << 60) == (1 << 60) - 2
     assert stream.received == stream.durable == 1 << 60
     assert (stream.pending, stream.trained) == (2, 0)
-    stream.accept(1, 2)
+    take(stream, 1)
     assert stream.pending == 3
     stream.dispose([[0, 2]], Verdict.TRAINED)
     assert (stream.pending, stream.trained) == (1, 1 << 60)
-    assert stream.accepted == 3
+    assert stream.resume(1 << 60) == 0
 
 
 def test_a_roll_back_gives_up_what_is_pending():
     stream = stream_of()
-    stream.accept(5, 10)
+    take(stream, 5)
     stream.dispose([[1, 2]], Verdict.TRAINED)
     stream.resume(9)
     assert stream.roll_back() == 4
@@ -109,14 +158,214 @@ def test_a_roll_back_gives_up_what_is_pending():
 
 def test_an_ack_says_all_of_it():
     stream = stream_of(3)
-    stream.accept(2, 7)
-    stream.credit_steps = 20
-    ack = stream.ack(generation=9, free_items=4, min_version=6)
+    take(stream, 2)
+    stream.credit_steps, stream.checkpointed = 20, 5
+    ack = stream.ack(generation=9, free_items=4, free_bytes=1000, min_version=6)
     assert ack.generation == 9
-    assert (ack.received, ack.durable, ack.trained, ack.accepted_steps) == (5, 3, 3, 7)
-    assert (ack.credit_steps, ack.credit_items, ack.min_version) == (20, 9, 6)
+    assert (ack.received, ack.durable, ack.trained, ack.accepted_steps) == (5, 3, 3, 4)
+    assert (ack.credit_steps, ack.credit_items, ack.credit_bytes, ack.min_version) == (20, 9, 1000, 6)
+    assert ack.checkpointed == 3  # the learner went back to before that checkpoint
     stream.verdicts[Verdict.TRAINED] += 1
     assert ack.verdicts[Verdict.TRAINED] == 0
+
+
+def test_a_refused_item_is_counted_where_its_verdict_is():
+    stream = stream_of()
+    take(stream, 1)
+    stream.accept(2, 1)
+    stream.refuse()
+    assert (stream.refused, stream.verdicts[Verdict.REFUSED], stream.pending, stream.received) == (1, 1, 1, 2)
+
+
+# ---- Stream: going back to a checkpoint
+
+
+def test_a_learner_that_goes_back_is_fed_what_its_state_lacks():
+    stream = stream_of()
+    take(stream, 10)
+    stream.commit(10)
+    stream.dispose([[0, 9]], Verdict.TRAINED)
+    stream.verdicts[Verdict.DUPLICATE] = 3
+    stream.rewind(4, {Verdict.TRAINED: 3, Verdict.STALE: 1})
+    assert (stream.trained, stream.pending, stream.received, stream.durable) == (4, 6, 10, 10)
+    assert stream.verdicts == {"trained": 3, "stale": 1, "quarantined": 0, "refused": 0, "duplicate": 3}
+    assert stream.replay(0, 3) is None
+    assert stream.replay(2, 4) is None
+    assert stream.replay(3, 6) == 1
+    assert stream.replay(6, 10) == 0
+    assert stream.replay(6, 10) is None
+    stream.replay_ends()
+    assert stream.pending == 6
+    stream.dispose([[4, 10]], Verdict.TRAINED)
+    assert (stream.trained, stream.pending, stream.verdicts[Verdict.TRAINED]) == (10, 0, 9)
+
+
+def test_what_the_ledger_has_no_more_is_a_hole_and_not_pending():
+    stream = stream_of()
+    take(stream, 10)
+    stream.commit(10)
+    stream.rewind(2, {})
+    assert stream.replay(3, 5) == 0
+    assert (stream.trained, stream.pending) == (3, 7)
+    assert stream.replay(7, 8) == 0
+    assert stream.pending == 5
+    stream.replay_ends()
+    assert (stream.trained, stream.pending) == (3, 3)
+    stream.dispose([[3, 5]], Verdict.TRAINED)
+    assert (stream.trained, stream.pending) == (7, 1)
+    stream.dispose([[7, 8]], Verdict.TRAINED)
+    assert (stream.trained, stream.pending) == (10, 0)
+
+
+def test_what_is_not_committed_yet_is_no_hole():
+    stream = stream_of()
+    take(stream, 4)
+    stream.commit(2)
+    stream.rewind(0, {})
+    assert stream.replay(0, 2) == 0
+    stream.replay_ends()
+    assert stream.pending == 4
+    take(stream, 1)
+    stream.dispose([[0, 5]], Verdict.TRAINED)
+    assert (stream.pending, stream.trained) == (0, 5)
+
+
+def test_a_mark_beyond_what_was_received_is_cut():
+    """The journal was put back to an older copy than the checkpoint."""
+    stream = stream_of()
+    take(stream, 3)
+    stream.rewind(9, {Verdict.TRAINED: 9})
+    assert (stream.trained, stream.pending) == (3, 0)
+    take(stream, 1)
+    assert stream.pending == 1
+
+
+def test_segments_of_this_life_are_told_from_those_before():
+    stream = stream_of()
+    take(stream, 3)
+    stream.rewind(0, {})
+    assert not stream.counted(3)
+    take(stream, 1)
+    assert stream.counted(4)
+    assert stream_of().counted(1)
+
+
+def test_a_stream_that_begins_beyond_zero_while_the_ledger_is_read_has_nothing_pending():
+    stream = stream_of()
+    assert stream.resume(5) == 5
+    stream.replay_ends()
+    assert (stream.pending, stream.trained, stream.received) == (0, 5, 5)
+    take(stream, 2)
+    assert stream.pending == 2
+    stream.dispose([[5, 7]], Verdict.TRAINED)
+    assert (stream.pending, stream.trained) == (0, 7)
+
+
+def test_a_gap_within_a_hole_is_not_subtracted_twice():
+    stream = stream_of()
+    take(stream, 5)
+    stream.commit(5)
+    stream.rewind(2, {})
+    assert stream.resume(8) == 3
+    assert stream.pending == 3
+    assert stream.replay(2, 4) == 0
+    stream.replay_ends()
+    assert stream.pending == 2
+    take(stream, 1)
+    assert stream.pending == 3
+    stream.dispose([[2, 4], [8, 9]], Verdict.TRAINED)
+    assert (stream.pending, stream.trained) == (0, 9)
+
+
+def test_a_gap_over_what_is_not_committed_stays_a_gap():
+    """No honest actor says so: it holds everything beyond the durable mark."""
+    stream = stream_of()
+    stream.rewind(0, {})
+    take(stream, 3)
+    assert stream.resume(9) == 6
+    stream.replay_ends()
+    assert (stream.pending, stream.trained) == (0, 9)
+    assert stream.dispose([[0, 3]], Verdict.TRAINED) == 0
+    assert (stream.pending, stream.verdicts[Verdict.TRAINED]) == (0, 0)
+
+
+def test_a_verdict_on_what_is_lost_counts_nothing():
+    stream = stream_of()
+    take(stream, 6)
+    stream.commit(6)
+    stream.rewind(0, {})
+    assert stream.replay(0, 1) == 0
+    assert stream.replay(4, 6) == 0
+    assert stream.dispose([[2, 5]], Verdict.TRAINED) == 1
+    assert (stream.pending, stream.trained) == (2, 0)
+
+
+def test_a_refused_item_in_a_hole_is_not_subtracted_twice():
+    stream = stream_of()
+    take(stream, 2)
+    stream.refuse()
+    stream.rewind(0, {})
+    take(stream, 2)
+    stream.refuse()
+    stream.commit(4)
+    stream.replay_ends()  # every entry was damaged
+    assert (stream.pending, stream.trained) == (0, 4)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
+    """Against a model that keeps one word for each number."""
+    stream, model, ledger = stream_of(), {}, []
+    replayed = 0
+    replaying = False
+    for _ in range(data.draw(st.integers(1, 15))):
+        match data.draw(st.sampled_from(["take", "refuse", "gap", "dispose", "rewind", "replay", "replay_ends"])):
+            case "take" | "refuse" as what:
+                count = data.draw(st.integers(1, 4))
+                first = stream.received
+                for seq in range(first, first + count):
+                    take(stream, 1)
+                    model[seq] = "pending"
+                    if what == "refuse":
+                        stream.refuse()
+                        model[seq] = "done"
+                stream.commit(stream.received)
+                if data.draw(st.booleans()):
+                    ledger.append((first, first + count))
+            case "gap":
+                first, end = stream.received, stream.received + data.draw(st.integers(1, 4))
+                stream.resume(end)
+                model.update(dict.fromkeys(range(first, end), "lost"))
+            case "dispose":
+                waiting = [seq for seq, word in model.items() if word == "pending"]
+                for seq in data.draw(st.lists(st.sampled_from(waiting), max_size=4)) if waiting else ():
+                    if not replaying or seq < replayed:
+                        stream.dispose([[seq, seq + 1]], Verdict.TRAINED)
+                        model[seq] = "done"
+            case "rewind":
+                mark = replayed = data.draw(st.integers(0, stream.trained))
+                stream.rewind(mark, {})
+                model = {seq: "done" if seq < mark else "pending" for seq in model}
+                replaying = True
+            case "replay" if replaying:
+                for first, end in ledger:
+                    if end > replayed:
+                        assert stream.replay(first, end) == max(0, replayed - first)
+                        model.update(dict.fromkeys(range(replayed, first), "lost"))
+                        replayed = end
+                        break
+            case "replay_ends" if replaying:
+                while any(end > replayed for _, end in ledger):
+                    first, end = next(e for e in ledger if e[1] > replayed)
+                    stream.replay(first, end)
+                    model.update(dict.fromkeys(range(replayed, first), "lost"))
+                    replayed = end
+                stream.replay_ends()
+                model.update(dict.fromkeys(range(replayed, stream.durable), "lost"))
+                replaying = False
+        assert stream.pending == sum(word == "pending" for word in model.values())
+        assert stream.trained == next((seq for seq, word in sorted(model.items()) if word == "pending"), stream.received)
 
 
 # ---- take_submit
@@ -128,10 +377,17 @@ def test_a_submit_is_taken_once():
     frames = encode(message)
     intake = take_submit(stream, SCHEMA, message, frames)
     assert (intake.duplicates, intake.refused, intake.accepted) == (0, (), 2)
-    assert intake.entry == Entry("c", "a", 1, 0, 2, 5, 0, tuple(frames)) or intake.entry.end_seq == 2
+    assert dataclasses.astuple(intake.entry)[:-1] == ("c", "a", 1, 0, 2, 5, 0, 0)
+    assert intake.entry.frames == tuple(frames)
     again = take_submit(stream, SCHEMA, message, frames)
     assert (again.entry, again.duplicates, again.accepted) == (None, 2, 0)
     assert (stream.received, stream.accepted_steps) == (2, 5)
+
+
+def test_an_entry_says_whose_numbers_it_has():
+    stream = stream_of(origin=9)
+    message = join_submit(0, 0, [packed()])
+    assert take_submit(stream, SCHEMA, message, encode(message)).entry.origin == 9
 
 
 def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on():
@@ -140,6 +396,7 @@ def test_a_bad_item_uses_up_its_number_and_its_neighbours_go_on():
     intake = take_submit(stream, SCHEMA, message, encode(message))
     assert [e.code for e in intake.refused] == [Refusal.RANGE, Refusal.SPEC]
     assert (intake.accepted, intake.entry.steps, stream.received) == (2, 3, 4)
+    assert (intake.entry.refused, intake.entry.accepted, stream.refused) == (2, 2, 2)
     assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (2, 2)
 
 
@@ -152,73 +409,311 @@ def test_a_message_that_does_not_hold_together_moves_nothing():
     assert stream.received == 0
 
 
+def submit(stream, first_seq, *segments):
+    message = join_submit(first_seq, 0, segments)
+    return take_submit(stream, SCHEMA, message, encode(message))
+
+
+def test_sending_again_in_other_batches_is_no_equivocation():
+    stream = stream_of()
+    segments = [packed(n % 5 + 1, episode=n) for n in range(8)]
+    submit(stream, 0, *segments[:3])
+    assert submit(stream, 1, *segments[1:6]).duplicates == 2
+    assert submit(stream, 0, segments[0]).duplicates == 1
+    assert submit(stream, 0, *segments).accepted == 2
+    assert stream.received == 8
+
+
+def test_two_actors_under_one_name_are_noticed():
+    stream = stream_of()
+    submit(stream, 0, packed(episode=1), packed(episode=2))
+    message = join_submit(1, 0, [packed(episode=3), packed(episode=4)])
+    assert code_of(take_submit, stream, SCHEMA, message, encode(message)) is Refusal.EQUIVOCATION
+    assert (stream.received, stream.verdicts[Verdict.DUPLICATE]) == (2, 0)
+
+
+# ---- replay_entry
+
+
+def entries():
+    """Eight segments in three messages, the first of each sent twice; numbers 1 and 5 are refused."""
+    bad = packed(9)
+    source = stream_of()
+    taken = [
+        submit(source, 0, packed(), bad, packed()),
+        submit(source, 2, packed(), packed(1), packed(3)),
+        submit(source, 4, packed(3), bad, packed(4), packed(5)),
+    ]
+    return [intake.entry for intake in taken], source
+
+
+def test_entries_are_given_back_whole():
+    taken, stream = entries()
+    assert [(e.first_seq, e.end_seq, e.skip, e.refused) for e in taken] == [(0, 3, 0, 1), (3, 5, 1, 0), (5, 8, 1, 1)]
+    stream.commit(8)
+    stream.rewind(0, {})
+    assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (8, 0)
+    assert [replay_entry(stream, SCHEMA, entry) for entry in taken] == [0, 1, 1]
+    stream.replay_ends()
+    assert (stream.pending, stream.verdicts[Verdict.REFUSED], stream.trained) == (6, 2, 0)
+    assert [replay_entry(stream, SCHEMA, entry) for entry in taken] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("mark", "skips", "refused", "pending"),
+    [
+        (1, [1, 1, 1], 2, 5),
+        (2, [2, 1, 1], 1, 5),
+        (3, [None, 1, 1], 1, 4),
+        (4, [None, 2, 1], 1, 3),
+        (6, [None, None, 2], 0, 2),
+        (8, [None, None, None], 0, 0),
+    ],
+)
+def test_what_a_state_has_already_is_skipped_within_an_entry(mark, skips, refused, pending):
+    taken, stream = entries()
+    stream.commit(8)
+    stream.rewind(mark, {Verdict.TRAINED: mark})
+    assert [replay_entry(stream, SCHEMA, entry) for entry in taken] == skips
+    stream.replay_ends()
+    assert (stream.verdicts[Verdict.REFUSED], stream.pending) == (refused, pending)
+
+
+def test_a_refused_item_that_came_while_the_ledger_was_read_is_counted_once():
+    stream = stream_of()
+    stream.rewind(0, {})
+    intake = submit(stream, 0, packed(), packed(9))
+    stream.commit(2)
+    assert replay_entry(stream, SCHEMA, intake.entry) == 0
+    assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (1, 1)
+
+
 # ---- StreamTable
 
 
 def test_an_older_incarnation_is_fenced_and_a_live_one_defended():
     streams = table()
     streams.open(hello(5), b"p", 0.0)
-    for incarnation, code in ((4, Refusal.FENCED), (6, Refusal.CONFLICT)):
-        with pytest.raises(ProtocolError) as caught:
-            streams.open(hello(incarnation), b"q", 1.0)
-        assert caught.value.code is code
-    stream, old = streams.open(hello(6), b"q", 4.0)
-    assert (stream.incarnation, stream.received, old) == (6, 0, b"p")
-    assert streams.get("a", 5) is None
+    assert code_of(streams.open, hello(4), b"q", 1.0) is Refusal.FENCED
+    assert code_of(streams.open, hello(6), b"q", 1.0) is Refusal.CONFLICT
+    opened = streams.open(hello(6), b"q", 4.0)
+    stream = opened.stream
+    assert (stream.incarnation, stream.origin, stream.received, opened.old_peer) == (6, 6, 0, b"p")
+    assert (opened.fresh, opened.gap) == (True, 0)
+    assert streams.get("a", 5) is not stream
+    assert code_of(streams.open, hello(5), b"p", 99.0) is Refusal.FENCED
 
 
 def test_the_same_incarnation_takes_up_its_stream_again():
     streams = table()
-    stream, _ = streams.open(hello(), b"p", 0.0)
-    stream.accept(3, 6)
-    assert streams.open(hello(), b"p", 1.0) == (stream, None)
-    assert streams.open(hello(), b"q", 1.0) == (stream, b"p")
-    assert streams.peer_of(stream) == b"q"
+    first = streams.open(hello(), b"p", 0.0)
+    assert (first.fresh, first.old_peer, first.gap) == (True, None, 0)
+    take(first.stream, 3)
+    again, moved = streams.open(hello(), b"p", 1.0), streams.open(hello(), b"q", 1.0)
+    assert again.stream is moved.stream is first.stream
+    assert (again.fresh, again.old_peer, moved.old_peer) == (False, None, b"p")
+    assert streams.peer_of(first.stream) == b"q"
+
+
+def test_a_spooled_stream_goes_on_under_a_higher_incarnation():
+    streams = table()
+    stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
+    take(stream, 5)
+    stream.commit(5)
+    stream.dispose([[0, 2]], Verdict.TRAINED)
+    assert code_of(streams.open, spooled(4, origin=3), b"q", 1.0) is Refusal.CONFLICT
+    streams.hang_up(stream)
+    opened = streams.open(spooled(4, 2, origin=3, ledger_id=OURS), b"q", 1.0)
+    assert opened.stream is stream
+    assert (opened.fresh, opened.gap, opened.old_peer) == (False, 0, None)
+    assert (stream.incarnation, stream.origin, stream.key) == (4, 3, ("a", 3))
+    assert (stream.received, stream.durable, stream.trained, stream.pending) == (5, 5, 2, 3)
+    assert stream.verdicts[Verdict.TRAINED] == 2
+    assert code_of(streams.open, spooled(3, origin=3), b"p", 99.0) is Refusal.FENCED
+
+
+def test_a_spool_that_was_made_anew_begins_anew():
+    streams = table()
+    old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
+    take(old, 2)
+    streams.hang_up(old)
+    opened = streams.open(spooled(4, origin=4), b"p", 1.0)
+    assert opened.fresh
+    assert (opened.stream.received, opened.stream.key) == (0, ("a", 4))
+    assert streams.get("a", 3) is old
+    assert (streams.current(), streams.pending) == ([opened.stream], 2)
+
+
+def test_a_start_without_a_spool_begins_anew_and_what_is_pending_stays():
+    streams = table()
+    old = streams.open(hello(1), b"p", 0.0).stream
+    take(old, 2)
+    streams.hang_up(old)
+    new = streams.open(hello(2), b"q", 1.0).stream
+    assert (new.received, new.pending, new.key) == (0, 0, ("a", 2))
+    assert streams.pending == 2
+    assert set(streams.all()) == {old, new}
+    assert streams.is_live(new)
+    assert not streams.is_live(old)
+    assert streams.expire(1.0, lambda stream: True) == []
+    old.dispose([[0, 2]], Verdict.TRAINED)
+    assert streams.expire(1.0, lambda stream: False) == []
+    assert streams.expire(1.0, lambda stream: True) == [old]
+    assert streams.all() == [new]
+
+
+def test_two_numberings_of_one_incarnation_are_not_mixed():
+    streams = table()
+    stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
+    take(stream, 2)
+    assert code_of(streams.open, spooled(3, origin=2), b"q", 1.0) is Refusal.CONFLICT
+    streams.hang_up(stream)
+    opened = streams.open(spooled(3, origin=2), b"q", 1.0)
+    assert (opened.stream.key, opened.stream.received) == (("a", 2), 0)
+    assert streams.pending == 2
+
+
+def test_an_old_copy_of_a_spool_goes_on_with_its_own_marks():
+    """Another stream of its actor came between; what it sends again must still be known."""
+    streams = table()
+    old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
+    take(old, 4)
+    streams.open(spooled(5, origin=5), b"p", 9.0)
+    opened = streams.open(spooled(6, 1, origin=3), b"p", 99.0)
+    assert opened.stream is old
+    assert (opened.gap, old.incarnation, streams.pending) == (0, 6, 4)
+    assert [s.key for s in streams.current()] == [("a", 3)]
 
 
 def test_a_hello_says_what_will_never_come():
     streams = table()
-    stream, _ = streams.open(hello(first_seq=2), b"p", 0.0)
-    streams.open(hello(first_seq=6), b"p", 1.0)
-    assert stream.received == stream.trained == 6
-    streams.open(hello(first_seq=4), b"p", 2.0)
-    assert stream.received == 6
+    opened = streams.open(hello(first_seq=2), b"p", 0.0)
+    stream = opened.stream
+    assert (opened.gap, opened.fresh) == (2, True)
+    assert streams.open(hello(first_seq=6), b"p", 1.0).gap == 4
+    assert stream.received == stream.durable == stream.trained == 6
+    assert streams.open(hello(first_seq=4), b"p", 2.0).gap == 0
+    assert (stream.received, stream.pending) == (6, 0)
 
 
-def test_the_marks_outlive_the_lease():
-    streams = table(max_actors=1)
-    stream, _ = streams.open(hello(), b"p", 0.0)
-    stream.accept(3, 6)
+@pytest.mark.parametrize("ledger_id", [0, OTHER])
+@pytest.mark.parametrize("make", [hello, spooled])
+def test_acknowledged_by_another_ledger_is_a_gap(make, ledger_id):
+    opened = table().open(make(1, 7, ledger_id=ledger_id), b"p", 0.0)
+    assert (opened.gap, opened.fresh) == (7, True)
+    assert (opened.stream.received, opened.stream.durable, opened.stream.pending) == (7, 7, 0)
+
+
+@pytest.mark.parametrize("make", [hello, spooled])
+def test_a_ledger_that_was_put_back_has_a_gap(make):
+    streams = table()
+    streams.restore([row(5, spooled=make is spooled)], 0.0)
+    streams.rewind({("a", 1): (3, {Verdict.TRAINED: 3})})
+    opened = streams.open(make(1, 9, ledger_id=OURS), b"p", 1.0)
+    assert (opened.gap, opened.fresh, opened.stream.received) == (4, False, 9)
+    assert streams.pending == 2
+
+
+def test_a_mark_that_ran_out_is_never_begun_again():
+    streams = table()
+    stream = streams.open(hello(first_seq=0), b"p", 0.0).stream
+    take(stream, 3)
     stream.dispose([[0, 3]], Verdict.TRAINED)
+    assert streams.silent(3.0) == []
     assert streams.silent(3.5) == [stream]
     streams.hang_up(stream)
-    streams.expire(30.5)
+    assert streams.expire(30.0, lambda s: True) == []
+    assert streams.expire(30.5, lambda s: False) == []
+    assert streams.expire(30.5, lambda s: True) == [stream]
+    assert streams.all() == streams.current() == []
+    for first_seq in (0, 2):
+        assert code_of(streams.open, hello(first_seq=first_seq, ledger_id=OURS), b"p", 31.0) is Refusal.EXPIRED
     assert streams.all() == []
-    streams.open(hello(actor_id="b"), b"q", 31.0)
-    with pytest.raises(ProtocolError) as caught:
-        streams.open(hello(), b"p", 31.0)
-    assert caught.value.code is Refusal.QUOTA
-    streams.hang_up(streams.get("b", 1))
-    streams.expire(99.0)
-    assert streams.open(hello(), b"p", 99.0)[0] is stream
-    assert stream.admit(0, 3) == 3
+    assert streams.open(hello(2), b"p", 31.0).fresh
 
 
-def test_a_lease_does_not_end_while_something_is_pending():
+def test_a_new_start_is_not_expired_by_the_ledger_of_the_one_before():
+    """Nor is one that met this ledger, when an earlier incarnation of it is on record."""
     streams = table()
-    stream, _ = streams.open(hello(), b"p", 0.0)
-    stream.accept(1, 1)
+    streams.hang_up(streams.open(hello(1), b"p", 0.0).stream)
+    assert streams.open(hello(2), b"p", 1.0).fresh
+    streams = table()
+    streams.restore([row(3, incarnation=1)], 0.0)
+    assert code_of(streams.open, hello(2, ledger_id=OURS), b"p", 1.0) is Refusal.EXPIRED
+
+
+def test_a_stream_with_a_spool_does_not_expire():
+    streams = table()
+    stream = streams.open(spooled(), b"p", 0.0).stream
     streams.hang_up(stream)
-    streams.expire(99.0)
-    assert streams.all() == [stream]
+    assert streams.expire(1e9, lambda s: True) == []
+    assert streams.open(spooled(2, 0, ledger_id=OURS), b"p", 1e9).stream is stream
+    assert table().open(spooled(2, 4, ledger_id=OURS), b"p", 0.0).gap == 4
 
 
-def test_marks_that_outlive_a_lease_are_bounded():
+def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks():
+    streams = table()
+    stream = streams.open(hello(), b"p", 0.0).stream
+    assert streams.expire(99.0, lambda s: True) == []
+    take(stream, 1)
+    streams.hang_up(stream)
+    assert streams.expire(99.0, lambda s: True) == []
+    stream.dispose([[0, 1]], Verdict.STALE)
+    assert streams.expire(99.0, lambda s: True) == [stream]
+
+
+def test_places_are_for_those_who_are_live_or_within_their_lease():
+    streams = table(max_actors=2)
+    first = streams.open(hello(actor_id="a"), b"1", 0.0).stream
+    second = streams.open(spooled(actor_id="b"), b"2", 0.0).stream
+    third = hello(actor_id="c")
+    assert code_of(streams.open, third, b"3", 1.0) is Refusal.QUOTA
+    streams.hang_up(second)
+    assert code_of(streams.open, third, b"3", 30.0) is Refusal.QUOTA  # its lease runs
+    assert streams.open(third, b"3", 30.5).fresh  # its mark is kept, its place is not; the first is live
+    assert len(streams.all()) == 3
+    assert streams.open(spooled(2, actor_id="b"), b"2", 31.0).stream is second  # who is known always may come back
+    assert streams.is_live(first)
+    assert code_of(streams.open, hello(actor_id="d"), b"4", 99.0) is Refusal.QUOTA
+
+
+def test_marks_of_spools_are_bounded():
     streams = table(max_actors=10**9)
-    for n in range(MAX_EXPIRED + 5):
-        streams.hang_up(streams.open(hello(actor_id=str(n)), b"p", 0.0)[0])
-    streams.expire(99.0)
-    assert len(streams._expired) == MAX_EXPIRED
+    streams.restore([row(1, actor_id=str(n), spooled=True) for n in range(MAX_SPOOLED)], 0.0)
+    assert code_of(streams.open, spooled(actor_id="one more"), b"p", 99.0) is Refusal.QUOTA
+    assert streams.open(spooled(2, 1, actor_id="7"), b"p", 99.0).gap == 0
+    assert streams.open(hello(actor_id="without"), b"p", 99.0).fresh
+
+
+def test_a_table_takes_up_what_a_ledger_remembers():
+    streams = table()
+    rows = [
+        row(5, origin=2, incarnation=4, spooled=True, refused=1, accepted_steps=11),
+        row(3, actor_id="b", origin=7),
+        row(9, actor_id="b", origin=6),
+        row(0, actor_id="e", submits=False),
+    ]
+    streams.restore(rows, 100.0)
+    spool, b, old, evaluator = (streams.get(r.actor_id, r.origin) for r in rows)
+    assert (spool.incarnation, spool.received, spool.durable, spool.accepted_steps, spool.refused) == (4, 5, 5, 11, 1)
+    assert (spool.spooled, b.spooled, b.submits, evaluator.submits) == (True, False, True, False)
+    assert set(streams.current()) == {spool, b, evaluator}
+    assert streams.live() == []
+    streams.rewind({spool.key: (5, {Verdict.TRAINED: 4, Verdict.REFUSED: 1}), b.key: (1, {Verdict.STALE: 1})})
+    assert [s.pending for s in (spool, b, old)] == [0, 2, 9]
+    assert (spool.verdicts[Verdict.TRAINED], b.verdicts[Verdict.STALE], old.verdicts[Verdict.TRAINED]) == (4, 1, 0)
+    assert streams.expire(129.0, lambda s: True) == []  # leases begin anew with the learner
+    assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is Refusal.FENCED
+    assert streams.open(hello(7, 2, actor_id="b", ledger_id=OURS), b"p", 101.0).stream is b
+    assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
+
+
+def test_a_roll_back_of_all_streams():
+    streams = table()
+    for actor_id in "ab":
+        take(streams.open(hello(actor_id=actor_id), actor_id.encode(), 0.0).stream, 3)
+    assert streams.roll_back() == 6
+    assert streams.pending == 0
 
 
 # ---- CreditPool
@@ -280,21 +775,9 @@ def test_an_overshoot_is_paid_back_by_all():
     pool.demand(10, 0)
     pool.grant([stream], 0.0)
     pool.delivered(13)
-    stream.accept(1, 13)
+    stream.accept(13, 0)
     pool.demand(12, 0)
     assert pool.grant([stream], 0.0) == []
-
-
-# ---- MemoryLedger
-
-
-def test_the_memory_ledger_keeps_the_order():
-    ledger = MemoryLedger()
-    entries = [Entry("c", "a", 1, n, n + 1, 1, 0, ()) for n in range(3)]
-    ledger.append(entries[:2])
-    ledger.append(entries[2:])
-    assert ledger.committed() == entries
-    assert ledger.committed() == []
 
 
 def test_an_idle_actor_is_not_granted_its_own_credit_again():
@@ -304,3 +787,32 @@ def test_an_idle_actor_is_not_granted_its_own_credit_again():
     idle.wish(30)
     pool.grant([idle], 10 * IDLE_S)
     assert idle.credit_steps == 10
+
+
+# ---- MemoryLedger
+
+
+def test_the_memory_ledger_keeps_the_order_and_has_nothing_to_read():
+    ledger = MemoryLedger()
+    entries = [Entry("c", "a", 1, n, n + 1, 1, 0, 0, ()) for n in range(3)]
+    ledger.append(entries[:2])
+    ledger.read("c", 5, 0, 1 << 20)
+    ledger.append(entries[2:])
+    *first, page, last = ledger.committed()
+    assert [*first, last] == entries
+    assert isinstance(page, Page)
+    assert (page.client_id, page.token, page.entries, page.more, page.damaged) == ("c", 5, (), False, 0)
+    assert ledger.committed() == []
+    assert (ledger.durable, ledger.state().durable, ledger.state().error) == (False, False, "")
+
+
+def test_every_ledger_is_its_own_lineage():
+    ids = {MemoryLedger().ledger_id for _ in range(100)}
+    assert len(ids) == 100
+    assert all(0 < n < 1 << 63 for n in ids)
+
+
+def test_the_size_of_an_entry_is_that_of_its_frames():
+    frames = (b"12", memoryview(np.zeros(3, np.float64)))
+    entry = Entry("c", "a", 1, 0, 3, 9, 1, 1, frames)
+    assert (entry.nbytes, entry.accepted) == (26, 2)

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import ActorSession, Joined, Redial, Rejected, Send, SessionState, StreamTable
+from rl4sys_zmq.delivery import ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, StreamTable, Waiting
 from rl4sys_zmq.delivery.session import REFUSED_RETRY_S
+from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
 
 HELLO = Hello("c", "a", 1, 0, 0, 0)
+LEDGER, OTHER = 77, 78
 
 
 def packed(steps=2):
@@ -24,13 +26,44 @@ def packed(steps=2):
     return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
 
 
-def welcome(received=0, durable=None, accepted_steps=0, generation=1, heartbeat_s=1.0):
-    marks = received, received if durable is None else durable, accepted_steps
-    return Welcome(b"12345678", generation, 0, 0, {}, "", *marks, "PPO", "onpolicy", 0, -1, "drop", 1 << 20, 100, heartbeat_s)
+def welcome(received=0, durable=None, accepted_steps=0, generation=1, heartbeat_s=1.0, ledger_id=LEDGER, gap=0):
+    return Welcome(
+        policy_id=b"12345678",
+        topic=b"87654321",
+        ledger_id=ledger_id,
+        gap=gap,
+        generation=generation,
+        version=0,
+        digest=0,
+        spec={},
+        pub="",
+        received=received,
+        durable=received if durable is None else durable,
+        accepted_steps=accepted_steps,
+        algorithm_name="PPO",
+        algorithm_type="onpolicy",
+        rollout_length=0,
+        max_policy_lag=-1,
+        on_lag="drop",
+        max_message_bytes=1 << 20,
+        max_segment_steps=100,
+        heartbeat_s=heartbeat_s,
+    )
 
 
-def ack(received=0, durable=0, credit_steps=100, credit_items=100, accepted_steps=0, generation=1, **verdicts):
-    return Ack(generation, received, durable, durable, 0, accepted_steps, credit_steps, credit_items, 0, verdicts)
+def ack(
+    received=0,
+    durable=0,
+    credit_steps=100,
+    credit_items=100,
+    accepted_steps=0,
+    generation=1,
+    credit_bytes=1 << 20,
+    trained_mark=None,
+    **verdicts,
+):
+    trained = durable if trained_mark is None else trained_mark
+    return Ack(generation, received, durable, trained, 0, accepted_steps, credit_steps, credit_items, credit_bytes, 0, verdicts)
 
 
 def refused(code, expected_seq=0):
@@ -39,6 +72,19 @@ def refused(code, expected_seq=0):
 
 def sent(actions):
     return [a.message for a in actions if isinstance(a, Send)]
+
+
+def spooled(first_seq, counters, incarnation=4, ledger_id=LEDGER):
+    """A session of a start that found a spool; it has said HELLO."""
+    hello = Hello("c", "a", incarnation, first_seq, 0, 0, origin=2, ledger_id=ledger_id, spooled=True)
+    session = ActorSession(hello, counters, random.Random(1))
+    assert sent(session.open(0.0, (0, 0))) == [hello]
+    return session
+
+
+def law(session):
+    """Every number is somewhere: accepted, refused, unreceived or in doubt."""
+    return session.accepted + session.verdicts[Verdict.REFUSED] + session.unreceived + session.in_doubt
 
 
 @pytest.fixture
@@ -64,7 +110,8 @@ def test_it_says_hello_until_it_is_answered(counters):
     assert isinstance(sent(session.tick(session.next_deadline(), (4, 2)))[0], Hello)
     assert not session.can_take()
     (joined,) = session.on_message(1.0, welcome())
-    assert (type(joined), joined.gap, session.state) == (Joined, 0, SessionState.JOINED)
+    assert (type(joined), joined.welcome.gap, session.state) == (Joined, 0, SessionState.JOINED)
+    assert session.ledger_id == LEDGER
 
 
 def test_no_credit_no_segment(session):
@@ -90,7 +137,7 @@ def test_the_window_is_kept_until_it_is_durable(session):
     session.on_message(0.1, ack(2, 1, accepted_steps=5))
     assert session.in_flight == 1
     session.on_message(0.1, ack(2, 2, accepted_steps=5))
-    assert (session.in_flight, session.submitted) == (0, 2)
+    assert (session.in_flight, session.unreceived, session.accepted) == (0, 0, 2)
 
 
 def test_what_was_not_received_is_sent_again_ever_more_slowly(session):
@@ -127,15 +174,16 @@ def test_a_stream_behind_the_window_is_not_a_wedge(session, counters):
     session.on_message(0.0, ack(4, 3, accepted_steps=8))
     session.on_message(0.0, refused("no_session"))
     table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1)
-    stream, _ = table.open(Hello("c", "a", 1, 1, 0, 0), b"p", 0.0)
-    assert stream.received == 1
+    opened = table.open(Hello("c", "a", 1, 1, 0, 0), b"p", 0.0)
+    stream = opened.stream
+    assert (stream.received, opened.gap) == (1, 1)
     (hello,) = sent(session.tick(0.0, (0, 0)))
     assert hello.first_seq == 3
-    table.open(hello, b"p", 0.0)
+    assert table.open(hello, b"p", 0.0).gap == 2
     assert stream.received == 3
     actions = session.on_message(0.0, welcome(stream.received, stream.durable, 0, generation=2))
     assert [m.first_seq for m in sent(actions)] == [3]
-    assert stream.admit(3, 1) == 0
+    assert stream.admit(3, [0]) == 0
 
 
 def test_silence_ends_a_session(session, counters):
@@ -206,30 +254,15 @@ def test_steps_are_counted_from_what_the_learner_says(session):
     assert session.sent_steps == 6
 
 
-def test_verdicts_are_not_counted_twice(session):
-    session.take(0.0, [packed() for _ in range(9)])
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=4))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=3))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=5))
-    assert session.verdicts[Verdict.TRAINED] == 5
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 18))
-    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6))
-    assert session.verdicts[Verdict.TRAINED] == 6
-    session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 0, generation=2))
-    session.on_message(0.0, ack(9, 9, trained=2, generation=2))
-    assert session.verdicts[Verdict.TRAINED] == 8
-
-
 def test_a_rejoin_sends_the_window_again_and_counts_the_gap(session, counters):
     session.take(0.0, [packed(), packed(3), packed()])
     session.on_message(0.0, ack(3, 1, accepted_steps=7))
     session.on_message(0.0, refused("no_session"))
-    joined, *again = session.on_message(0.0, welcome(0, 0, 0, generation=2))
-    assert (joined.gap, counters.get("gap_segments")) == (1, 1)
+    joined, *again = session.on_message(0.0, welcome(1, 1, 0, generation=2, ledger_id=OTHER, gap=1))
+    assert (joined.welcome.gap, counters.get("gap_segments")) == (1, 1)
     assert [(m.first_seq, m.count) for m in sent(again)] == [(1, 2)]
     assert session.sent_steps == 5
+    assert (session.accepted, session.unreceived) == (1, 2)
     assert not session.can_take()
 
 
@@ -268,3 +301,321 @@ def test_big_windows_are_sent_in_several_messages(session):
     session.on_message(0.0, refused("no_session"))
     again = sent(session.on_message(0.0, welcome(0, generation=2)))
     assert [(m.first_seq, m.count) for m in again] == [(0, 64), (64, 64), (128, 22)]
+
+
+# ---- credit in bytes
+
+
+def test_credit_in_bytes_counts_what_is_in_flight(session):
+    one = packed().nbytes
+    session.on_message(0.0, ack(credit_bytes=0))
+    assert not session.can_take()
+    session.on_message(0.0, ack(credit_bytes=one + 1))
+    session.take(0.0, [packed()])
+    assert session.can_take()  # one may reach over
+    session.take(0.0, [packed()])
+    assert not session.can_take()
+    session.on_message(0.0, ack(1, 0, credit_bytes=one, accepted_steps=2))  # one is still on its way
+    assert not session.can_take()
+    session.on_message(0.0, ack(1, 0, credit_bytes=one + 1, accepted_steps=2))
+    assert session.can_take()
+    session.on_message(0.0, ack(2, 0, credit_bytes=1, accepted_steps=4))
+    assert session.can_take()  # what was received is no more in flight, durable or not
+    session.take(0.0, [packed()])
+    assert not session.can_take()
+    session.on_message(0.0, ack(3, 3, credit_bytes=1, accepted_steps=6))
+    assert session.can_take()
+
+
+def test_a_welcome_alone_gives_no_credit(session):
+    session.take(0.0, [packed()])
+    session.on_message(0.0, refused("no_session"))
+    session.on_message(0.0, welcome(0, generation=2))
+    session.want(0.0, 100)
+    assert not session.can_take()
+    session.on_message(0.0, ack(generation=2))
+    assert session.can_take()
+
+
+# ---- verdicts
+
+
+def test_verdicts_are_not_counted_twice(session):
+    session.take(0.0, [packed() for _ in range(9)])
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=4))
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=3))
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=5))
+    assert session.verdicts[Verdict.TRAINED] == 5
+    session.on_message(0.0, refused("no_session"))
+    session.on_message(0.0, welcome(9, 9, 18))
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6))
+    assert session.verdicts[Verdict.TRAINED] == 6
+
+
+def test_verdicts_go_back_with_a_learner_that_goes_back_to_a_checkpoint(session):
+    session.take(0.0, [packed() for _ in range(9)])
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6, stale=2))
+    session.on_message(0.0, refused("no_session"))
+    session.on_message(0.0, welcome(9, 9, 18, generation=2))
+    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (6, 2)  # nothing else is known yet
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=3, trained_mark=3))
+    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE]) == (3, 0)
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=2, trained_mark=2))  # late
+    assert session.verdicts[Verdict.TRAINED] == 3
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=7, stale=2))
+    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.STALE], session.accepted) == (7, 2, 9)
+
+
+def test_the_late_ack_of_an_earlier_life_changes_no_count(session, counters):
+    session.take(0.0, [packed() for _ in range(9)])
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, trained=6))
+    session.on_message(0.0, welcome(9, 9, 18, generation=2))
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=2, trained=3))
+    session.on_message(0.0, ack(9, 9, accepted_steps=18, generation=1, trained=8))
+    assert (session.verdicts[Verdict.TRAINED], counters.get("ignored.ack")) == (3, 1)
+
+
+def test_another_ledger_counts_from_zero_and_what_was_before_stays(session):
+    session.take(0.0, [packed() for _ in range(9)])
+    session.on_message(0.0, ack(9, 7, accepted_steps=18, trained=4, refused=1))
+    session.on_message(0.0, refused("no_session"))
+    session.on_message(0.0, welcome(7, 7, 0, generation=2, ledger_id=OTHER, gap=7))
+    assert (session.ledger_id, session.verdicts[Verdict.TRAINED]) == (OTHER, 4)
+    session.on_message(0.0, ack(9, 9, accepted_steps=4, generation=2, trained=2))
+    assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.REFUSED], session.accepted) == (6, 1, 8)
+    session.on_message(0.0, refused("no_session"))
+    session.on_message(0.0, welcome(9, 9, 4, generation=3, ledger_id=OTHER))
+    session.on_message(0.0, ack(9, 9, accepted_steps=4, generation=3, trained=1))  # back to a checkpoint
+    assert (session.verdicts[Verdict.TRAINED], law(session)) == (5, 9)
+
+
+def test_the_next_hello_names_the_ledger_that_welcomed_it(session):
+    session.on_message(0.0, refused("no_session"))
+    (hello,) = sent(session.tick(0.0, (0, 0)))
+    assert (hello.ledger_id, hello.incarnation, hello.spooled) == (LEDGER, 1, False)
+
+
+def test_verdicts_that_are_no_numbers_are_left_out(session):
+    session.take(0.0, [packed()])
+    session.on_message(0.0, ack(1, 1, trained="many", stale=-3, quarantined=True, refused=None))
+    assert set(session.verdicts.values()) == {0}
+
+
+# ---- an incarnation whose mark ran out
+
+
+@pytest.fixture
+def forgotten(session):
+    """One of whose nine segments seven are durable and eight received, two refused; the learner has forgotten it."""
+    session.take(0.0, [packed() for _ in range(9)])
+    session.on_message(0.0, ack(8, 7, accepted_steps=18, trained=4, refused=2))
+    session.on_message(0.0, refused("no_session"))
+    (hello,) = sent(session.tick(0.0, (0, 0)))
+    assert (hello.first_seq, hello.ledger_id) == (7, LEDGER)
+    return session
+
+
+def test_a_forgotten_incarnation_begins_anew(forgotten, counters):
+    assert law(forgotten) == 9
+    assert forgotten.on_message(1.0, refused("expired")) == [Renewed(2)]
+    assert (forgotten.in_doubt, forgotten.in_flight, forgotten.unreceived) == (2, 0, 0)
+    assert (counters.get("expired"), counters.get("refused_by_learner.expired")) == (1, 1)
+    (hello,) = sent(forgotten.tick(1.0, (0, 0)))
+    assert (hello.incarnation, hello.origin, hello.first_seq, hello.ledger_id) == (2, 2, 0, 0)
+    assert forgotten.state is SessionState.JOINING
+
+
+def test_what_was_accepted_before_stays_so(forgotten):
+    forgotten.on_message(1.0, refused("expired"))
+    assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED], forgotten.verdicts[Verdict.REFUSED]) == (5, 4, 2)
+    assert law(forgotten) == 9
+    forgotten.tick(1.0, (0, 0))
+    forgotten.on_message(1.0, welcome(0, 0, 0))
+    assert law(forgotten) == 9
+    forgotten.want(1.0, 50)
+    forgotten.on_message(1.0, ack(0, 0))
+    assert forgotten.can_take()
+    (submit,) = sent(forgotten.take(1.0, [packed(), packed(), packed()]))
+    assert (submit.first_seq, submit.count, forgotten.sent_steps, law(forgotten)) == (0, 3, 6, 12)
+    forgotten.on_message(1.0, ack(3, 2, accepted_steps=6, trained=1, refused=1))
+    assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED], forgotten.verdicts[Verdict.REFUSED]) == (7, 5, 3)
+    assert (forgotten.in_flight, law(forgotten)) == (1, 12)
+
+
+def test_it_may_be_forgotten_again(forgotten):
+    forgotten.on_message(1.0, refused("expired"))
+    forgotten.tick(1.0, (0, 0))
+    forgotten.on_message(1.0, welcome(0, 0, 0))
+    forgotten.want(1.0, 50)
+    forgotten.on_message(1.0, ack(0, 0))
+    forgotten.take(1.0, [packed(), packed(), packed()])
+    forgotten.on_message(1.0, ack(3, 2, accepted_steps=6, trained=1, refused=1))
+    forgotten.on_message(1.0, refused("no_session"))
+    forgotten.tick(1.0, (0, 0))
+    assert forgotten.on_message(1.0, refused("expired")) == [Renewed(1)]
+    (hello,) = sent(forgotten.tick(1.0, (0, 0)))
+    assert (hello.incarnation, hello.origin, hello.ledger_id) == (3, 3, 0)
+    assert (forgotten.in_doubt, law(forgotten)) == (3, 12)
+    assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED]) == (6, 5)
+
+
+def test_nothing_of_before_is_sent_after_it_was_forgotten(forgotten):
+    forgotten.on_message(1.0, refused("expired"))
+    forgotten.tick(1.0, (0, 0))
+    assert sent(forgotten.on_message(1.0, welcome(0, 0, 0))) == []
+    assert all(isinstance(m, Heartbeat) for m in sent(forgotten.tick(3.9, (0, 0))))
+
+
+def test_the_table_and_the_session_agree_about_it():
+    """The whole way, against the learner's own rules."""
+    session = ActorSession(HELLO, Counters(), random.Random(1))
+    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1, ledger_id=LEDGER)
+    (hello,) = sent(session.open(0.0, (0, 0)))
+    stream = table.open(hello, b"p", 0.0).stream
+    session.on_message(0.0, welcome())
+    table.hang_up(stream)
+    assert table.expire(31.0, lambda s: True) == [stream]
+    session.on_message(31.0, refused("no_session"))
+    (hello,) = sent(session.tick(31.0, (0, 0)))
+    with pytest.raises(ProtocolError) as caught:
+        table.open(hello, b"p", 31.0)
+    session.on_message(31.0, refused(caught.value.code))
+    (hello,) = sent(session.tick(31.0, (0, 0)))
+    opened = table.open(hello, b"p", 31.0)
+    assert (opened.fresh, opened.gap, opened.stream.key) == (True, 0, ("a", 2))
+
+
+def test_in_a_session_nobody_is_forgotten(session):
+    session.take(0.0, [packed()])
+    assert session.on_message(0.0, refused("expired")) == []
+    assert (session.state, session.in_flight, session.in_doubt) == (SessionState.JOINED, 1, 0)
+
+
+@pytest.mark.xfail(strict=True, reason="the session takes any EXPIRED in earnest")
+def test_a_second_answer_does_not_make_it_begin_anew_once_more(forgotten):
+    """Two HELLOs were on their way, or one answer came twice."""
+    forgotten.on_message(1.0, refused("expired"))
+    (hello,) = sent(forgotten.tick(1.0, (0, 0)))
+    assert forgotten.on_message(1.1, refused("expired")) == []
+    (again,) = sent(forgotten.tick(2.0, (0, 0)))
+    assert again.incarnation == hello.incarnation == 2
+
+
+@pytest.mark.xfail(strict=True, reason="the session takes any EXPIRED in earnest")
+@pytest.mark.parametrize("ledger_id", [0, LEDGER])
+def test_what_is_in_a_spool_is_never_given_up(counters, ledger_id):
+    """A learner that says so all the same is wrong."""
+    session = spooled(5, counters, ledger_id=ledger_id)
+    assert session.on_message(0.0, refused("expired")) == []
+    (hello,) = sent(session.tick(1.0, (0, 0)))
+    assert (hello.incarnation, hello.origin, hello.first_seq, session.in_doubt) == (4, 2, 5, 0)
+
+
+# ---- a spool
+
+
+def test_a_start_with_a_spool_learns_how_far_it_had_come(counters):
+    session = spooled(5, counters)
+    assert (session.accepted, session.unreceived) == (5, 0)
+    actions = session.on_message(0.0, welcome(9, 7, 18))
+    assert [type(a) for a in actions] == [Joined]
+    session.recover([packed(), packed(3)])
+    assert (session.received, session.durable, session.in_flight, session.unreceived) == (9, 7, 2, 0)
+    assert session.sent_steps == 18
+    session.want(0.0, 100)
+    assert not session.can_take()
+    session.on_message(0.0, ack(9, 7, accepted_steps=18, trained=6, refused=1))
+    assert (session.accepted, session.verdicts[Verdict.TRAINED], law(session)) == (8, 6, 9)
+    assert session.can_take()
+    (submit,) = sent(session.take(0.0, [packed(4)]))
+    assert (submit.first_seq, session.sent_steps, session.unreceived) == (9, 22, 1)
+    session.on_message(0.0, ack(9, 8, accepted_steps=18))
+    assert (session.in_flight, session.sent_steps) == (2, 22)
+    session.on_message(0.0, ack(10, 10, accepted_steps=22))
+    assert session.in_flight == 0
+
+
+def test_what_was_recovered_is_in_the_next_hello_and_goes_to_a_learner_that_lacks_it(counters):
+    session = spooled(5, counters)
+    session.on_message(0.0, welcome(9, 7, 18))
+    session.recover([packed(), packed(3)])
+    session.on_message(0.0, refused("no_session"))
+    (hello,) = sent(session.tick(0.0, (0, 0)))
+    assert (hello.first_seq, hello.origin, hello.incarnation) == (7, 2, 4)
+    again = sent(session.on_message(0.0, welcome(7, 7, 0, generation=2, ledger_id=OTHER, gap=7)))
+    assert [(m.first_seq, m.count) for m in again] == [(7, 2)]
+    assert (session.sent_steps, session.unreceived, session.accepted) == (5, 2, 7)
+
+
+def test_bytes_of_what_was_recovered_are_not_in_flight(counters):
+    session = spooled(5, counters)
+    session.on_message(0.0, welcome(9, 7, 18))
+    session.recover([packed(), packed()])
+    session.want(0.0, 100)
+    session.on_message(0.0, ack(9, 7, accepted_steps=18, credit_bytes=1))
+    assert session.can_take()
+    session.take(0.0, [packed()])
+    assert not session.can_take()
+
+
+def test_a_spool_whose_segments_never_left_sends_them_from_its_number_on(counters):
+    session = spooled(5, counters)
+    session.on_message(0.0, welcome(5, 5, 12))
+    session.recover([])
+    session.want(0.0, 100)
+    session.on_message(0.0, ack(5, 5, accepted_steps=12))
+    (submit,) = sent(session.take(0.0, [packed(), packed()]))
+    assert (submit.first_seq, submit.count, session.sent_steps) == (5, 2, 16)
+
+
+def test_a_spool_at_a_ledger_that_knows_nothing_of_it(counters):
+    session = spooled(5, counters)
+    session.on_message(0.0, welcome(5, 5, 0, ledger_id=OTHER, gap=5))
+    session.recover([])
+    assert (session.ledger_id, session.accepted, session.received, counters.get("gap_segments")) == (OTHER, 5, 5, 5)
+
+
+@pytest.mark.parametrize("bad", [welcome(99), welcome(1 << 62, generation=9), welcome(3, 4)], ids=["99", "2^62", "durable"])
+def test_a_welcome_beyond_what_was_ever_sent_is_ignored(session, counters, bad):
+    session.take(0.0, [packed(), packed(), packed(), packed()])
+    session.on_message(0.0, refused("no_session"))
+    assert session.on_message(0.0, bad) == []
+    assert (session.state, session.in_flight, session.received) == (SessionState.JOINING, 4, 0)
+    assert counters.get("ignored.welcome") == 1
+    assert isinstance(session.on_message(0.0, welcome(4, 2))[0], Joined)
+
+
+def test_a_spool_believes_a_higher_number_once(counters):
+    session = spooled(5, counters)
+    assert session.on_message(0.0, welcome(3, 9)) == []  # contradicts itself, whoever is asked
+    session.on_message(0.0, welcome(9, 7, 18))
+    session.recover([packed(), packed()])
+    assert session.on_message(0.0, welcome(50, 50, generation=2)) == []
+    assert (session.state, session.received, session.in_flight) == (SessionState.JOINED, 9, 2)
+    session.on_message(0.0, refused("no_session"))
+    assert session.on_message(0.0, welcome(50, 50, generation=3)) == []
+    assert session.state is SessionState.JOINING
+    assert counters.get("ignored.welcome") == 3
+    assert isinstance(session.on_message(0.0, welcome(9, 9, 18, generation=3))[0], Joined)
+    assert session.in_flight == 0
+
+
+@pytest.mark.parametrize("code", ["fenced", "equivocation", "forbidden", "identity"])
+def test_refusals_that_do_not_mend_themselves(counters, code):
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    assert session.on_message(0.0, refused(code)) == [Rejected(refused(code))]
+    assert session.state is SessionState.REFUSED
+
+
+def test_an_equivocation_does_not_end_a_session(session, counters):
+    session.take(0.0, [packed()])
+    assert session.on_message(0.0, refused("equivocation")) == []
+    assert (session.state, session.in_flight) == (SessionState.JOINED, 1)
+    assert counters.get("refused_by_learner.equivocation") == 1
+
+
+def test_a_place_that_is_taken_is_waited_for(counters):
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    assert session.on_message(0.0, refused("conflict")) == [Waiting(refused("conflict"))]

@@ -356,6 +356,23 @@ def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router):
             os.kill(next(other for other in pids if other != host.pid), signal.SIGKILL)
 
 
+def test_a_killed_host_whose_end_of_the_pair_was_copied(router):
+    then = """import subprocess
+    held = subprocess.Popen(["sleep", "60"], pass_fds=(relay.fileno(),))
+    print(held.pid, flush=True)
+    time.sleep(60)"""
+    code = HOST.format(then=then).replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
+    with python(code, stdout=subprocess.PIPE) as host:
+        pid, holder = (int(host.stdout.readline()) for _ in range(2))
+        try:
+            assert receive(router)[1] == b"hello"
+            host.kill()
+            host.wait()
+            until(lambda: ended(pid))
+        finally:
+            os.kill(holder, signal.SIGKILL)
+
+
 def test_a_forked_child_leaves_the_sidecar_alone(router):
     code = """
         import os, sys

@@ -53,7 +53,22 @@ def build() -> dict[str, m.Message]:
     verdicts = {"trained": 5, "stale": 1, "quarantined": 0, "refused": 1, "duplicate": 2}
     found: list[m.Message] = [
         m.Hello(
-            "cart", "a1", 9, 7, GENERATION, 3, "PPO", {"lr": 0.25}, "onpolicy", box, two, True, "rl4sys_zmq 0.1.0", 8, LEDGER, True
+            "cart",
+            "a1",
+            9,
+            7,
+            GENERATION,
+            3,
+            "PPO",
+            {"lr": 0.25},
+            "onpolicy",
+            box,
+            two,
+            True,
+            "rl4sys_zmq 0.1.0",
+            8,
+            LEDGER,
+            True,
         ),
         submit,
         m.Heartbeat(64),

@@ -1,0 +1,187 @@
+"""Who may do what: the file ``clients.toml``, which names the keys that a learner lets in.
+
+::
+
+    [edge-7]                              # a name of yours, shown in status and logs
+    key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+    client_ids = ["luna"]                 # the policies it may act for; ["*"] for all
+    roles = ["submit", "read_weights"]    # and "admin", for status
+    expires = 2027-01-01T00:00:00Z        # optional
+
+    [edge-7.quota]                        # optional, each of them
+    messages_per_s = 200
+    bytes_per_s = 10_000_000
+    actors = 8                            # processes at a time
+    segment_steps = 10_000
+    fetches_per_min = 60                  # of whole weights
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rl4sys_zmq.config.options import check_value, integer, number, text, unknown_key
+from rl4sys_zmq.errors import ConfigError
+
+__all__ = ["ROLES", "AccessList", "Peer", "Quota", "load_access"]
+
+ROLES = ("submit", "read_weights", "admin")
+"""``submit``: segments are taken from it; ``read_weights``: it gets the policy; ``admin``: it may see the learner's status."""
+
+ANY_CLIENT = "*"
+KEY_CHARACTERS = 40
+MAX_FILE_BYTES = 16 << 20
+_Z85 = set("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """What one key may cause; None for no limit of its own."""
+
+    messages_per_s: float | None = None
+    """Messages, over all its connections; twice as many at once."""
+    bytes_per_s: float | None = None
+    """Bytes of messages, likewise."""
+    actors: int | None = None
+    """Actors that are live at a time."""
+    segment_steps: int | None = None
+    """Steps of one segment."""
+    fetches_per_min: float | None = None
+    """Requests for weights that the PUB did not bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One key and what it may do.
+
+    Attributes:
+        name: the table's name in the file.
+        key: its public key, Z85.
+        client_ids: the clients that it may act for; None for all.
+        roles: of `ROLES`.
+        expires_unix_s: from when on it is let in no more; None for never.
+        quota: its limits.
+    """
+
+    name: str
+    key: str
+    client_ids: frozenset[str] | None
+    roles: frozenset[str]
+    expires_unix_s: float | None
+    quota: Quota
+
+    def serves(self, client_id: str) -> bool:
+        """Whether it may act for a client."""
+        return self.client_ids is None or client_id in self.client_ids
+
+    def expired(self, unix_s: float) -> bool:
+        """Whether its time is over."""
+        return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
+
+
+@dataclass(frozen=True, slots=True)
+class AccessList:
+    """All keys that are let in.
+
+    Attributes:
+        by_name: the peers.
+        by_key: the same.
+    """
+
+    by_name: Mapping[str, Peer] = field(default_factory=dict)
+    by_key: Mapping[str, Peer] = field(default_factory=dict)
+
+
+def load_access(path: Path) -> AccessList:
+    """Reads a file of clients.
+
+    Raises:
+        ConfigError: for whatever is wrong in it, with the file, the client and the key.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"more than {MAX_FILE_BYTES} bytes", source=str(path))
+        tables = tomllib.loads(path.read_text())
+    except OSError as exc:
+        mend = "`rl4sys-learner keys DIR --client NAME` makes one"
+        raise ConfigError(f"the list of clients cannot be read ({exc.strerror}); {mend}", source=str(path)) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"not TOML: {exc}", source=str(path)) from exc
+    by_name: dict[str, Peer] = {}
+    by_key: dict[str, Peer] = {}
+    for name, table in tables.items():
+        try:
+            peer = _peer(name, table)
+            other = by_key.get(peer.key)
+            if other is not None:
+                raise ConfigError(f"{name}.key is the same as {other.name}.key; each client has its own", key=f"{name}.key")
+        except ConfigError as exc:
+            raise ConfigError(str(exc), key=exc.key, source=os.fspath(path)) from None
+        by_name[name] = by_key[peer.key] = peer
+    return AccessList(by_name, by_key)
+
+
+def _peer(name: str, table: object) -> Peer:
+    if not name.isprintable() or not 1 <= len(name) <= 100:
+        raise ConfigError(f"{name[:40]!r} is no name: 1 to 100 printable characters", key=name[:40])
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}: expected a table [{name}] with key, client_ids and roles", key=name)
+    valid = ("key", "client_ids", "roles", "expires", "quota")
+    for key in table:
+        if key not in valid:
+            raise unknown_key(key, valid, name)
+    for key in valid[:3]:
+        if key not in table:
+            raise ConfigError(f"{name}.{key} is missing", key=f"{name}.{key}")
+    public = check_value(f"{name}.key", table["key"], text)
+    if len(public) != KEY_CHARACTERS or set(public) - _Z85:
+        raise ConfigError(f"{name}.key is no public key: {KEY_CHARACTERS} characters of Z85", key=f"{name}.key")
+    roles = _texts(f"{name}.roles", table["roles"])
+    for role in roles:
+        if role not in ROLES:
+            raise ConfigError(f"{name}.roles: {role!r} is none of {', '.join(ROLES)}", key=f"{name}.roles")
+    client_ids = _texts(f"{name}.client_ids", table["client_ids"])
+    return Peer(
+        name,
+        public,
+        None if ANY_CLIENT in client_ids else frozenset(client_ids),
+        frozenset(roles),
+        _expires(f"{name}.expires", table.get("expires")),
+        _quota(name, table.get("quota", {})),
+    )
+
+
+def _texts(key: str, value: object) -> list[str]:
+    if not isinstance(value, list):
+        raise ConfigError(f"{key}: expected a list of texts, not {value!r:.80}", key=key)
+    return [check_value(key, item, text) for item in value]
+
+
+def _expires(key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, datetime.datetime):
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=datetime.UTC)
+        return moment.timestamp()
+    if isinstance(value, datetime.date):
+        return datetime.datetime(value.year, value.month, value.day, tzinfo=datetime.UTC).timestamp()
+    raise ConfigError(f"{key}: expected a date like 2027-01-01 or 2027-01-01T00:00:00Z, not {value!r:.80}", key=key)
+
+
+def _quota(name: str, table: object) -> Quota:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{name}.quota: expected a table [{name}.quota]", key=f"{name}.quota")
+    valid = [f.name for f in fields(Quota)]
+    given: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in valid:
+            raise unknown_key(key, valid, f"{name}.quota")
+        check = integer(1) if key in ("actors", "segment_steps") else number(0, above=True)
+        given[key] = check_value(f"{name}.quota.{key}", value, check)
+    return Quota(**given)

@@ -1,0 +1,27 @@
+"""Rates that a sender may not exceed, on the caller's clock."""
+
+from __future__ import annotations
+
+__all__ = ["TokenBucket"]
+
+BURST_S = 2.0
+
+
+class TokenBucket:
+    """Lets through at most `rate` a second in the long run, and `BURST_S` seconds' worth at once."""
+
+    __slots__ = ("_at", "_level", "_rate", "_size")
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate = rate
+        self._size = self._level = max(1.0, rate * BURST_S)
+        self._at = now
+
+    def take(self, amount: float, now: float) -> bool:
+        """Takes `amount`, if it is there; more than fits at all is let through when the bucket is full, and owed."""
+        self._level = min(self._size, self._level + (now - self._at) * self._rate)
+        self._at = now
+        if self._level < min(amount, self._size):
+            return False
+        self._level -= amount
+        return True

@@ -1,0 +1,337 @@
+"""Real processes that are killed, stopped and started again, with one owner who forgets none of them."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl4sys_zmq.resource import Resource
+
+__all__ = ["Child", "KillLoop", "ProcessFailed"]
+
+POLL_S = 0.005
+REAP_S = 10.0
+TAIL_BYTES = 4_000
+TRY_AGAIN = 75
+"""``EX_TEMPFAIL``: the exit code with which a child says that its address was in use, and that it wants to be started again."""
+
+
+class ProcessFailed(AssertionError):
+    """A process under test ended by itself, with the wrong code, or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How one life ended: with which code, and with which it was to."""
+
+    code: int
+    expected: tuple[int, ...]
+
+
+class Child(Resource):
+    """One program, started anew as often as its owner likes.
+
+    Its standard input is a pipe that closes with its owner's process, at which a child should end itself, so that none outlives
+    a killed test run. What it prints goes to ``NAME.out``.
+
+    Attributes:
+        name: for messages.
+        kills: how many lives ended by our SIGKILL.
+        retries: how many ended with `TRY_AGAIN`.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None) -> None:
+        """Starts nothing yet.
+
+        Args:
+            name: of the program, among those of one owner.
+            command: the program and its arguments.
+            folder: where ``NAME.out`` goes.
+            env: variables beside those of this process.
+        """
+        self.name = name
+        self.kills = self.retries = 0
+        self._command = list(command)
+        self._output = folder / f"{name}.out"
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[str] | None = None
+        self._expected: tuple[int, ...] = ()
+        self._ends: list[_End] = []
+
+    def start(self, **env: str) -> None:
+        """Starts it, with these variables in addition.
+
+        Raises:
+            ProcessFailed: when it runs already.
+        """
+        if self.running:
+            raise ProcessFailed(f"{self.name} runs already")
+        self._expected = ()
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=output, stderr=output, text=True, env={**self._env, **env}
+            )
+
+    @property
+    def running(self) -> bool:
+        """It was started, and has not ended. Collects its exit code when it has."""
+        process = self._process
+        if process is None:
+            return False
+        if process.poll() is None:
+            return True
+        self._collect(process)
+        return False
+
+    @property
+    def pid(self) -> int:
+        """Of the running process.
+
+        Raises:
+            ProcessFailed: when there is none.
+        """
+        return self._living.pid
+
+    @property
+    def codes(self) -> list[int]:
+        """The exit codes of its ended lives."""
+        return [end.code for end in self._ends]
+
+    def tell(self, line: str) -> None:
+        """Writes a line to its standard input.
+
+        Raises:
+            ProcessFailed: when it does not run, or reads no more.
+        """
+        pipe = self._living.stdin
+        assert pipe is not None
+        try:
+            pipe.write(line + "\n")
+            pipe.flush()
+        except OSError as exc:
+            raise ProcessFailed(f"{self.name} does not hear {line!r}: {exc}{self._said()}") from exc
+
+    def kill(self) -> None:
+        """SIGKILL, and waits for the end.
+
+        Raises:
+            ProcessFailed: when it had ended before.
+        """
+        process = self._living
+        self._expected = (-signal.SIGKILL,)
+        process.send_signal(signal.SIGKILL)
+        process.wait(REAP_S)
+        self._collect(process)
+        self.kills += 1
+        self.check()
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps all that it holds and does nothing.
+
+        Raises:
+            ProcessFailed: when it does not run.
+        """
+        self._living.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT.
+
+        Raises:
+            ProcessFailed: when it does not run.
+        """
+        self._living.send_signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float, *codes: int) -> int:
+        """Waits for its end, which must have one of these codes (0 if none is given); returns it.
+
+        Raises:
+            ProcessFailed: when it has another one, or does not end in time.
+        """
+        self._expected = codes or (0,)
+        process = self._process
+        if process is not None:
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise ProcessFailed(f"{self.name} has not ended within {timeout_s:g} s{self._said()}") from None
+            self._collect(process)
+        self.check()
+        return self._ends[-1].code
+
+    def check(self) -> None:
+        """Looks at all exit codes so far.
+
+        Raises:
+            ProcessFailed: for one that nobody expected.
+        """
+        for life, end in enumerate(self._ends, 1):
+            if end.code not in end.expected:
+                wanted = " or ".join(map(str, end.expected)) or "to run on"
+                raise ProcessFailed(f"{self.name} ended its life {life} with code {end.code}, not {wanted}{self._said()}")
+
+    def close(self) -> None:
+        """SIGKILLs and collects what still runs."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            self._expected = (-signal.SIGKILL,)
+            process.kill()
+            process.wait(REAP_S)
+        if process is not None:
+            self._collect(process)
+
+    @property
+    def _living(self) -> subprocess.Popen[str]:
+        if not self.running or self._process is None:
+            self.check()
+            raise ProcessFailed(f"{self.name} does not run{self._said()}")
+        return self._process
+
+    def _collect(self, process: subprocess.Popen[str]) -> None:
+        if self._process is not process:
+            return
+        self._process = None
+        if process.stdin is not None:
+            process.stdin.close()
+        self._ends.append(_End(process.returncode, self._expected))
+
+    def _forgive(self) -> bool:
+        """Whether the last life ended because its address was in use; that end is then as expected as any."""
+        if self._ends and self._ends[-1] == _End(TRY_AGAIN, ()):
+            self._ends[-1] = _End(TRY_AGAIN, (TRY_AGAIN,))
+            self.retries += 1
+            return True
+        return False
+
+    def _said(self) -> str:
+        try:
+            tail = self._output.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            tail = ""
+        return f"; it said:\n{tail}" if tail else "; it said nothing"
+
+
+class KillLoop(Resource):
+    """Owns processes, and kills some of them at random moments while they get on with their work.
+
+    ::
+
+        with KillLoop(seed=1, folder=tmp_path) as loop:
+            learner = loop.child("learner", [sys.executable, "learner.py"])
+            learner.start()
+            loop.run([learner], kills=100, progress=lambda: acked.ids("acked"))
+
+    A child that ends by itself ends every wait with `ProcessFailed`, but for one that says that its address is in use: it is
+    started again.
+    """
+
+    def __init__(self, *, seed: int, folder: str | os.PathLike[str]) -> None:
+        """Makes a loop without children.
+
+        Args:
+            seed: of the moments.
+            folder: where what the children print goes.
+        """
+        self.children: dict[str, Child] = {}
+        self._dice = random.Random(seed)
+        self._folder = Path(folder)
+        self._pause = threading.Event()
+
+    def child(self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None) -> Child:
+        """A child of this loop, which is not started yet."""
+        self.children[name] = Child(name, command, self._folder, env=env)
+        return self.children[name]
+
+    def wait(self, seconds: float) -> None:
+        """Lets the children go on for a while.
+
+        Raises:
+            ProcessFailed: when one ends by itself meanwhile.
+        """
+        over = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= over, seconds + REAP_S, "a clock")
+
+    def until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Waits for a condition, and watches the children meanwhile.
+
+        Args:
+            condition: looked at every few milliseconds.
+            timeout_s: how long it may take.
+            what: it is, for the message.
+
+        Raises:
+            ProcessFailed: when it takes longer, or a child ends by itself.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self._watch()
+            if time.monotonic() >= deadline:
+                said = "".join(f"\n{name}{child._said()}" for name, child in self.children.items())
+                raise ProcessFailed(f"{what}: not within {timeout_s:g} s{said}")
+            self._pause.wait(POLL_S)
+
+    def run(
+        self,
+        victims: Sequence[Child],
+        *,
+        kills: int,
+        progress: Callable[[], int],
+        least: int = 200,
+        spread_s: float = 0.3,
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Kills and starts again, `kills` times, one of `victims` each time.
+
+        Args:
+            victims: they run.
+            kills: how many.
+            progress: a count of work done that only grows.
+            least: by how much it must have grown since the last kill.
+            spread_s: after that, up to how long to wait, at random.
+            timeout_s: how long that much progress may take.
+
+        Raises:
+            ProcessFailed: when it takes longer, or a process ends by itself.
+        """
+        for number in range(1, kills + 1):
+            before = progress()
+            self.until(lambda b=before: progress() - b >= least, timeout_s, f"{least} more before kill {number} of {kills}")  # type: ignore[misc]
+            self.wait(self._dice.uniform(0.0, spread_s))
+            victim = self._dice.choice(list(victims))
+            victim.kill()
+            victim.start()
+
+    def uniform(self, low: float, high: float) -> float:
+        """A random number from the loop's seed."""
+        return self._dice.uniform(low, high)
+
+    @property
+    def kills(self) -> int:
+        """How many there were, of all children."""
+        return sum(child.kills for child in self.children.values())
+
+    def check(self) -> None:
+        """Looks at the exit codes of all children.
+
+        Raises:
+            ProcessFailed: for one that nobody expected.
+        """
+        for child in self.children.values():
+            child.check()
+
+    def close(self) -> None:
+        """Ends and collects every child that still runs."""
+        for child in self.children.values():
+            child.close()
+
+    def _watch(self) -> None:
+        for child in self.children.values():
+            if not child.running and child._forgive():
+                child.start()
+            child.check()

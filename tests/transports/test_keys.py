@@ -1,0 +1,153 @@
+import os
+import stat
+
+import pytest
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.transports import (
+    ClientKeys,
+    KeyPair,
+    ServerKeys,
+    curve_server,
+    new_key_pair,
+    read_client_keys,
+    read_learner_public,
+    read_server_keys,
+    write_client_keys,
+    write_learner_public,
+    write_secret_file,
+    write_server_keys,
+)
+
+
+@pytest.fixture
+def learner():
+    return ServerKeys(new_key_pair())
+
+
+@pytest.fixture
+def secret(tmp_path, learner):
+    path = tmp_path / "keys" / "learner.secret"
+    write_server_keys(path, learner)
+    return path
+
+
+def test_files_come_back_as_written_whatever_the_umask(tmp_path, learner):
+    old = os.umask(0)
+    try:
+        folder = tmp_path / "made" / "keys"
+        keys = ClientKeys(new_key_pair(), learner.learner.public)
+        write_server_keys(folder / "learner.secret", learner)
+        write_learner_public(folder / "learner.public", learner.learner.public)
+        write_client_keys(folder / "arm-1.keys", "arm-1", keys)
+    finally:
+        os.umask(old)
+    assert read_server_keys(folder / "learner.secret") == learner
+    assert read_learner_public(folder / "learner.public") == learner.learner.public
+    assert read_client_keys(folder / "arm-1.keys") == ("arm-1", keys)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder, folder.parent, *folder.iterdir())}
+    assert modes == {"keys": 0o700, "made": 0o700, "learner.secret": 0o600, "learner.public": 0o644, "arm-1.keys": 0o600}
+
+
+def test_a_repr_never_shows_a_secret(learner):
+    assert learner.learner.secret not in repr(learner)
+    assert learner.learner.secret not in repr(ClientKeys(learner.learner, "x"))
+
+
+def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path, secret):
+    before = secret.read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (secret, tmp_path / "link"):
+        with pytest.raises(ConfigError, match="is there already"):
+            write_secret_file(path, {"secret": "x"})
+    assert secret.read_bytes() == before and not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o604, 0o610, 0o602])
+def test_a_secret_that_others_may_use_is_refused(secret, mode):
+    secret.chmod(mode)
+    with pytest.raises(ConfigError, match=f"chmod 600 {secret}") as caught:
+        read_server_keys(secret)
+    assert caught.value.source == str(secret)
+
+
+def test_a_link_to_a_secret_is_refused(secret, tmp_path):
+    (tmp_path / "link").symlink_to(secret)
+    with pytest.raises(ConfigError, match="symbolic link"):
+        read_server_keys(tmp_path / "link")
+
+
+def test_another_users_secret_is_refused(secret, monkeypatch):
+    real = os.fstat
+
+    def fstat(fd):
+        found = list(real(fd))
+        found[4] = os.geteuid() + 1
+        return os.stat_result(found)
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    with pytest.raises(ConfigError, match=f"belongs to user {os.geteuid() + 1}.*chown"):
+        read_server_keys(secret)
+
+
+def test_a_missing_file_a_folder_and_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, says in (("nothing", "no such file"), ("", "cannot be read|not a regular file"), ("pipe", "not a regular file")):
+        with pytest.raises(ConfigError, match=says):
+            read_server_keys(tmp_path / name)
+
+
+def spoil(path, change):
+    path.write_text(change(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[:-20], "damaged"),
+        (lambda text: text.splitlines()[0], "secret: missing"),
+        (lambda text: text.splitlines()[1], "public: missing"),
+        (lambda text: "", "missing"),
+        (lambda text: "public = 1\nsecret = 2\n", "missing"),
+        (lambda text: text.replace("secret = '", "secret = 'ab"), "not 40 characters"),
+        (lambda text: text[:-4] + "~~'\n", "not 40 characters of Z85"),
+        (lambda text: text[: text.index("secret")] + "secret = '" + "#" * 40 + "'\n", "not the key of this secret"),
+        (lambda text: "x" * 5000, "too long"),
+        (lambda text: "\0", "damaged"),
+    ],
+)
+def test_a_damaged_secret_is_refused_without_quoting_it(secret, learner, change, says):
+    spoil(secret, change)
+    with pytest.raises(ConfigError, match=says) as caught:
+        read_server_keys(secret)
+    assert str(secret) in str(caught.value)
+    assert learner.learner.secret[:20] not in str(caught.value) and caught.value.__cause__ is None
+
+
+def test_a_public_key_of_another_pair_is_refused(tmp_path, learner):
+    mixed = ServerKeys(KeyPair(new_key_pair().public, learner.learner.secret))
+    write_server_keys(tmp_path / "s", mixed)
+    with pytest.raises(ConfigError, match="not the key of this secret"):
+        read_server_keys(tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["", "a'b", "a\nb", "x" * 65, "é"])
+def test_names_are_plain(tmp_path, learner, name):
+    with pytest.raises(ConfigError, match="is no name"):
+        write_client_keys(tmp_path / "k", name, ClientKeys(learner.learner, learner.learner.public))
+    assert not (tmp_path / "k").exists()
+
+
+def test_half_a_key_is_not_left_behind(tmp_path, learner, monkeypatch):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        write_server_keys(tmp_path / "s", learner)
+    assert not (tmp_path / "s").exists()
+
+
+def test_an_empty_domain_is_refused(learner):
+    with pytest.raises(ConfigError, match="lets everybody in"):
+        curve_server(learner, "")

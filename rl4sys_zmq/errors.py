@@ -10,6 +10,7 @@
     │   ├── RewardError             missing at the end, not finite, or after the segment left
     │   └── ActionError             an action of another agent, or one already stored
     ├── Closed                      the object was closed before the call
+    ├── PolicyStale                 the policy is older than the host allows, and it asked to be told
     ├── LearnerUnavailable          no learner within the timeout (names the stage that was reached)
     ├── HandshakeRefused            the learner said no (names the field and both values)
     ├── ClientFailed                this client's learner thread stopped on an exception
@@ -44,6 +45,7 @@ __all__ = [
     "LearnerUnavailable",
     "MaskError",
     "ObservationError",
+    "PolicyStale",
     "ProtocolError",
     "RL4SysError",
     "Refusal",
@@ -113,6 +115,19 @@ class LearnerUnavailable(RL4SysError):
         self.timeout_s = timeout_s
         tail = f"; {hint}" if hint else ""
         super().__init__(f"no learner at {address} within {timeout_s:g} s (waiting for {stage}){tail}")
+
+
+class PolicyStale(RL4SysError):
+    """The learner has not been heard for longer than ``policy_max_age_s``, with ``on_stale: raise``.
+
+    Attributes:
+        age_s: for how long, in seconds.
+        max_age_s: what is allowed.
+    """
+
+    def __init__(self, age_s: float, max_age_s: float) -> None:
+        self.age_s, self.max_age_s = age_s, max_age_s
+        super().__init__(f"the policy was last known to be current {age_s:.1f} s ago; policy_max_age_s is {max_age_s:g}")
 
 
 class HandshakeRefused(RL4SysError):

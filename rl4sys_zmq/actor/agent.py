@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.builder import SegmentBuilder
 from rl4sys_zmq.actor.handover import Handover
 from rl4sys_zmq.actor.inputs import Inputs
-from rl4sys_zmq.actor.io import ActorIO
+from rl4sys_zmq.actor.io import ActorIO, Terms
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.policies import Policy, Sampler
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory
@@ -36,11 +39,13 @@ from rl4sys_zmq.errors import (
     ConfigError,
     LearnerUnavailable,
     ObservationError,
+    PolicyStale,
     ProtocolError,
     RewardError,
     RL4SysError,
 )
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.transports import read_client_keys
 from rl4sys_zmq.values import BoxSpace, PolicySpec, space_to_json
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
@@ -50,6 +55,8 @@ __all__ = ["RL4SysAgent"]
 log = logging.getLogger(__name__)
 
 _starts = itertools.count()
+_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
+"""Those of this process, so that a forked child can tell them."""
 
 
 class _HostThread(threading.local):
@@ -76,8 +83,14 @@ class RL4SysAgent(Resource):
             agent.mark_end_of_trajectory(traj, action)
 
     Several threads may use one agent, each with trajectories of its own. The constructor waits for the learner, at most
-    ``connect_timeout_s``.
+    ``connect_timeout_s``; not if a policy is there from an earlier start (`AgentConfig.policy_cache`).
+
+    A forked child may go on with the agent: at its first call there it becomes another actor, with sockets of its own, the
+    policy that was held, and no spool. Trajectories that were running belong to the parent.
     """
+
+    actor_id: str
+    _io: ActorIO
 
     def __init__(
         self,
@@ -85,6 +98,7 @@ class RL4SysAgent(Resource):
         *,
         config: AgentConfig | None = None,
         debug: bool = False,
+        baseline: Callable[[NDArray[Any], NDArray[np.bool_] | None], Any] | None = None,
     ) -> None:
         """Joins the learner.
 
@@ -92,9 +106,12 @@ class RL4SysAgent(Resource):
             conf_path: a configuration file, JSON or YAML; or
             config: the configuration itself.
             debug: logs this package at level DEBUG (where the host's logging shows it).
+            baseline: what to do instead of a policy that is stale (``on_stale: baseline``) or unusable, from the observation
+                and the mask; None: an action that does little.
 
         Raises:
-            ConfigError: for a wrong configuration.
+            ConfigError: for a wrong configuration, or keys that can't be used.
+            SpoolError: when the spool can't be used, or another process uses it.
             LearnerUnavailable: when no learner answers in time; the message says what was waited for.
             HandshakeRefused: when the learner refuses; the message names the field and both values.
             ClientFailed: when this client's learner thread has stopped.
@@ -104,31 +121,54 @@ class RL4SysAgent(Resource):
         self.config = config if config is not None else AgentConfig.load(cast(str, conf_path))
         if debug:
             logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
-        self.actor_id = self.config.actor_id or uuid.uuid4().hex
+        self._baseline = baseline
+        self._keys = read_client_keys(self.config.keys)[1] if self.config.keys is not None else None
         self._counters = Counters()
         self._drops = self.config.overflow == "drop_oldest"
-        self._outbox = Outbox(self.config.queue_items, self.config.queue_bytes, drops=self._drops)
+        self._closed = False
+        self._forked = False
+        self._begin_life(self.config, None)
+        try:
+            self._wait(self._joined, self.config.connect_timeout_s)
+            self.actor_id = self._io.spool.actor_id if self._io.spool is not None else self.actor_id
+            self._spec = cast(PolicySpec, self._io.spec)
+            self._inputs = Inputs(self._spec.observation_space, self._spec.action_space)
+            terms = cast(Terms, self._io.terms)
+            learners = terms.rollout_length or 128
+            self._rollout = min(self.config.rollout_length or learners, self.config.max_traj_length, terms.max_segment_steps)
+        except BaseException:
+            self.close(0.0)
+            raise
+        _agents.add(self)
+
+    def _begin_life(self, config: AgentConfig, parent: ActorIO | None) -> None:
+        """Makes everything that belongs to one process: the queue, the I/O thread and its sockets, the random streams."""
+        self.actor_id = config.actor_id or uuid.uuid4().hex
+        self._outbox = Outbox(config.queue_items, config.queue_bytes, drops=self._drops)
         hello = self._hello()
         try:
             encode(hello)
         except ProtocolError as exc:
             raise ConfigError(f"the configuration cannot travel: {exc.detail}", key="algorithm_parameters") from exc
-        self._io = ActorIO(self.config, hello, self._outbox)
-        self._host = _HostThread(np.random.SeedSequence(self.config.seed))
+        self._io = ActorIO(config, hello, self._outbox, self._keys)
+        if parent is not None:
+            self._io.inherit(parent)
+        entropy = [config.seed, os.getpid()] if parent is not None and config.seed is not None else config.seed
+        self._host = _HostThread(np.random.SeedSequence(entropy))
         self._episode_ids = np.random.default_rng()
-        self._handover = Handover(self._outbox, self.config.reward_timeout_s, self._io.wake)
-        self._closed = False
+        self._handover = Handover(self._outbox, config.reward_timeout_s, self._io.wake)
         self._io.start()
-        try:
-            self._wait(self._joined, self.config.connect_timeout_s)
-            self._spec = cast(PolicySpec, self._io.spec)
-            self._inputs = Inputs(self._spec.observation_space, self._spec.action_space)
-            learners = self._io.welcome.rollout_length if self._io.welcome is not None else 0
-            limit = self._io.welcome.max_segment_steps if self._io.welcome is not None else 1
-            self._rollout = min(self.config.rollout_length or learners or 128, self.config.max_traj_length, limit)
-        except BaseException:
-            self.close(0.0)
-            raise
+        self._io.opened.wait()
+
+    def _after_fork(self) -> None:
+        """In a forked child: becomes another actor. The parent keeps the spool, the sockets and the running trajectories."""
+        self._forked = False
+        if self._closed:
+            return
+        if self.config.spool is not None:
+            log.warning("a forked child has no spool: that of its parent is in use")
+        self._counters.add("forks")
+        self._begin_life(replace(self.config, actor_id=None, spool=None, policy_cache=None), self._io)
 
     # ---- acting
 
@@ -155,6 +195,10 @@ class RL4SysAgent(Resource):
             raise Closed("this agent is closed")
         if traj is not None and traj._agent is not self:
             raise ActionError("this trajectory belongs to another agent")
+        if self._forked:
+            self._after_fork()
+        if traj is not None and traj._handover is not self._handover:
+            traj = None  # it runs on in the parent of this forked process
         try:
             observation, leading = self._inputs.observation(obs)
             allowed = self._inputs.mask(mask)
@@ -172,8 +216,12 @@ class RL4SysAgent(Resource):
             self._enter(self._rollout)
             traj._entered = True
         policy = self._policy_for(traj)
+        if self._max_age_s is not None and self._is_stale():
+            return self._answer_stale(traj, observation, allowed, leading)
         host = self._host
         raw, act, log_prob = policy.act(observation, allowed, host.sampler, self.config.explore)
+        if not math.isfinite(log_prob):
+            return self._answer_without(policy, traj, observation, allowed, leading)
         if leading and isinstance(act, np.ndarray):
             act = act[None]
         host.last_act = act
@@ -201,6 +249,9 @@ class RL4SysAgent(Resource):
         """
         if self._closed:
             raise Closed("this agent is closed")
+        if self._forked:
+            self._after_fork()
+        trajs = None if trajs is None else [t if t is not None and t._handover is self._handover else None for t in trajs]
         count = len(trajs) if trajs is not None else len(cast(Sequence[object], obs))
         observations = self._inputs.observations(obs, count)
         allowed = self._inputs.mask(masks, count)
@@ -228,7 +279,19 @@ class RL4SysAgent(Resource):
                 self._cut(traj, observations[i], None if allowed is None else allowed[i])
             running.append(traj)
         policy = self._policy_for(running[0])
+        if self._max_age_s is not None and self._is_stale():
+            answers = [
+                self._answer_stale(t, o, None if allowed is None else allowed[i], leading=False)
+                for i, (t, o) in enumerate(zip(running, observations, strict=True))
+            ]
+            return running, [action for _, action in answers]
         raw, acts, log_probs = policy.act_batch(observations, allowed, host.sampler, self.config.explore)
+        if not np.isfinite(log_probs).all():
+            answers = [
+                self._answer_without(policy, t, o, None if allowed is None else allowed[i], leading=False)
+                for i, (t, o) in enumerate(zip(running, observations, strict=True))
+            ]
+            return running, [action for _, action in answers]
         stamp = policy.generation, policy.version
         actions = [
             RL4SysAction(self, o, r, a, p, stamp, None if allowed is None else allowed[i])
@@ -247,6 +310,9 @@ class RL4SysAgent(Resource):
             raise ActionError("the action and the trajectory must come from this agent")
         if action._builder is not None:
             raise ActionError("this action is stored already")
+        if traj._handover is not self._handover:
+            self._counters.add("forked_trajectories")
+            return  # the parent of this forked process has it
         if traj.completed:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         traj._last = action
@@ -284,7 +350,7 @@ class RL4SysAgent(Resource):
         """
         if traj._agent is not self:
             raise ActionError("this trajectory belongs to another agent")
-        if traj.completed:
+        if traj.completed or traj._handover is not self._handover:
             return
         final = None
         if truncated and self.config.explore:
@@ -345,6 +411,21 @@ class RL4SysAgent(Resource):
         self._wait(lambda: self.version >= version, timeout_s, f"version {version}")
         return self.version
 
+    def rollback(self) -> int:
+        """Goes back to the version before the current one, which the host found to be bad; returns the version that acts now.
+
+        The bad one is not taken up again; the next that the learner publishes is.
+
+        Raises:
+            LearnerUnavailable: when no earlier version is held.
+        """
+        bad = self._policy
+        previous = self._io.roll_back(bad)
+        if previous is None:
+            raise LearnerUnavailable(self.config.address, f"a version to go back to from {bad.version}", 0.0)
+        self._counters.add("rollbacks")
+        return previous.version
+
     def flush(self, timeout_s: float) -> None:
         """Waits until every finished segment is durable on the learner.
 
@@ -365,8 +446,8 @@ class RL4SysAgent(Resource):
 
         ``submitted = dropped_at_source + in_actor + refused + accepted`` holds whenever nothing is on its way.
         """
-        session, io = self._io.session, self._io
-        dropped = {k: v for k, v in self._outbox.dropped.snapshot().items() if k != "steps"}
+        session, io, supply = self._io.session, self._io, self._io.supply
+        dropped, spool = supply.dropped, self._io.spool
         refused = session.verdicts["refused"]
         gate_error = io.gate.error
         policy = io.policy
@@ -377,7 +458,8 @@ class RL4SysAgent(Resource):
             "error": str(gate_error) if gate_error is not None else "",
             "generation": policy.generation if policy is not None else 0,
             "version": policy.version if policy is not None else -1,
-            "submitted": self._outbox.put_items,
+            "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
+            "submitted": supply.submitted,
             "steps": self._outbox.put_steps,
             "dropped_at_source": int(sum(dropped.values())),
             "dropped": dropped,
@@ -389,14 +471,27 @@ class RL4SysAgent(Resource):
             "verdicts": dict(session.verdicts),
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
             "waiting_for_rewards": len(self._handover),
+            "spool": None
+            if spool is None
+            else {
+                "items": len(spool),
+                "bytes": spool.nbytes,
+                "memory_items": spool.memory_items,
+                "error": spool.error or "",
+                **spool.counters.snapshot(),
+            },
             "counters": {**self._counters.snapshot(), **io.counters.snapshot()},
         }
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Sends what is finished, says goodbye and ends the I/O thread, within `timeout_s` seconds and at most half a second.
 
-        What the learner has not taken by then is counted (``in_actor`` in `stats`) and dropped. A second call does nothing.
+        What the learner has not taken by then is counted (``in_actor`` in `stats`) and dropped, or with a spool stays in it for
+        the next start. A second call does nothing.
         """
+        if self._forked:  # a child that never used it has nothing to close
+            self._closed = True
+            return
         if self._closed and not self._io.alive:
             return
         self._closed = True
@@ -409,6 +504,7 @@ class RL4SysAgent(Resource):
         self._io.stop()
         if self._io.join(max(0.5, deadline - time.monotonic())):
             self._io.release()
+        _agents.discard(self)
 
     # ---- the rest
 
@@ -420,8 +516,7 @@ class RL4SysAgent(Resource):
 
     @property
     def _in_actor(self) -> int:
-        session = self._io.session
-        return len(self._outbox) + session.unreceived
+        return self._io.supply.items + self._io.session.unreceived
 
     def _hello(self) -> Hello:
         config = self.config
@@ -451,7 +546,7 @@ class RL4SysAgent(Resource):
     def _begin(self) -> RL4SysTrajectory:
         builder = SegmentBuilder(self._spec.observation_space, self._spec.action_space, self._rollout, 0)
         episode_id = int(self._episode_ids.integers(0, 1 << 64, dtype=np.uint64))
-        return RL4SysTrajectory(self, episode_id, builder, self.config.max_traj_length)
+        return RL4SysTrajectory(self, self._handover, episode_id, builder, self.config.max_traj_length)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         policy = self._policy
@@ -492,6 +587,51 @@ class RL4SysAgent(Resource):
         policy = self._policy
         return traj, RL4SysAction(self, observation, None, act, 0.0, (policy.generation, policy.version), None)
 
+    @property
+    def policy_age_s(self) -> float:
+        """For how many seconds the policy has not been known to be the newest."""
+        return max(0.0, time.monotonic() - self._io.current_at)
+
+    @property
+    def _max_age_s(self) -> float | None:
+        return self.config.policy_max_age_s
+
+    def _is_stale(self) -> bool:
+        return self.config.on_stale != "keep" and self.policy_age_s > cast(float, self._max_age_s)
+
+    def _answer_stale(
+        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool
+    ) -> tuple[RL4SysTrajectory, RL4SysAction]:
+        if self.config.on_stale == "raise":
+            raise PolicyStale(self.policy_age_s, cast(float, self._max_age_s))
+        self._counters.add("baseline_actions")
+        return traj, self._stand_in(observation, mask, leading)
+
+    def _answer_without(
+        self, bad: Policy, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool
+    ) -> tuple[RL4SysTrajectory, RL4SysAction]:
+        """The policy gives no finite answer: acts by the version before it, or by the baseline."""
+        self._counters.add("policies_not_finite")
+        previous = self._io.roll_back(bad)
+        traj._policy = None
+        if previous is not None and previous is not bad:
+            self._counters.add("rollbacks")
+            log.error("version %d gives no finite action; going back to version %d", bad.version, previous.version)
+            raw, act, log_prob = previous.act(observation, mask, self._host.sampler, self.config.explore)
+            if math.isfinite(log_prob):
+                act = act[None] if leading and isinstance(act, np.ndarray) else act
+                stamp = previous.generation, previous.version
+                return traj, RL4SysAction(self, observation, raw, act, log_prob, stamp, mask)
+        return traj, self._stand_in(observation, mask, leading)
+
+    def _stand_in(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
+        """An action that no policy chose, and that is never stored."""
+        act = self._baseline(observation, mask) if self._baseline is not None else _baseline(self._spec, mask)
+        if leading and isinstance(act, np.ndarray):
+            act = act[None]
+        policy = self._policy
+        return RL4SysAction(self, observation, None, act, 0.0, (policy.generation, policy.version), None)
+
     # ---- waiting: with ``overflow: wait``, and in calls that say that they wait
 
     def _enter(self, steps: int) -> None:
@@ -530,7 +670,7 @@ class RL4SysAgent(Resource):
         io.wake()
         with io.changed:
             while not ready():
-                error = io.gate.error
+                error = io.open_error or io.gate.error
                 if error is not None:
                     raise error.with_traceback(None)
                 if self._closed and not io.flushing:
@@ -543,11 +683,19 @@ class RL4SysAgent(Resource):
                 io.changed.wait(min(left, 0.25))
 
 
-def _baseline(spec: PolicySpec) -> Any:
-    """An action that is valid and does little: the first of a discrete space, the middle (or zero) of a box."""
+def _fork() -> None:
+    for agent in list(_agents):
+        agent._forked = True
+
+
+os.register_at_fork(after_in_child=_fork)
+
+
+def _baseline(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
+    """An action that is valid and does little: the first (allowed one) of a discrete space, the middle (or zero) of a box."""
     space = spec.action_space
     if not isinstance(space, BoxSpace):
-        return np.int64(space.start)
+        return np.int64(space.start + (int(np.argmax(mask)) if mask is not None else 0))
     low, high = space.low_array(), space.high_array()
     middle = np.where(np.isfinite(low) & np.isfinite(high), (low + high) / 2, np.clip(0.0, low, high))
     return middle.astype(space.dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 
 from rl4sys_zmq.actor.policies import Policy, build_policy
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
-from rl4sys_zmq.transports import Address, Frame, Poller, Socket
+from rl4sys_zmq.transports import Address, Frame
+from rl4sys_zmq.transports.network import Keys, Line, LinePoller, Network
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import WeightsHeader, apply_update
 from rl4sys_zmq.wire import decode, spec_from_document
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
 FETCH_RETRY_S = 1.0
 HWM = 64
+PREVIOUS_KEPT = 2
 
 
 class Follower:
@@ -36,11 +39,15 @@ class Follower:
     Attributes:
         policy: the current policy, None before the first snapshot.
         spec: what it is built from, None before the handshake.
+        network: what makes its socket; set before `join`.
     """
+
+    network: Network
 
     def __init__(
         self,
         learner: Address,
+        keys: Keys | None,
         counters: Counters,
         rng: random.Random,
         fetch: Callable[[Fetch], None],
@@ -50,6 +57,7 @@ class Follower:
 
         Args:
             learner: the address that was dialled; its host stands in for the ``*`` of `Welcome.pub`.
+            keys: to be known by; None for a learner without keys.
             counters: where it counts.
             rng: for the jitter of retries.
             fetch: sends a `Fetch` if there is a session, and returns in any case.
@@ -57,11 +65,13 @@ class Follower:
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
-        self._learner, self._counters, self._rng = learner, counters, rng
+        self._learner, self._keys, self._counters, self._rng = learner, keys, counters, rng
         self._send_fetch, self._swapped = fetch, swapped
         self._welcome: Welcome | None = None
-        self._sub: Socket | None = None
-        self._poller: Poller | None = None
+        self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
+        self._rejected = (0, -1)
+        self._sub: Line | None = None
+        self._poller: LinePoller | None = None
         self._fetch_at = 0.0
         self._whole = False
 
@@ -75,7 +85,34 @@ class Follower:
         """When `tick` wants to be called; infinity when nothing is missing."""
         return self._fetch_at or float("inf")
 
-    def join(self, welcome: Welcome, poller: Poller) -> None:
+    def take_up(self, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        """Begins with a policy that was kept somewhere.
+
+        Raises:
+            RL4SysError: when this actor can't act by it.
+        """
+        self.policy, self.spec = build_policy(spec, snapshot), spec
+
+    def inherit(self, other: Follower) -> None:
+        """Begins with what another one holds."""
+        self.policy, self.spec = other.policy, other.spec
+
+    def roll_back(self, bad: Policy) -> Policy | None:
+        """Goes back to the version before `bad`, which is not taken up again; None when there is none. From any thread.
+
+        When a newer one has come meanwhile, that stays.
+        """
+        if self.policy is not bad:
+            return self.policy
+        try:
+            previous = self._previous.pop()
+        except IndexError:
+            return None
+        self._rejected = bad.generation, bad.version
+        self.policy = previous
+        return previous
+
+    def join(self, welcome: Welcome, poller: LinePoller) -> None:
         """Follows the policy that a handshake named.
 
         Raises:
@@ -95,7 +132,7 @@ class Follower:
             pub = Address("tcp", self._learner.host, pub.port)
         self.leave()
         self.spec, self._welcome, self._poller = spec, welcome, poller
-        self._sub = Socket.sub(pub, hwm=HWM)
+        self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
         self._sub.subscribe(WEIGHTS_TOPIC + welcome.topic)
         self._sub.subscribe(BEACON_TOPIC + welcome.topic)
         poller.register(self._sub)
@@ -158,6 +195,9 @@ class Follower:
             if head.new_version == held.version:
                 self._fetch_at = 0.0  # nothing was missing
             return
+        if (head.generation, head.new_version) == self._rejected:
+            self._fetch_at = 0.0
+            return
         try:
             self._swap(apply_update(head, payload, held, self.spec.size))
         except WeightsError as exc:
@@ -167,7 +207,10 @@ class Follower:
 
     def _swap(self, snapshot: PolicySnapshot) -> None:
         assert self.spec is not None
-        self.policy = build_policy(self.spec, snapshot)
+        policy = build_policy(self.spec, snapshot)
+        if self.policy is not None:
+            self._previous.append(self.policy)
+        self.policy = policy
         self._fetch_at, self._whole = 0.0, False
         self._counters.add("weights_applied")
         self._swapped()
@@ -178,6 +221,8 @@ class Follower:
             return
         if beacon.generation != self._welcome.generation:
             return  # another life of the learner: its ROUTER will tell
+        if (beacon.generation, beacon.version) == self._rejected:
+            return  # the one that was rolled back; the next will do
         if policy.generation != beacon.generation or beacon.version > policy.version:
             self._counters.add("resyncs.beacon")
             self._fetch()

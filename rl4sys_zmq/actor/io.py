@@ -1,7 +1,7 @@
-"""The actor's I/O thread: owner of the DEALER and the SUB, the only one that touches a network.
+"""The actor's I/O thread: owner of the DEALER, the SUB, the spool and the policy cache: of all that is network or disk.
 
 Host threads leave finished segments in the outbox and ring the wakeup; they read two references, `policy` and `gate`, which
-are replaced whole. An exception in here is counted and everything is made anew; it never reaches the host.
+are replaced whole. An exception in here is counted and the sockets are made anew; it never reaches the host.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ import logging
 import random
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from rl4sys_zmq.actor.follower import Follower
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.policies import Policy
+from rl4sys_zmq.actor.policy_cache import PolicyCache
+from rl4sys_zmq.actor.spool import Spool, SpoolLimits
+from rl4sys_zmq.actor.supply import ENTRY_BYTES, MemorySupply, SpoolSupply, Supply
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
-from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup
+from rl4sys_zmq.transports import Address, ClientKeys, Wakeup, explain
+from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network
+from rl4sys_zmq.transports.relay import Relay
 from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.wire import PackedSegment, decode, encode, pack_segment
+from rl4sys_zmq.wire import PackedSegment, decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
-__all__ = ["ActorIO", "Gate"]
+__all__ = ["ActorIO", "Gate", "Terms"]
 
 log = logging.getLogger(__name__)
 
@@ -56,19 +61,51 @@ class Gate:
     stage: str
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an actor must know of the learner's rules, which the policy cache keeps too. Each as in `Welcome`."""
+
+    generation: int
+    algorithm_name: str
+    algorithm_type: str
+    rollout_length: int
+    max_policy_lag: int
+    on_lag: str
+    max_message_bytes: int
+    max_segment_steps: int
+
+    @classmethod
+    def of(cls, welcome: Welcome) -> Terms:
+        """Those that a learner says."""
+        return cls(**{name: getattr(welcome, name) for name in cls.__slots__})
+
+
 class ActorIO(Worker):
-    """One actor's network.
+    """One actor's network and disk.
 
     Attributes:
         gate: what waiting hosts look at.
         changed: notified after `policy` or `gate` changed, when somebody waits.
-        welcome: the learner's last answer to HELLO.
+        terms: the learner's, as it said last, or from the policy cache; None before either.
         counters: what happened, by name.
+        opened: set when the spool and the cache have been looked at; `open_error` then says what can't be used.
+        current_at: when the policy was last known to be the newest, in the monotonic clock's seconds.
     """
 
-    def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox) -> None:
+    def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: ClientKeys | None = None) -> None:
+        """Makes it; `start` starts it.
+
+        Args:
+            config: the agent's.
+            hello: what to say; with a spool, all but what the spool knows.
+            outbox: where host threads leave segments.
+            keys: to be known by.
+        """
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
-        self.welcome: Welcome | None = None
+        self.terms: Terms | None = None
+        self.opened = threading.Event()
+        self.open_error: RL4SysError | None = None
+        self.current_at = float("-inf")
         self.changed = threading.Condition()
         self.counters = Counters()
         self.gate = Gate(0, 0, 0, None, "the learner to answer")
@@ -76,20 +113,25 @@ class ActorIO(Worker):
         self.flushing = 0
         self.waiting = 0
         self._config = config
+        self._hello = hello
+        self._supply: Supply = MemorySupply(outbox)
         self._outbox = outbox
         self._address = Address.parse(config.address)
+        self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
         self._wakeup = Wakeup()
         self._rng = random.Random(hello.incarnation)
         self._session = ActorSession(hello, self.counters, self._rng)
-        self._follower = Follower(self._address, self.counters, self._rng, self._fetch, self._on_new_policy)
-        self._assigned_steps = 0
+        self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
+        self._cache = PolicyCache(config.cache_file) if config.cache_file is not None else None
         self._oldest_since: float | None = None
         self._error: RL4SysError | None = None
         self._joined = False
         self._stage = self.gate.stage
         self._redial = False
-        self._dealer: Socket
-        self._poller: Poller
+        self._saved = (0, 0)
+        self._first_version = 0
+        self._dealer: Line
+        self._poller: LinePoller
         self._stopping = threading.Event()
 
     # ---- for host threads
@@ -123,55 +165,171 @@ class ActorIO(Worker):
         return self._session
 
     @property
+    def supply(self) -> Supply:
+        """Where unnumbered segments are; read its numbers only."""
+        return self._supply
+
+    @property
+    def spool(self) -> Spool | None:
+        """The spool, if there is one; read its numbers only."""
+        return self._supply.spool if isinstance(self._supply, SpoolSupply) else None
+
+    @property
     def idle(self) -> bool:
         """Nothing is queued and everything sent is durable."""
-        return not len(self._outbox) and not self._session.in_flight
+        return not self._supply.items and not self._session.in_flight
+
+    def inherit(self, other: ActorIO) -> None:
+        """Before the start: takes the policy of another actor, the parent of a forked process."""
+        self.terms, self.current_at = other.terms, other.current_at
+        self._follower.inherit(other._follower)
+
+    def roll_back(self, bad: Policy) -> Policy | None:
+        """Goes back to the version before `bad`, which is not taken up again; from any thread. None when there is none."""
+        return self._follower.roll_back(bad)
 
     # ---- the thread
 
     def run(self) -> None:
         """Serves until `stop`; an exception is counted and the sockets are made anew."""
-        while not self._stopping.is_set():
+        try:
             try:
-                self._serve()
-            except Exception as exc:  # the host must never notice; stats() and the log do
-                log.exception("the I/O thread of an actor of %s starts again", self._config.client_id)
-                self.counters.add("io_restarts")
-                self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
-                self._stopping.wait(RESTART_S)
+                self._open()
+            except RL4SysError as exc:
+                self.open_error = exc
+                return
+            finally:
+                self.opened.set()
+                with self.changed:
+                    self._notify()
+            while not self._stopping.is_set():
+                try:
+                    self._serve()
+                except Exception as exc:  # the host must never notice; stats() and the log do
+                    log.exception("the I/O thread of an actor of %s starts again", self._config.client_id)
+                    self.counters.add("io_restarts")
+                    self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
+                    self._stopping.wait(RESTART_S)
+            self._save_policy(force=True)
+        finally:
+            self._supply.close()
+
+    def _open(self) -> None:
+        """Opens what is on the disk.
+
+        Raises:
+            SpoolError: when the spool can't be used.
+        """
+        config = self._config
+        if config.spool is not None:
+            limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
+            spool = Spool(config.spool, config.client_id, limits, actor_id=config.actor_id)
+            self._supply = SpoolSupply(self._outbox, spool)
+            self._hello = replace(
+                self._hello,
+                actor_id=spool.actor_id,
+                incarnation=spool.incarnation,
+                origin=spool.origin,
+                first_seq=spool.base_seq,
+                ledger_id=spool.ledger_id,
+                spooled=True,
+            )
+            self._session = ActorSession(self._hello, self.counters, self._rng)
+        if self._cache is not None and self.policy is None:
+            self._load_policy(self._cache)
 
     def _serve(self) -> None:
         """One life of the sockets."""
-        with Poller() as poller, Socket.dealer(self._address, send_hwm=SEND_HWM) as dealer:
+        with self._network() as network, network.poller() as poller:
+            dealer = network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys)
             self._dealer, self._poller = dealer, poller
-            poller.register(dealer)
-            poller.register(self._wakeup)
             try:
+                poller.register(dealer)
+                poller.register(self._wakeup)
+                self._follower.network = network
                 self._do(self._session.open(time.monotonic(), self._follower.held))
                 while not self._redial and not self._stopping.is_set():
                     self._turn()
                 if self._stopping.is_set():
+                    self._supply.fill()
                     self._do(self._session.close(time.monotonic()))
             finally:
                 self._redial = False
                 self._follower.leave()
+                dealer.close()
+
+    def _network(self) -> Network:
+        return Relay() if self._config.sidecar else LocalNetwork()
 
     def _turn(self) -> None:
         now = time.monotonic()
-        deadline = min(self._session.next_deadline(), self._follower.next_deadline)
+        deadline = min(self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline())
         if self._oldest_since is not None:
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
         self._poller.poll(min(max(0.0, deadline - now), 1.0))
         self._wakeup.clear()
         self._follower.read()
         self._read_dealer()
+        self._read_events()
         now = time.monotonic()
+        self._supply.release(self._session.durable)
+        self._supply.fill()
+        self._reconcile()
         self._ship(now)
-        need = max(self._outbox.steps, self.want_steps - self._assigned_steps)
+        need = max(self._supply.steps, self.want_steps - self._assigned_steps)
         self._do(self._session.want(now, self._session.sent_steps + need))
         self._do(self._session.tick(now, self._follower.held))
         self._follower.tick(now)
+        self._supply.tick()
         self._update_gate()
+
+    @property
+    def _assigned_steps(self) -> int:
+        """The steps that hosts have finished and that wait no more."""
+        return self._outbox.put_steps - self._supply.steps
+
+    def _reconcile(self) -> None:
+        """At the first Welcome of this start: numbers what the spool holds, from what the learner says it has."""
+        supply, session = self._supply, self._session
+        if not isinstance(supply, SpoolSupply) or supply.spool.reconciled or session.state is not SessionState.JOINED:
+            return
+        kept = supply.reconcile(session.received, session.durable)
+        if kept is not None:
+            session.recover(kept)
+
+    # ---- the policy on the disk
+
+    def _load_policy(self, cache: PolicyCache) -> None:
+        cached = cache.load()
+        if cached is None:
+            return
+        try:
+            if cached.extras["client_id"] != self._config.client_id:
+                raise ConfigError(f"it is of client {cached.extras['client_id']!r}", key="policy_cache")
+            terms = Terms(**cached.extras["terms"])
+            for ours, theirs in (
+                (self._config.observation_space, cached.spec.observation_space),
+                (self._config.action_space, cached.spec.action_space),
+            ):
+                if ours is not None and ours != theirs:
+                    raise ConfigError(f"it has the space {theirs}, this actor {ours}", key="policy_cache")
+            self._follower.take_up(cached.spec, cached.snapshot)
+        except (KeyError, TypeError, RL4SysError) as exc:
+            self.counters.add("policy_cache.refused")
+            log.warning("%s: the policy in %s is not used: %s", self._config.client_id, self._config.cache_file, exc)
+            return
+        self.terms = terms
+        self.current_at = time.monotonic() - max(0.0, time.time() - cached.saved_unix_s)
+
+    def _save_policy(self, *, force: bool = False) -> None:
+        policy, spec = self.policy, self.spec
+        if self._cache is None or policy is None or spec is None or self.terms is None:
+            return
+        if force and (policy.generation, policy.version) == self._saved:
+            return
+        extras = {"client_id": self._config.client_id, "terms": asdict(self.terms)}
+        if self._cache.save(spec, policy.snapshot, extras, force=force):
+            self._saved = policy.generation, policy.version
 
     # ---- the learner's words
 
@@ -190,6 +348,23 @@ class ActorIO(Worker):
                     self._set_error(HandshakeRefused(exc.code, f"it answers in {exc.detail}; install the same major version"))
                 continue
             self._do(self._session.on_message(time.monotonic(), message))
+            if self._session.state is SessionState.JOINED:
+                self.current_at = time.monotonic()
+
+    def _read_events(self) -> None:
+        """Why no connection comes about, where libzmq says it: a wrong key must not look like a learner that is away."""
+        for event in self._dealer.events():
+            if not event.is_failure:
+                continue
+            self.counters.add(f"connections.{event.name}")
+            if self._session.state is SessionState.JOINED:
+                continue
+            words = explain(event, "actor")
+            if event.is_final:
+                self._session.reject(time.monotonic())
+                self._set_error(HandshakeRefused(Refusal.FORBIDDEN, words, "keys"))
+            else:
+                self._set_stage(words)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -228,15 +403,21 @@ class ActorIO(Worker):
         if self._config.type not in (None, welcome.algorithm_type):
             words = "%s: the configuration says type %r, but %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
+        self._reconcile()  # whatever comes of this session, the next HELLO must not claim that these were let go
         try:
             self._follower.join(welcome, self._poller)
         except RL4SysError as exc:
             self._session.reject(time.monotonic())
             self._set_error(exc)
             return
-        if self.welcome is not None:
+        if self.counters.get("joined"):
             log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
-        self.welcome = welcome
+        if self.terms is None or self.terms.generation != welcome.generation:
+            self._first_version = welcome.version
+        self.terms = Terms.of(welcome)
+        spool = self.spool
+        if spool is not None:
+            spool.set_ledger(welcome.ledger_id)
         self._error, self._joined = None, True
         self._update_gate()  # before the first weights: who waits for those must not find the old error
         self.counters.add("joined")
@@ -244,6 +425,7 @@ class ActorIO(Worker):
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
+        self._save_policy()
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:
@@ -256,43 +438,44 @@ class ActorIO(Worker):
 
     def _ship(self, now: float) -> None:
         """Sends what may leave: enough for a message, or waiting long enough, or asked for."""
+        supply = self._supply
         self._drop_stale()
-        if not len(self._outbox):
+        if not supply.items:
             self._oldest_since = None
             return
         if self._oldest_since is None:
             self._oldest_since = now
         due = (
-            len(self._outbox) >= self._config.send_frequency
+            supply.items >= self._config.send_frequency
             or now - self._oldest_since >= self._config.linger_ms / 1000
             or self.flushing
             or self.waiting
-            or self._session.sent_steps + self._outbox.steps >= self._session.credit_steps
+            or self._session.sent_steps + supply.steps >= self._session.credit_steps
         )
         while due and self._session.can_take():
             batch = self._take_batch()
             if not batch:
                 break
             self._do(self._session.take(now, batch))
-        if not len(self._outbox):
+        if not supply.items:
             self._oldest_since = None
 
     def _take_batch(self) -> list[PackedSegment]:
         batch: list[PackedSegment] = []
         steps = size = frames = 0
-        limit = self.welcome.max_message_bytes if self.welcome is not None else 0
+        limit = self.terms.max_message_bytes if self.terms is not None else 0
         while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(1, self._config.send_frequency):
-            segment = self._outbox.peek()
-            if segment is None or (batch and (not self._room(steps, len(batch)) or size + 2 * segment.nbytes > limit)):
+            head = self._supply.peek()
+            if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
                 break
-            segment = self._outbox.pop()
-            if segment is None:
-                break
-            packed = pack_segment(segment)
-            self._assigned_steps += packed.steps
-            if packed.nbytes + 65_536 > limit:
-                self._outbox.dropped.add("too_large")
+            if head.nbytes + ENTRY_BYTES > limit:
+                if not self._supply.drop("too_large"):
+                    break
                 continue
+            taken = self._supply.take(1, limit)
+            if not taken:
+                break
+            packed = taken[0]
             batch.append(packed)
             steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
         return batch
@@ -302,19 +485,18 @@ class ActorIO(Worker):
         return session.sent_steps + steps < session.credit_steps and session.has_room(items)
 
     def _drop_stale(self) -> None:
-        """Drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
-        welcome = self.welcome
-        if welcome is None or welcome.max_policy_lag < 0 or welcome.on_lag != "drop" or self.policy is None:
+        """Without a spool, drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
+        terms = self.terms
+        kept = isinstance(self._supply, SpoolSupply) or terms is None or terms.max_policy_lag < 0 or terms.on_lag != "drop"
+        if kept or terms is None or self.policy is None:
             return
         generation, version = self._follower.held
-        while (segment := self._outbox.peek()) is not None:
-            oldest = int(segment.versions.min()) if segment.generation == generation else 0
-            if version - oldest <= welcome.max_policy_lag:
+        while (head := self._supply.peek()) is not None:
+            oldest = head.oldest_version
+            if head.generation != generation:  # no newer than what the present generation began with
+                oldest = min(oldest, self._first_version)
+            if version - oldest <= terms.max_policy_lag or not self._supply.drop("lag"):
                 return
-            dropped = self._outbox.pop()
-            if dropped is not None:
-                self._assigned_steps += dropped.steps
-                self._outbox.dropped.add("lag")
 
     # ---- the gate
 
@@ -322,7 +504,7 @@ class ActorIO(Worker):
         session = self._session
         joined = session.state is SessionState.JOINED
         limit = self._assigned_steps + session.credit_steps - session.sent_steps if joined else 0
-        generation = self.welcome.generation if self.welcome is not None else 0
+        generation = self.terms.generation if self.terms is not None else 0
         stage = "credit or newer weights" if joined else self._stage
         if joined and self.policy is None:
             stage = "the first weights"

@@ -13,6 +13,7 @@ from rl4sys_zmq.errors import RewardError
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.agent import RL4SysAgent
+    from rl4sys_zmq.actor.handover import Handover
 
 __all__ = ["RL4SysAction", "RL4SysTrajectory", "as_reward"]
 
@@ -109,6 +110,7 @@ class RL4SysTrajectory:
         "_cap_left",
         "_closed",
         "_entered",
+        "_handover",
         "_last",
         "_lost",
         "_policy",
@@ -118,8 +120,9 @@ class RL4SysTrajectory:
         "steps",
     )
 
-    def __init__(self, agent: RL4SysAgent, episode_id: int, builder: SegmentBuilder, cap: int) -> None:
+    def __init__(self, agent: RL4SysAgent, handover: Handover, episode_id: int, builder: SegmentBuilder, cap: int) -> None:
         self._agent = agent
+        self._handover = handover
         self.episode_id = episode_id
         self.completed = False
         self.steps = 0

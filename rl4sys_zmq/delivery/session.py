@@ -125,7 +125,7 @@ class ActorSession:
         self.sent_steps = 0
         self.min_version = 0
         self.heartbeat_s = 1.0
-        self.received = self.durable = self.trained = hello.first_seq
+        self.received = self.durable = hello.first_seq
         self.ledger_id = hello.ledger_id
         self.in_doubt = 0
         self._hello = hello
@@ -291,7 +291,7 @@ class ActorSession:
             self._counters.add("gap_segments", welcome.gap)
         self.heartbeat_s = min(max(welcome.heartbeat_s, 0.05), 60.0)
         self.received = max(first, welcome.received)
-        self.durable = self.trained = welcome.durable
+        self.durable = welcome.durable
         self._next_seq = max(self._next_seq, self.received)
         self._recovers = False
         self._release()
@@ -322,7 +322,6 @@ class ActorSession:
             self._resend_s = RESEND_S[0]
             self._arm(now)
         self.durable = ack.durable
-        self.trained = max(self.trained, min(ack.trained, ack.durable))
         if ack.received >= self.received:  # else it is older than what is known, or has not seen a GAP
             self.sent_steps = ack.accepted_steps + self._steps_from(ack.received)
         self.credit_steps = min(ack.credit_steps, max(self._want_steps, self.sent_steps))
@@ -353,8 +352,8 @@ class ActorSession:
                 return []
             if code is not Refusal.FAILED:
                 return []  # a message refusal: the mark did not move, the resend timer takes care
-        if code is Refusal.EXPIRED:
-            return self._renew(now)
+        if code is Refusal.EXPIRED:  # a second answer to the same incarnation finds no ledger here any more
+            return self._renew(now) if self.ledger_id and not self._hello.spooled else []
         if code in _PASSING:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # what was refused for good has been mended
@@ -373,7 +372,7 @@ class ActorSession:
         self._earlier_accepted += max(0, self.durable - self._refused_of_origin)
         self._count_as_earlier()
         self._earlier_refused = self._earlier[Verdict.REFUSED]
-        self._next_seq = self.received = self.durable = self.trained = 0
+        self._next_seq = self.received = self.durable = 0
         self._taken_steps = self._taken_bytes = self._resend_at = 0
         incarnation = self._hello.incarnation + 1
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)

@@ -116,8 +116,8 @@ class StreamTable:
         if hello.actor_id not in self._current:
             if sum(s.actor_id in self._peers or now - s.last_seen <= self._lease_s for s in self.current()) >= self._max_actors:
                 raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
-            if hello.spooled and len(self._current) >= MAX_SPOOLED:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {len(self._current)} streams with a spool")
+            if hello.spooled and sum(s.spooled for s in self.current()) >= MAX_SPOOLED:
+                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool")
         stream = Stream(
             self.client_id, hello.actor_id, hello.incarnation, 0, now, origin=origin, submits=hello.submits, spooled=hello.spooled
         )

@@ -223,7 +223,9 @@ class Client:
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
             return
+        refused = stream.verdicts[Verdict.REFUSED]
         skip = replay_entry(stream, self.schema, entry)
+        self.verdicts[Verdict.REFUSED] += stream.verdicts[Verdict.REFUSED] - refused
         if skip is None:
             return
         if not stream.counted(entry.end_seq):

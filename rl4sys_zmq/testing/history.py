@@ -1,29 +1,42 @@
 """What happened in a simulation, as an onlooker would write it down, and the rules that it must not break.
 
-The onlooker knows what neither side can: which segment really is behind a sequence number. `History.check` holds the notes
-against the guarantees; every breach is a `Violation` with the name of its rule.
+The onlooker knows what neither side can: which segment really is behind a sequence number, and what really is on the disk.
+Notes that contradict each other, and the checks at the end, are a `Violation` with the name of the rule.
+
+A *lineage* is what a ledger has written. It ends with the process when the ledger is in memory, goes back to what it was when
+an older copy of the disk is put in its place, and begins anew with an empty disk.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 
-__all__ = ["RULES", "History", "Violation"]
+from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.wire.messages import Verdict
+
+__all__ = ["RULES", "Books", "History", "Lineage", "Violation"]
 
 RULES = {
-    "identity": "a sequence number of one incarnation means one segment, to both sides",
-    "order": "a learner's life takes the segments of a stream in their order, without gaps that nobody announced",
-    "once": "a learner's life gives a segment to the algorithm at most once",
-    "released": "an actor forgets a segment only when a learner's ledger has it, or has refused it",
-    "disposed": "what is in the ledger is disposed of, unless the learner or its thread dies",
-    "conserved": "submitted = dropped_at_source + in_actor + refused + accepted",
+    "identity": "a sequence number of a stream means one segment, to both sides, and a segment has one number",
+    "order": "the learner takes the segments of a stream in their order, without gaps that nobody announced",
+    "once": "a segment reaches the algorithm at most once in what its state goes on from",
+    "ahead": "the algorithm gets only what the ledger has",
+    "promised": "no actor is told a durable mark beyond what the ledger has, nor a received mark behind it",
+    "released": "an actor forgets a segment only when the learner's ledger has it",
+    "lost": "what an actor was told to forget is in the ledger's lineage, or in a gap that was announced",
+    "disposed": "what is in the ledger is disposed of, unless a thread dies that no ledger on a disk can feed again",
+    "gap": "a gap is announced where the learner lacks what actors have forgotten, and is exactly that long",
+    "expired": "a stream is forgotten after its lease, and only a forgotten one is refused as expired",
+    "conserved": "submitted - in_doubt = dropped + in_actor + refused + accepted;"
+    " accepted = trained + stale + quarantined + pending + rolled_back",
     "wedged": "when the faults are over, every queue and window drains",
     "credit": "what came and what is promised never exceed the demand, but for what came without credit or was taken back",
-    "verdicts": "an actor counts no verdict that no learner gave",
+    "verdicts": "an actor counts the verdicts that its segments met",
 }
-
-Stream = tuple[str, int]
-"""An actor and its incarnation."""
+JUDGED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED)
 
 
 class Violation(AssertionError):
@@ -38,111 +51,248 @@ class Violation(AssertionError):
         super().__init__(f"{rule}: {detail} ({RULES[rule]})")
 
 
+@dataclass(frozen=True)
+class Books:
+    """What a learner says of its client."""
+
+    accepted: int
+    judged: int
+    pending: int
+    rolled_back: int
+    gap: int
+
+
+@dataclass
+class Lineage:
+    """What a ledger has written.
+
+    Attributes:
+        marks: by stream, the next sequence number.
+        accepted, refused: segments.
+        gaps: what was announced as gone, as (stream, sequence number).
+        streams: those that have a row.
+        forgotten: those that had one until their lease was over.
+    """
+
+    marks: dict[Key, int] = field(default_factory=dict)
+    accepted: set[int] = field(default_factory=set)
+    refused: set[int] = field(default_factory=set)
+    gaps: set[tuple[Key, int]] = field(default_factory=set)
+    streams: set[Key] = field(default_factory=set)
+    forgotten: set[Key] = field(default_factory=set)
+
+    def copy(self) -> Lineage:
+        """As it is now."""
+        sets = set(self.accepted), set(self.refused), set(self.gaps), set(self.streams), set(self.forgotten)
+        return Lineage(dict(self.marks), *sets)
+
+
 class History:
     """The notes. Segments are called by their episode ids, which are unique in a simulation."""
 
     def __init__(self) -> None:
-        self.assigned: dict[tuple[Stream, int], int] = {}
-        self.submitted: dict[Stream, set[int]] = {}
-        self.dropped: dict[Stream, set[int]] = {}
-        self.accepted: set[int] = set()
-        self.refused: set[int] = set()
-        self.committed: set[int] = set()
-        self.verdicts: Counter[tuple[Stream, str]] = Counter()
         self.counts: Counter[str] = Counter()
-        self._life = 0
-        self._next: dict[Stream, int] = {}
+        self.lineage = Lineage()
+        self.assigned: dict[tuple[Key, int], int] = {}
+        self._place: dict[int, tuple[Key, int]] = {}
+        self._submitted: dict[str, set[int]] = {}
+        self._dropped: set[int] = set()
+        self._doubted: set[int] = set()
+        self._released: set[tuple[Key, int]] = set()
+        self._ever: tuple[set[int], set[int]] = (set(), set())
+        self._next: dict[Key, int] = {}
+        self._fresh: dict[tuple[Key, int], tuple[int, bool]] = {}
+        self._gaps: deque[tuple[Key, int, int]] = deque()
+        self._announced: set[tuple[Key, int]] = set()
+        self._estranged: set[Key] = set()
         self._observed: set[int] = set()
-        self._owed: set[int] = set()
+        self._last: dict[Key, int] = {}
+        self._rolled_back: set[int] = set()
 
     # ---- the actors' side
 
-    def submit(self, stream: Stream, segment: int) -> None:
-        """A host handed over a segment."""
-        self.submitted.setdefault(stream, set()).add(segment)
+    def submit(self, owner: str, segment: int) -> None:
+        """A host handed over a segment to an actor's process, or to its spool."""
+        self._submitted.setdefault(owner, set()).add(segment)
         self.counts["submitted"] += 1
 
-    def drop(self, stream: Stream, segment: int) -> None:
+    def drop(self, segment: int) -> None:
         """The queue was full."""
-        self.dropped.setdefault(stream, set()).add(segment)
+        self._dropped.add(segment)
         self.counts["dropped_at_source"] += 1
 
-    def assign(self, stream: Stream, seq: int, segment: int) -> None:
+    def doubt(self, segments: Iterable[int]) -> None:
+        """An actor gave up segments of which it does not know whether they arrived."""
+        for segment in segments:
+            self._doubted.add(segment)
+            self.counts["in_doubt"] += 1
+
+    def assign(self, stream: Key, seq: int, segment: int) -> None:
         """A segment left the queue under a sequence number."""
-        known = self.assigned.setdefault((stream, seq), segment)
-        if known != segment:
-            raise Violation("identity", f"{stream} sent {segment} as {seq}, which is {known}")
+        known, place = self.assigned.setdefault((stream, seq), segment), self._place.setdefault(segment, (stream, seq))
+        if known != segment or place != (stream, seq):
+            raise Violation("identity", f"{stream} sent {segment} as {seq}, which is {known}; {segment} is {place}")
 
-    def release(self, stream: Stream, seq: int) -> None:
+    def release(self, stream: Key, seq: int) -> None:
         """An actor forgot a segment."""
-        segment = self.assigned[stream, seq]
-        if segment not in self.committed and segment not in self.refused:
+        if seq >= self.lineage.marks.get(stream, 0) and (stream, seq) not in self._released:
             raise Violation("released", f"{stream} forgot {seq}")
+        self._released.add((stream, seq))
 
-    # ---- the learner's side
+    # ---- the learner's side: its process and its ledger
 
-    def begin_life(self, *, thread_only: bool = False) -> None:
-        """The learner starts with nothing; or only its learner thread does, and what it owed is rolled back."""
-        self._owed.clear()
-        if thread_only:
-            self.counts["thread_restarts"] += 1
-            return
-        self._life += 1
+    def begin_life(self, lineage: Lineage | None) -> None:
+        """A learner starts, on what its ledger has written; or on something else than was written last."""
         self.counts["lives"] += 1
-        self._next.clear()
-        self._observed.clear()
+        self._fresh.clear()
+        self._gaps.clear()
+        if lineage is not None:
+            self._estranged.update(self._next)
+            self._rolled_back.clear()
+            self.lineage = lineage
+        self._next = dict(self.lineage.marks)
 
-    def begin_stream(self, stream: Stream, first_seq: int) -> None:
-        """The learner expects `first_seq` next, on the word of the actor's HELLO."""
-        self._next[stream] = max(first_seq, self._next.get(stream, 0))
+    def begin_thread(self, judged: Iterable[int], *, rolls_back: bool = False) -> None:
+        """A learner thread starts from a state in which these segments were judged."""
+        self._observed = set(judged)
+        if rolls_back:
+            self._rolled_back |= self.lineage.accepted - self._observed
+            self._observed |= self._rolled_back
+        self._last = {}
+        for stream, seq in map(self._place.__getitem__, self._observed):
+            self._last[stream] = max(seq, self._last.get(stream, -1))
 
-    def take(self, stream: Stream, seq: int, segment: int, *, refused: bool) -> None:
+    def begin_stream(self, stream: Key, first_seq: int, gap: int) -> None:
+        """The learner goes on with a stream, or begins it, and says that so many segments are gone."""
+        expected = self._next.get(stream, 0)
+        if gap != max(0, first_seq - expected):
+            raise Violation("gap", f"{gap} announced of {stream}; {expected} was next, the actor has {first_seq}")
+        lost = {(stream, seq) for seq in range(expected, first_seq)}
+        if lost - self._released:
+            raise Violation("gap", f"{stream} had not forgotten {sorted(lost - self._released)[:5]}")
+        if gap:
+            self._gaps.append((stream, expected, first_seq))
+            self._announced |= lost
+            self.counts["gap"] += gap
+        self._estranged.discard(stream)
+        self._next[stream] = max(first_seq, expected)
+
+    def forget_stream(self, stream: Key, silent_s: float, lease_s: float, *, current: bool) -> None:
+        """The learner forgot a stream."""
+        if current and silent_s <= lease_s:
+            raise Violation("expired", f"{stream} was forgotten after {silent_s:.1f} s")
+        self.lineage.forgotten.add(stream)
+        self.counts["forgotten"] += 1
+
+    def expire(self, stream: Key) -> None:
+        """An actor was told that its stream is forgotten."""
+        known = stream in self.lineage.streams
+        if known and stream not in self.lineage.forgotten:
+            raise Violation("expired", f"{stream} was refused")
+        self.counts["expired" if known else "expired.unwritten"] += 1
+        if stream in self._estranged:  # forgotten by a copied disk that is older than the stream: nobody can tell
+            self.counts["lost.unannounced"] += sum(key == stream for key, _ in self._released)
+
+    def take(self, stream: Key, seq: int, segment: int, *, refused: bool) -> None:
         """The learner moved its mark over a segment."""
         if self.assigned.get((stream, seq)) != segment:
             raise Violation("identity", f"the learner took {segment} as {seq} of {stream}")
         if seq != self._next.get(stream, 0):
             raise Violation("order", f"{seq} of {stream} was taken, {self._next.get(stream, 0)} was next")
         self._next[stream] = seq + 1
-        (self.refused if refused else self.accepted).add(segment)
+        self._fresh[stream, seq] = segment, refused
+        self._ever[refused].add(segment)
         self.counts["refused" if refused else "accepted"] += 1
 
-    def commit(self, segment: int) -> None:
-        """The ledger has it."""
-        self.committed.add(segment)
-        self._owed.add(segment)
+    def write_stream(self, stream: Key, received: int) -> None:
+        """The ledger has a row of a stream."""
+        self.lineage.streams.add(stream)
+        self.lineage.marks[stream] = max(received, self.lineage.marks.get(stream, 0))
+
+    def write_gap(self) -> None:
+        """The ledger has counted the gap that was announced first."""
+        stream, first, end = self._gaps.popleft()
+        self.lineage.gaps.update((stream, seq) for seq in range(first, end))
+
+    def write(self, stream: Key, first: int, end: int) -> None:
+        """The ledger has segments."""
+        for seq in range(first, end):
+            found = self._fresh.pop((stream, seq), None)
+            if found is not None:
+                (self.lineage.refused if found[1] else self.lineage.accepted).add(found[0])
+        self.write_stream(stream, end)
+
+    def say(self, stream: Key, received: int, durable: int) -> None:
+        """The learner tells an actor its marks."""
+        written = self.lineage.marks.get(stream, 0)
+        if received < written:
+            raise Violation("promised", f"{stream} was told that {received} is next; {written} are written")
+        if any((stream, seq) in self._fresh for seq in islice(range(written, durable), 3)):
+            raise Violation("promised", f"{stream} was told that {durable} are durable, of which {written} are written")
+
+    # ---- the learner thread
 
     def observe(self, segment: int) -> None:
-        """The algorithm got it."""
+        """The algorithm got a segment."""
         if segment in self._observed:
-            raise Violation("once", f"segment {segment} reached the algorithm twice in life {self._life}")
+            raise Violation("once", f"segment {segment} reached the algorithm again")
+        if segment not in self.lineage.accepted:
+            raise Violation("ahead", f"segment {segment} reached the algorithm")
+        stream, seq = self._place[segment]
+        if seq <= self._last.get(stream, -1):
+            raise Violation("order", f"{seq} of {stream} reached the algorithm after {self._last[stream]}")
+        self._last[stream] = seq
         self._observed.add(segment)
 
-    def dispose(self, stream: Stream, segment: int, verdict: str) -> None:
-        """The algorithm is done with it."""
-        self._owed.discard(segment)
-        self.verdicts[stream, verdict] += 1
-        self.counts[verdict] += 1
+    # ---- the checks
 
-    # ---- the end
+    def check_owner(self, owner: str, held: int, said: int) -> None:
+        """At quiescence: an actor has got rid of everything, and everything has one place.
 
-    def check(self, stream: Stream, in_actor: int) -> None:
-        """At quiescence: nothing is on its way, and every segment has one place."""
-        if in_actor:
-            raise Violation("wedged", f"{in_actor} segments are still in the actor of {stream}")
-        submitted, dropped = self.submitted.get(stream, set()), self.dropped.get(stream, set())
-        homeless = submitted - dropped - self.accepted - self.refused
-        doubled = (dropped & (self.accepted | self.refused)) | (self.accepted & self.refused)
-        if homeless or doubled & submitted:
-            raise Violation("conserved", f"of {stream} no place for {sorted(homeless)[:5]}, two for {sorted(doubled)[:5]}")
+        Args:
+            owner: the process, or the spool.
+            held: what it still has.
+            said: how many segments were refused or accepted or are with it, by its own account.
+        """
+        if held:
+            raise Violation("wedged", f"{held} segments are still in {owner}")
+        submitted, (accepted, refused) = self._submitted.get(owner, set()), self._ever
+        homeless = submitted - self._dropped - self._doubted - accepted - refused
+        doubled = submitted & ((self._dropped & (accepted | refused)) | (accepted & refused))
+        if homeless or doubled:
+            raise Violation("conserved", f"of {owner} no place for {sorted(homeless)[:5]}, two for {sorted(doubled)[:5]}")
+        if said != len(submitted - self._dropped - self._doubted):
+            raise Violation("conserved", f"{owner} speaks of {said} segments of {len(submitted)} it was given")
 
-    def check_disposed(self) -> None:
-        """At the end of a life that was not cut short."""
-        if self._owed:
-            raise Violation("disposed", f"{len(self._owed)} segments in the ledger met no verdict, such as {min(self._owed)}")
+    def check_lineage(self, judged: Iterable[tuple[int, str]], *, all_of_it: bool) -> None:
+        """The state that survives holds what it must, once."""
+        times = Counter(segment for segment, _ in judged)
+        twice = [segment for segment, count in times.items() if count > 1]
+        if twice:
+            raise Violation("once", f"{len(twice)} segments are twice in the state, such as {min(twice)}")
+        owed = self.lineage.accepted - times.keys() - self._rolled_back
+        if owed and all_of_it:
+            raise Violation("disposed", f"{len(owed)} segments in the ledger met no verdict, such as {min(owed)}")
+        for stream, seq in self._released:
+            gone = self.assigned[stream, seq] not in self.lineage.accepted | self.lineage.refused
+            if gone and (stream, seq) not in self._announced and stream not in self._estranged:
+                raise Violation("lost", f"{seq} of {stream}")
 
-    def check_verdicts(self, stream: Stream, counted: dict[str, int]) -> None:
+    def check_books(self, books: Books) -> None:
+        """A learner's own account is right."""
+        fresh = sum(not refused for _, refused in self._fresh.values())
+        open_gaps = {(stream, seq) for stream, first, end in self._gaps for seq in range(first, end)}
+        gap = len(self.lineage.gaps | open_gaps)
+        if books.gap != gap:
+            raise Violation("gap", f"{books.gap} are counted, {gap} are gone")
+        accepted, undone = len(self.lineage.accepted) + fresh + gap, gap + len(self._rolled_back)
+        right = (accepted, undone, accepted)
+        if right != (books.accepted, books.rolled_back, books.judged + books.pending + books.rolled_back):
+            raise Violation("conserved", f"{accepted} were accepted, {undone} of them rolled back; {books}")
+
+    def check_verdicts(self, stream: Key, judged: Iterable[tuple[int, str]], counted: Mapping[str, int]) -> None:
         """What an actor says became of its segments."""
-        for verdict in ("trained", "stale", "quarantined"):
-            given = self.verdicts[stream, verdict]
-            if counted[verdict] > given:
-                raise Violation("verdicts", f"{stream} counts {counted[verdict]} {verdict}, there were {given}")
+        given = Counter(verdict for segment, verdict in judged if self._place[segment][0] == stream)
+        said = {verdict: counted[verdict] for verdict in JUDGED}
+        if said != {verdict: given[verdict] for verdict in JUDGED}:
+            raise Violation("verdicts", f"{stream} counts {said}, there were {dict(given)}")

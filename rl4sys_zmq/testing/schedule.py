@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["Schedule"]
+__all__ = ["CRASH_POINTS", "Schedule"]
+
+CRASH_POINTS = ("anywhere", "before_commit", "after_commit", "in_checkpoint", "after_checkpoint")
+"""Where a learner dies: between two turns; between taking and writing; between writing and acknowledging; with a checkpoint
+half written; with a checkpoint written and the ledger not trimmed."""
 
 
 @dataclass(frozen=True)
@@ -22,34 +26,50 @@ class Schedule:
         delay_s: the longest delay of a message.
         lease_s: of the learner.
         learner_restarts, thread_restarts, actor_restarts, partitions: how many of each.
+        durable: whether the learner has a disk: a ledger and checkpoints that survive it.
+        spooled: whether the actors' queues and numbers survive them.
+        offpolicy: whether a segment is trained as soon as it is observed.
+        checkpoint_s: the mean time between checkpoints.
+        rot: the chance that a starting learner finds its newest checkpoint damaged.
+        stalls: how often the disk takes nothing for a while.
+        copies: how often a dead learner's disk is replaced by a copy made earlier.
+        wipes: how often it is replaced by an empty one.
     """
 
     actors: int
     segments: int
     faults_s: float
-    drop: float
-    repeat: float
-    damage: float
-    lie: float
-    reorder: bool
-    delay_s: float
-    lease_s: float
-    learner_restarts: int
-    thread_restarts: int
-    actor_restarts: int
-    partitions: int
+    drop: float = 0.0
+    repeat: float = 0.0
+    damage: float = 0.0
+    lie: float = 0.0
+    reorder: bool = False
+    delay_s: float = 0.01
+    lease_s: float = 30.0
+    learner_restarts: int = 0
+    thread_restarts: int = 0
+    actor_restarts: int = 0
+    partitions: int = 0
+    durable: bool = False
+    spooled: bool = False
+    offpolicy: bool = False
+    checkpoint_s: float = 1.0
+    rot: float = 0.0
+    stalls: int = 0
+    copies: int = 0
+    wipes: int = 0
 
     @property
     def clean(self) -> bool:
         """Nothing goes wrong and nobody is slow: credit is kept to the letter."""
-        faults = self.drop, self.repeat, self.damage, self.lie, self.reorder, self.partitions
-        restarts = self.learner_restarts, self.thread_restarts, self.actor_restarts
+        faults = self.drop, self.repeat, self.damage, self.lie, self.reorder, self.partitions, self.stalls
+        restarts = self.learner_restarts, self.thread_restarts, self.actor_restarts, self.copies, self.wipes
         return not any(faults) and not any(restarts) and self.delay_s <= 0.2
 
     @classmethod
     def draw(cls, rng: random.Random) -> Schedule:
         """A random schedule."""
-        bad = rng.random() < 0.8
+        bad, durable = rng.random() < 0.8, rng.random() < 0.65
         return cls(
             actors=rng.randint(1, 3),
             segments=rng.randint(5, 25),
@@ -61,8 +81,16 @@ class Schedule:
             reorder=bad and rng.random() < 0.5,
             delay_s=rng.choice([0.01, 0.2, 2.0]),
             lease_s=rng.choice([4.0, 30.0]),
-            learner_restarts=rng.choice([0, 0, 1, 2]),
-            thread_restarts=rng.choice([0, 0, 1]),
+            learner_restarts=rng.choice([0, 1, 2, 3]) if durable else rng.choice([0, 0, 1, 2]),
+            thread_restarts=rng.choice([0, 0, 1, 2]),
             actor_restarts=rng.choice([0, 0, 1, 2]),
             partitions=rng.choice([0, 0, 1, 2]),
+            durable=durable,
+            spooled=rng.random() < 0.5,
+            offpolicy=rng.random() < 0.3,
+            checkpoint_s=rng.choice([0.3, 1.0, 4.0]),
+            rot=rng.choice([0.0, 0.5]),
+            stalls=rng.choice([0, 0, 1, 2]) if bad else 0,
+            copies=rng.choice([0, 0, 0, 1]) if durable else 0,
+            wipes=rng.choice([0, 0, 0, 0, 1]) if durable else 0,
         )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, Joined, Redial, Send
-from rl4sys_zmq.testing.sim_learner import MAX_STEPS
+from rl4sys_zmq.delivery import Action, Joined, Key, Redial, Renewed, Send, SessionState
+from rl4sys_zmq.testing.sim_spool import SimSpool
+from rl4sys_zmq.testing.sim_thread import MAX_STEPS
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Hello, Message
+from rl4sys_zmq.wire.messages import Ack, Hello, Message, Verdict, Welcome
 
 if TYPE_CHECKING:
     from rl4sys_zmq.testing.simulator import Simulation
@@ -24,6 +24,8 @@ __all__ = ["Link", "SimActor"]
 
 QUEUE_ITEMS = 40
 BATCH_ITEMS = 4
+RENEWALS = 1000
+"""A start's incarnation is a multiple of it, as in earnest it is a time: what is renewed lies below the next start's."""
 
 
 @dataclass
@@ -36,62 +38,103 @@ class Link:
 
 
 class SimActor:
-    """A host that hands over segments, the bounded queue, and the session."""
+    """A host that hands over segments, the bounded queue, and the session.
+
+    Attributes:
+        stream: the actor's id and the origin of its numbers.
+        owner: what its segments belong to: the process, or the spool.
+        pure: all its segments are in one stream, which one ledger counted.
+    """
 
     def __init__(self, sim: Simulation, index: int) -> None:
         self.index = index
+        self.stream: Key = (f"actor-{index}", 0)
+        self.owner = self.stream[0]
+        self.pure = True
         self._sim = sim
-        self._incarnation = 0
+        self._spooled = sim.schedule.spooled
+        self._starts = 0
         self._serial = itertools.count(index << 32)
         self._ticks = 0
 
     @property
-    def stream(self) -> tuple[str, int]:
-        """Who it is."""
-        return f"actor-{self.index}", self._incarnation
-
-    @property
     def held(self) -> int:
         """Segments that it has not got rid of."""
-        return len(self._queue) + len(self._window)
+        return len(self._spool.rows)
+
+    @property
+    def accounted(self) -> int:
+        """Segments that it has, or that the learner took, by its own account."""
+        session = self.session
+        accepted, refused = session.accepted, session.verdicts[Verdict.REFUSED]
+        return self._spool.waiting + session.unreceived + accepted + refused
+
+    @property
+    def settled(self) -> bool:
+        """It is in touch with the learner, and has got rid of everything."""
+        return not self.held and self.session.state is SessionState.JOINED
 
     def start(self) -> None:
-        """A process begins, with nothing."""
-        self._incarnation += not (self._sim.reuse_incarnations and self._incarnation)
-        self._queue: deque[tuple[int, PackedSegment]] = deque()
-        self._window: deque[tuple[int, int]] = deque()
+        """A process begins, with nothing or with what is in its spool."""
+        self._starts += not (self._sim.actor_parts.reuse_incarnations and self._starts)
+        incarnation = RENEWALS * self._starts
+        if self._spooled and self._starts > 1:
+            self._spool.reopen(self._sim.rng)
+        else:
+            self._spool = self._sim.actor_parts.spool()
+            self._spool.reconciled = not self._spooled
+            self.stream = self.stream[0], incarnation
+            self.pure = True
+            self.owner = self.stream[0] if self._spooled else f"{self.stream[0]}/{self._starts}"
         rng = random.Random(self._sim.rng.random())
-        hello = Hello("sim", f"actor-{self.index}", self._incarnation, 0, 0, 0)
-        self.session = self._sim.make_session(hello, Counters(), rng)
+        hello = Hello(
+            "sim",
+            self.stream[0],
+            incarnation,
+            self._spool.base_seq,
+            0,
+            0,
+            origin=self.stream[1] if self._spooled else 0,
+            ledger_id=self._spool.ledger_id if self._spooled else 0,
+            spooled=self._spooled,
+        )
+        self.session = self._sim.actor_parts.session(hello, Counters(), rng)
         self._dial()
 
     def restart(self) -> None:
-        """It is killed, and another process takes its name."""
+        """It ends, with a word or without, and another process takes its name."""
         self._sim.history.counts["actor_restarts"] += 1
+        if self._sim.rng.random() < 0.5:
+            self._do(self.session.close(self._sim.now))
         self.start()
 
     def produce(self) -> None:
         """The host hands over a segment; one in ten is longer than the learner takes."""
+        history = self._sim.history
         steps = MAX_STEPS + 1 if self._sim.rng.random() < 0.1 else self._sim.rng.randint(1, MAX_STEPS)
         segment = next(self._serial)
-        self._queue.append((segment, _packed(segment, steps)))
-        self._sim.history.submit(self.stream, segment)
-        if len(self._queue) > QUEUE_ITEMS:
-            self._sim.history.drop(self.stream, self._queue.popleft()[0])
+        history.submit(self.owner, segment)
+        dropped = self._spool.put(segment, _packed(segment, steps), QUEUE_ITEMS)
+        if dropped is not None:
+            history.drop(dropped)
+        if self._sim.rng.random() < 0.3:
+            self._spool.sync()
         self._work()
 
     def on_message(self, message: Message) -> None:
         """The learner said something."""
         self._do(self.session.on_message(self._sim.now, message))
-        self._note_released()
+        while self._spool.taken > self.session.in_flight:
+            seq, _ = self._spool.release()
+            self._sim.history.release(self.stream, seq)
         self._work()
 
     def hear(self, message: Message, link: Link) -> None:
         """Somebody sends it a message; the network decides what comes of it."""
         self._sim.carry(self, link, message, up=False)
         if not self._sim.quiet and self._sim.rng.random() < self._sim.schedule.lie:
-            end = self.session.submitted + self._sim.rng.choice([1000, 1 << 62])
-            lie = Ack(self.session.generation, end, end, end, 0, 0, 0, 0, 0, {})
+            end = self._spool.base_seq + self._spool.taken + self._sim.rng.choice([1000, 1 << 62])
+            lie = Ack(self.session.generation, end, end, end, 0, 0, 0, 0, 0, 0, {})
             self._sim.carry(self, link, lie, up=False)
 
     def _dial(self) -> None:
@@ -101,22 +144,19 @@ class SimActor:
 
     def _work(self) -> None:
         """What the I/O thread does in a turn."""
-        now, session = self._sim.now, self.session
-        while self._queue and session.can_take():
+        now, session, spool = self._sim.now, self.session, self._spool
+        while spool.waiting and session.can_take():
             batch: list[PackedSegment] = []
             steps = 0
-            while self._queue and len(batch) < BATCH_ITEMS:
+            while spool.waiting and len(batch) < BATCH_ITEMS:
                 if batch and not (session.sent_steps + steps < session.credit_steps and session.has_room(len(batch))):
                     break
-                segment, packed = self._queue.popleft()
-                seq = session.submitted + len(batch)
-                self._sim.history.assign(self.stream, seq, segment)
-                self._window.append((seq, segment))
+                _, segment, packed = spool.take()
+                self._sim.history.assign(self.stream, session.received + session.unreceived + len(batch), segment)
                 batch.append(packed)
                 steps += packed.steps
             self._do(session.take(now, batch))
-        waiting = sum(packed.steps for _, packed in self._queue)
-        self._do(session.want(now, session.sent_steps + waiting))
+        self._do(session.want(now, session.sent_steps + spool.waiting_steps))
         self._do(session.tick(now, (0, 0)))
         self._schedule_tick()
 
@@ -136,13 +176,33 @@ class SimActor:
                     self._sim.history.counts["redials"] += 1
                     self._dial()
                     return
-                case Joined():
-                    self._sim.history.counts["joined"] += 1
+                case Joined(welcome):
+                    self._on_joined(welcome)
+                case Renewed():
+                    self._on_renewed()
 
-    def _note_released(self) -> None:
-        while len(self._window) > self.session.in_flight:
-            seq, _ = self._window.popleft()
-            self._sim.history.release(self.stream, seq)
+    def _on_joined(self, welcome: Welcome) -> None:
+        history, spool = self._sim.history, self._spool
+        history.counts["joined"] += 1
+        self.pure &= spool.ledger_id in (0, welcome.ledger_id)
+        spool.ledger_id = welcome.ledger_id
+        if spool.reconciled:
+            return
+        history.counts["reconciled"] += 1
+        gone, kept = spool.reconcile(welcome.received, welcome.durable)
+        for seq, segment in gone:
+            history.assign(self.stream, seq, segment)
+            history.release(self.stream, seq)
+        self.session.recover(kept)
+        history.counts["recovered"] += len(kept)
+        for offset, (segment, _) in enumerate(itertools.islice(spool.rows, spool.taken)):
+            history.assign(self.stream, spool.base_seq + offset, segment)
+
+    def _on_renewed(self) -> None:
+        self._sim.history.counts["renewed"] += 1
+        self._sim.history.doubt(self._spool.forget_taken())
+        self.stream = self.stream[0], self.stream[1] + 1
+        self.pure = False
 
 
 def _packed(segment: int, steps: int) -> PackedSegment:

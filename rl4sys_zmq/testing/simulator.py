@@ -1,8 +1,9 @@
 """Delivery under a random schedule of faults, without sockets, threads or a clock: one learner, some actors, a bad network.
 
 `simulate(seed)` runs one schedule and raises `Violation` when a guarantee breaks; the same seed does the same again. The
-parts that are tested are those that run in earnest: `ActorSession`, `StreamTable`, `take_submit`, `CreditPool`, the codec.
-A planted bug goes in through `LearnerParts` or `actor_session`, to see that the rules would catch it.
+parts that are tested are those that run in earnest: `ActorSession`, `StreamTable`, `take_submit`, `CreditPool`, the order of
+the journal's operations, the client's accounts, a learner thread's marks, the codec. A planted bug goes in through
+`LearnerParts` or `ActorParts`, to see that the rules would catch it.
 
 A connection does not outlive the life of the learner that it was made to: what a learner sent before it died never arrives
 after what its successor sends, as with TCP. Within a connection a schedule may lose, repeat, damage and (some schedules)
@@ -15,45 +16,61 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import ActorSession
 from rl4sys_zmq.errors import ProtocolError
-from rl4sys_zmq.testing.history import History, Violation
-from rl4sys_zmq.testing.schedule import Schedule
+from rl4sys_zmq.testing.history import History, Lineage, Violation
+from rl4sys_zmq.testing.schedule import CRASH_POINTS, Schedule
 from rl4sys_zmq.testing.sim_actor import Link, SimActor
-from rl4sys_zmq.testing.sim_learner import LearnerParts, SimLearner
+from rl4sys_zmq.testing.sim_disk import SimDisk
+from rl4sys_zmq.testing.sim_learner import Answers, LearnerParts, SimLearner
+from rl4sys_zmq.testing.sim_spool import SimSpool
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Frame, Hello, Message
 
-__all__ = ["Schedule", "Simulation", "simulate"]
+__all__ = ["ActorParts", "Schedule", "Simulation", "simulate"]
 
 TURN_S = 0.1
 PROBES = 3
 QUIET_S = 240.0
+STALL_S = 8.0
+DOOM_S = 3.0
+SETTLE_TURNS = 400
 
-SessionFactory = Callable[[Hello, Counters, random.Random], ActorSession]
+
+@dataclass(frozen=True)
+class ActorParts:
+    """What an actor is built from.
+
+    Attributes:
+        session: its side of the protocol.
+        spool: its queue.
+        reuse_incarnations: plants a bug: a restarted actor takes the incarnation of its predecessor.
+    """
+
+    session: Callable[[Hello, Counters, random.Random], ActorSession] = ActorSession
+    spool: Callable[[], SimSpool] = SimSpool
+    reuse_incarnations: bool = False
+
+
+class _Crash(Exception):
+    """The learner's process is gone, here."""
 
 
 class Simulation:
     """One learner, its actors and the network between them, on a virtual clock."""
 
     def __init__(
-        self,
-        seed: int,
-        *,
-        schedule: Schedule | None = None,
-        parts: LearnerParts | None = None,
-        actor_session: SessionFactory = ActorSession,
-        reuse_incarnations: bool = False,
+        self, seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
     ) -> None:
         """Args:
         seed: of everything random.
         schedule: the faults; drawn from the seed unless given.
         parts: what the learner is built from.
-        actor_session: the actor's side of the protocol.
-        reuse_incarnations: plants a bug: a restarted actor takes the incarnation of its predecessor.
+        actor: what the actors are built from.
         """
         self.rng = random.Random(seed)
         self.schedule = schedule or Schedule.draw(self.rng)
@@ -62,11 +79,16 @@ class Simulation:
         self.messages = 0
         self.quiet = False
         self._parts = parts or LearnerParts()
-        self.make_session, self.reuse_incarnations = actor_session, reuse_incarnations
+        self.actor_parts = actor or ActorParts()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self._generations = itertools.count(1)
+        self._ledgers = itertools.count(1)
         self._life = 0
+        self._disk = SimDisk(next(self._ledgers)) if self.schedule.durable else None
+        self._backup: tuple[SimDisk, Lineage] | None = None
         self._learner: SimLearner | None = None
+        self._doom = ""
         self._partitioned: dict[int, float] = {}
         self._peers: dict[bytes, tuple[SimActor, Link]] = {}
         self._actors = [SimActor(self, index) for index in range(self.schedule.actors)]
@@ -78,23 +100,22 @@ class Simulation:
             Violation: when a guarantee is broken.
         """
         plan = self.schedule
-        self._start_learner()
+        self._start_learner(Lineage())
         for actor in self._actors:
             actor.start()
-            for _ in range(plan.segments):
-                self.at(self.rng.uniform(0, plan.faults_s), actor.produce)
-        for _ in range(plan.learner_restarts):
-            self.at(self.rng.uniform(0, plan.faults_s), self._kill_learner)
-        for _ in range(plan.thread_restarts):
-            self.at(self.rng.uniform(0, plan.faults_s), self._restart_thread)
-        for _ in range(plan.actor_restarts):
-            self.at(self.rng.uniform(0, plan.faults_s), self.rng.choice(self._actors).restart)
-        for _ in range(plan.partitions):
-            self.at(self.rng.uniform(0, plan.faults_s), self._partition)
+            self._sometime(plan.segments, actor.produce)
+        self._sometime(plan.learner_restarts, self._kill_learner)
+        self._sometime(plan.thread_restarts, self._restart_thread)
+        self._sometime(plan.actor_restarts, lambda: self.rng.choice(self._actors).restart())
+        self._sometime(plan.partitions, self._partition)
+        self._sometime(plan.stalls, self._stall)
+        self._sometime(plan.copies, self._back_up)
+        self._sometime(plan.copies, self._put_copy_back)
+        self._sometime(plan.wipes, self._wipe)
         self._play(plan.faults_s)
         self._calm()
         deadline = self.now + QUIET_S
-        while self.now < deadline and not self._drained():
+        while self.now < deadline and any(actor.held for actor in self._actors):
             self._play(min(deadline, self.now + 1.0))
         self._finish()
         return self.history
@@ -103,62 +124,112 @@ class Simulation:
         """Calls `event` when the clock shows `time`."""
         heapq.heappush(self._events, (time, next(self._count), event))
 
+    def _sometime(self, times: int, event: Callable[[], None]) -> None:
+        for _ in range(times):
+            self.at(self.rng.uniform(0, self.schedule.faults_s), event)
+
     def _play(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
             self.now, _, event = heapq.heappop(self._events)
             event()
         self.now = until
 
+    # ---- the end
+
     def _calm(self) -> None:
         """The faults end; every actor hands over a few more segments, which must get through too."""
         self.quiet = True
+        self._doom = ""
         self._partitioned.clear()
         if self._learner is None:
             self._start_learner()
+        assert self._learner is not None
+        self._learner.full = False
         for actor in self._actors:
             for _ in range(PROBES):
                 self.at(self.now + self.rng.uniform(0, 5), actor.produce)
         self._play(self.now + 5.0)
 
-    def _drained(self) -> bool:
-        return all(actor.held == 0 for actor in self._actors)
-
     def _finish(self) -> None:
         for actor in self._actors:
-            self.history.check(actor.stream, actor.held)
-        assert self._learner is not None
-        for _ in range(3):
-            self._deliver(self._learner.turn(self.now, flush=True))
+            self.history.check_owner(actor.owner, actor.held, actor.accounted)
+        learner = self._settle()
         self._play(self.now + 5.0)
-        self.history.check_disposed()
-        self._learner.check()
-        for actor in self._actors if not self.schedule.reorder else ():  # an ack before its Welcome may be counted twice
-            self.history.check_verdicts(actor.stream, actor.session.verdicts)
+        judged = learner.client.thread.judged
+        lossless = not (self.schedule.reorder or self.schedule.copies or self.schedule.wipes)
+        for actor in self._actors:
+            if lossless and actor.pure and actor.settled:  # an ack before its Welcome may be counted twice
+                self.history.check_verdicts(actor.stream, judged, actor.session.verdicts)
+        if self._disk is not None:  # what is on the disk now is all that there ever will be
+            self._start_learner()
+            self._settle()
+
+    def _settle(self) -> SimLearner:
+        """Lets the learner do all that is left to do, and checks what has become of everything."""
+        learner = self._learner
+        assert learner is not None
+        for _ in range(SETTLE_TURNS):
+            self._deliver(learner.turn(self.now, flush=True))
+            if not learner.busy:
+                break
+        self._deliver(learner.turn(self.now, flush=True))
+        learner.check_books()
+        self.history.check_lineage(learner.client.thread.judged, all_of_it=True)
+        return learner
 
     # ---- the learner
 
-    def _start_learner(self) -> None:
+    def _start_learner(self, lineage: Lineage | None = None) -> None:
+        """A process begins on what is on its disk; `lineage` is given when that is not what the last one wrote."""
         self._life += 1
-        self.history.begin_life()
-        seed = self.rng.random()
-        self._learner = SimLearner(self._life, self.schedule.lease_s, self._parts, self.history, random.Random(seed))
-        self._learner.strict = self.schedule.clean
-        self._turn(self._learner)
-        self._second(self._learner)
+        self._doom = ""
+        self.history.begin_life(lineage if self._disk is not None or lineage is not None else Lineage())
+        if self._disk is not None and self.rng.random() < self.schedule.rot and self._disk.rot():
+            self.history.counts["rotten"] += 1
+        rng = random.Random(self.rng.random())
+        learner = SimLearner(
+            self.now, self._disk, lambda: next(self._generations), self.schedule, self._parts, self.history, rng
+        )
+        learner.reach = self._reach
+        self._learner = learner
+        self._turn(learner)
+        self._second(learner)
 
     def _turn(self, learner: SimLearner) -> None:
         if learner is self._learner:
-            self._deliver(learner.turn(self.now))
+            self._guard(lambda: learner.turn(self.now))
             self.at(self.now + TURN_S, lambda: self._turn(learner))
+
+    def _guard(self, act: Callable[[], Answers]) -> None:
+        """Lets the learner act; what it said before it died in the middle of that, nobody hears."""
+        try:
+            answers = act()
+        except _Crash:
+            self._die()
+            return
+        self._deliver(answers)
 
     def _second(self, learner: SimLearner) -> None:
         if learner is self._learner:
             learner.each_second(self.now)
             self.at(self.now + 1.0, lambda: self._second(learner))
 
+    def _reach(self, point: str) -> None:
+        if point == self._doom:
+            self.history.counts[f"died.{point}"] += 1
+            raise _Crash
+
     def _kill_learner(self) -> None:
-        if self._learner is not None:
-            self._learner = None
+        learner = self._learner
+        self._doom = self.rng.choice(CRASH_POINTS)
+        if self._doom == "anywhere":
+            self._die()
+        elif learner is not None:
+            self.at(self.now + DOOM_S, lambda: self._die() if learner is self._learner and self._doom else None)
+
+    def _die(self) -> None:
+        if self._learner is not None and not self.quiet:
+            self._learner, self._doom = None, ""
             self.at(min(self.now + self.rng.choice([0.1, 1.0, 5.0]), self.schedule.faults_s), self._revive)
 
     def _revive(self) -> None:
@@ -166,10 +237,37 @@ class Simulation:
             self._start_learner()
 
     def _restart_thread(self) -> None:
-        if self._learner is not None:
-            self._deliver(self._learner.restart_thread())
+        learner = self._learner
+        if learner is not None:
+            self._guard(learner.restart_thread)
 
-    def _deliver(self, answers: list[tuple[bytes, Message]]) -> None:
+    # ---- the disk
+
+    def _stall(self) -> None:
+        learner = self._learner
+        if learner is not None:
+            learner.full = True
+            self.at(self.now + self.rng.uniform(0, STALL_S), lambda: setattr(learner, "full", False))
+
+    def _back_up(self) -> None:
+        """Copies the disk, of a learner that is between two turns."""
+        if self._disk is not None:
+            self._backup = self._disk.copy(), self.history.lineage.copy()
+
+    def _put_copy_back(self) -> None:
+        if self._backup is not None and self._disk is not None:
+            self.history.counts["copied_back"] += 1
+            disk, lineage = self._backup
+            self._disk = disk.copy()
+            self._start_learner(lineage.copy())
+
+    def _wipe(self) -> None:
+        if self._disk is not None:
+            self.history.counts["wiped"] += 1
+            self._disk, self._backup = SimDisk(next(self._ledgers)), None
+            self._start_learner(Lineage())
+
+    def _deliver(self, answers: Answers) -> None:
         for peer, message in answers:
             actor, link = self._peers[peer]
             actor.hear(message, link)
@@ -208,8 +306,9 @@ class Simulation:
 
     def _arrive_up(self, link: Link, life: int, frames: list[Frame]) -> None:
         """What an actor had queued may reach the next life of the learner; what was on the wire does not."""
-        if self._learner is not None and (life == self._life or self.rng.random() < 0.5):
-            self._deliver(self._learner.on_frames(self.now, link.peer, frames))
+        learner = self._learner
+        if learner is not None and (life == self._life or self.rng.random() < 0.5):
+            self._deliver(learner.on_frames(self.now, link.peer, frames))
 
     def _arrive_down(self, actor: SimActor, link: Link, life: int, frames: list[Frame]) -> None:
         if link is not actor.link or life != self._life:
@@ -223,21 +322,14 @@ class Simulation:
 
 
 def simulate(
-    seed: int,
-    *,
-    schedule: Schedule | None = None,
-    parts: LearnerParts | None = None,
-    actor_session: SessionFactory = ActorSession,
-    reuse_incarnations: bool = False,
+    seed: int, *, schedule: Schedule | None = None, parts: LearnerParts | None = None, actor: ActorParts | None = None
 ) -> Simulation:
     """Runs one schedule, and returns the simulation with its history.
 
     Raises:
         Violation: when a guarantee is broken; its message names the seed.
     """
-    simulation = Simulation(
-        seed, schedule=schedule, parts=parts, actor_session=actor_session, reuse_incarnations=reuse_incarnations
-    )
+    simulation = Simulation(seed, schedule=schedule, parts=parts, actor=actor)
     try:
         simulation.run()
     except Violation as exc:

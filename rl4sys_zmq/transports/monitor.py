@@ -7,13 +7,16 @@ what is wrong                            the learner's side (bound)             
 =======================================  ==============================================  =========================================
 nothing                                  accepted, handshake_succeeded                   connected, handshake_succeeded
 the actor has another learner's key      accepted, handshake_failed.protocol             connected, handshake_failed.no_detail
-                                         0x11000001, disconnected ..                     (errno 32), disconnected ..
+                                         0x11000001, disconnected ..                     32 (EPIPE), disconnected ..
 the key is denied (ZAP 400)              handshake_failed.auth 400, disconnected         handshake_failed.auth 400, disconnected
 the check raised (ZAP 500)               handshake_failed.auth 500, disconnected         handshake_failed.auth 500, disconnected
 NULL actor, CURVE learner                handshake_failed.protocol 0x11000002,           the same, disconnected
                                          disconnected
 CURVE actor, NULL learner                the same                                        the same, disconnected
-no ZAP handler                           handshake_failed.no_detail ..                   handshake_failed.no_detail (32) ..
+no ZAP handler                           handshake_failed.no_detail 14 (EFAULT),          handshake_failed.no_detail 32,
+                                         disconnected ..                                 disconnected ..
+a check that takes more than 3 s         handshake_failed.no_detail 11 (EAGAIN),         handshake_failed.no_detail 11,
+                                         disconnected ..                                 disconnected ..
 =======================================  ==============================================  =========================================
 
 After ``auth`` and after ``protocol`` 0x11000002 libzmq never redials: the dealer's `send` is FULL for ever. The owner makes a new
@@ -184,6 +187,18 @@ _LEARNER = {
 }
 
 
+def _without_detail(code: int, actor: bool) -> str:
+    """All that libzmq says is an errno: EFAULT without a ZAP handler, EAGAIN past HANDSHAKE_IVL, EPIPE when the other hung up."""
+    if code == errno.EAGAIN:
+        who = "the learner" if actor else "a peer"
+        return f"{who} did not finish the handshake in time; it is overloaded, or something else that does not speak our protocol"
+    if actor:
+        return "the learner hung up in the handshake; most likely its key is not the one we have: copy learner.public again"
+    if code == errno.EFAULT:
+        return "no check of keys is running here, so nobody gets in; restart the learner, and see its log"
+    return "a peer went away in the handshake; a port scan looks like this too"
+
+
 def explain(event: MonitorEvent, side: str) -> str:
     """What an event means and what to do about it, in one sentence.
 
@@ -211,11 +226,7 @@ def explain(event: MonitorEvent, side: str) -> str:
         case "handshake_failed.protocol":
             return f"what answers at this address does not speak our protocol (code {detail:#x}); check host and port"
         case "handshake_failed.no_detail":
-            if actor:
-                return (
-                    "the learner hung up in the handshake; most likely its key is not the one we have; copy learner.public again"
-                )
-            return "a peer went away in the handshake, or no check of keys is running here; a port scan looks like this too"
+            return _without_detail(detail, actor)
         case "accept_failed" if detail in _NO_DESCRIPTORS:
             return "no descriptor is left for another connection; raise the limit with ulimit -n"
         case "accept_failed":

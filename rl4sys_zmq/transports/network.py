@@ -13,6 +13,7 @@ from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, Sent
+from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
@@ -37,6 +38,9 @@ class Line(Protocol):
 
     def unsubscribe(self, prefix: bytes) -> None:
         """Takes back one `subscribe` of the same prefix."""
+
+    def events(self) -> list[MonitorEvent]:
+        """What happened to its connection since the last call, of a dealer of this process; nothing is known of others."""
 
     def close(self) -> None:
         """Closes it; what is still queued for sending is discarded."""
@@ -106,7 +110,9 @@ class LocalNetwork(Network):
     ) -> Line:
         """See `Network.dealer`."""
         secure = secure_with(keys)
-        return Socket.dealer(connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure)
+        return Socket.dealer(
+            connect, send_hwm=send_hwm, recv_hwm=recv_hwm, max_frame_bytes=max_frame_bytes, secure=secure, watch=True
+        )
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None

@@ -12,6 +12,7 @@ from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
+from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.network import Line
 from rl4sys_zmq.transports.poller import HasFileno
 from rl4sys_zmq.transports.relay_pipe import (
@@ -145,6 +146,10 @@ class RelayedLine(Resource):
     def unsubscribe(self, prefix: bytes) -> None:
         """Takes back one `subscribe` of the same prefix."""
         self._set_topic(Command.UNSUBSCRIBE, prefix)
+
+    def events(self) -> list[MonitorEvent]:
+        """None: the sidecar does not tell."""
+        return []
 
     def on_said(self, said: Said) -> None:
         """Takes what the sidecar says of this line."""

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import errno
-import math
-import threading
-import time
 from typing import Self
 
 import zmq
 
-from rl4sys_zmq.errors import Closed, TransportError
+from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import Binding, bind_socket, dial_socket
-from rl4sys_zmq.transports.context import Tracked, track, untrack
-from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
-from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
+from rl4sys_zmq.transports.binding import bind_socket, dial_socket
+from rl4sys_zmq.transports.endpoint import Endpoint
+from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
-from rl4sys_zmq.transports.rights import Grants, cut_off, user_of
+from rl4sys_zmq.transports.rights import Grants
 
 __all__ = ["Socket"]
 
-_NOBODY = -1
 _NOTICE_MAX_BYTES = 4096  # an xpub receives nothing but topics, and the handshake
 
+_NOTICE_HWM = 4
+"""With grants: a flood waits outside until it is cut, since libzmq takes in whatever is queued in one go. At 64 a flood of
+subscriptions took up to 125 MiB before the cut, at 4 it takes 2 MiB; at 1 notices over CURVE never arrive."""
 
-class Socket(Tracked):
+
+class Socket(Endpoint):
     """One end of a connection, made by its role: `router`, `dealer`, `xpub`, `sub`, `push` or `pull`.
 
     It is made, used and closed in one thread. A call from another raises, since two threads in one libzmq socket tear
@@ -37,26 +35,7 @@ class Socket(Tracked):
     nothing); `watch` keeps what happens to the connections for `events`; a high-water mark (`hwm`) counts messages per
     peer, not bytes, and over inproc those of the two sides add up; a tcp or ipc peer that sends a frame of more than
     `max_frame_bytes` loses it and its connection (inproc has no limit).
-
-    Attributes:
-        user: on an `authenticated` socket, who sent the last message that `recv` took, as the domain's check named them; empty
-            for an xpub's notice that the end of a connection caused. Empty on every other socket.
     """
-
-    def __init__(self, raw: zmq.Socket[bytes], role: str, address: Address, binding: Binding | None) -> None:
-        self.owner = threading.get_ident()
-        self.role = role
-        self.raw = raw
-        self._address = address
-        self._binding = binding
-        self._fewest = 2 if role == "router" else 1
-        self.user = ""
-        self._authenticated = False
-        self._first: zmq.Frame | None = None
-        self._monitor: Monitor | None = None
-        self._grants: Grants | None = None
-        self._closed = False
-        track(self)
 
     @classmethod
     def router(
@@ -99,7 +78,7 @@ class Socket(Tracked):
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         if grants:
-            options = {**options, zmq.XPUB_MANUAL: 1}
+            options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _NOTICE_HWM}
         made = cls._make("xpub", options, bind=bind, secure=secure, watch=watch)
         if grants:
             made._grants = Grants(made.raw, made.bound)
@@ -179,209 +158,3 @@ class Socket(Tracked):
         # Asked of the socket, not of the caller: any `secure` that sets a domain makes libzmq name the sender of each message.
         made._authenticated = binding is not None and address.scheme != "inproc" and bool(raw.getsockopt_string(zmq.ZAP_DOMAIN))
         return made
-
-    @property
-    def address(self) -> Address:
-        """Where it is bound, with port, path and name as they came out, or where it dials."""
-        return self._address
-
-    @property
-    def bound(self) -> Address:
-        """Where it is bound: what the other side dials.
-
-        Raises:
-            TransportError: when it dials rather than binds.
-        """
-        if self._binding is None:
-            raise TransportError(f"this {self.role} dials {self._address.uri}; it is not bound")
-        return self._address
-
-    @property
-    def closed(self) -> bool:
-        """True after `close`."""
-        return self._closed
-
-    @property
-    def authenticated(self) -> bool:
-        """True when `user` names the sender of every message: bound with a ZAP domain, and not on inproc."""
-        return self._authenticated
-
-    def send(self, frames: Frames) -> Sent:
-        """Queues one message, whole or not at all, and never blocks.
-
-        Frames are copied, so a buffer may be reused at once. On a router the first frame is the peer's routing id.
-
-        Raises:
-            TransportError: for an empty message, a router's without a body, or a call from another thread.
-            Closed: after `close`.
-        """
-        self.check_owner()
-        last = len(frames) - 1
-        if last + 1 < self._fewest:
-            raise TransportError(f"a {self.role} sends at least {self._fewest} frame(s), not {last + 1}")
-        if self.role == "xpub":
-            # A publisher learns only about once per millisecond that a queue has drained, and meanwhile drops messages
-            # to subscribers that keep up; asking for its state makes it look first.
-            self.raw.getsockopt(zmq.EVENTS)
-        result = Sent.OK
-        for index, frame in enumerate(frames):
-            try:
-                self.raw.send(frame, zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE)
-            except zmq.Again:
-                result = Sent.FULL
-                if index == 0:
-                    break
-                # The peer vanished within the message: libzmq has rolled it back and swallows its remaining frames, but
-                # they must be sent, or it would swallow the next message in their place.
-            except zmq.ZMQError as exc:
-                if exc.errno != errno.EHOSTUNREACH:
-                    raise TransportError(f"cannot send on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
-                return Sent.GONE
-        return result
-
-    def send_wait(self, frames: Frames, timeout_s: float | None) -> Sent:
-        """Like `send`, but waits for room, at most `timeout_s` seconds (None: for ever). Only for a thread that may stand still.
-
-        Raises:
-            TransportError: on a router, which cannot wait for one peer alone; and as `send` does.
-            Closed: after `close`.
-        """
-        if self.role == "router":
-            raise TransportError("a router cannot wait for one peer; try again when something happens")
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (sent := self.send(frames)) is Sent.FULL:
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                break
-            self.raw.poll(None if left_s is None else math.ceil(left_s * 1000), zmq.POLLOUT)
-        return sent
-
-    def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
-        """Takes one message, or None when there is none; never blocks.
-
-        Returns:
-            Its frames, as ``bytes``, or from `LARGE_FRAME_BYTES` on as read-only views of a buffer that is theirs alone. On a
-            router the first frame is the sender's routing id; on an xpub the message is a notice (`read_subscription`).
-
-        Raises:
-            TooManyFrames: for a message of more than `max_frames` frames, which is gone.
-            TransportError: for a call from another thread.
-            Closed: after `close`.
-        """
-        self.check_owner()
-        try:
-            frame = self._first = self.raw.recv(zmq.DONTWAIT, copy=False)
-            frames = [_owned(frame)]
-            if self._authenticated:
-                self.user = user_of(frame)
-            if self._grants is not None and not frame.more:
-                self._grants.note(frame)
-            count = 1
-            while frame.more:
-                frame = self.raw.recv(zmq.DONTWAIT, copy=False)
-                count += 1
-                if count <= max_frames:
-                    frames.append(_owned(frame))
-        except zmq.Again:
-            return None
-        except zmq.ZMQError as exc:
-            raise TransportError(f"cannot receive on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
-        if count > max_frames:
-            raise TooManyFrames(count, max_frames, bytes(frames[0]))
-        return frames
-
-    def grant(self, topic: bytes) -> None:
-        """Makes the subscription of the last notice effective, on an xpub with ``grants=True``. Whoever is gone stays gone.
-
-        Raises:
-            TransportError: when the last notice asked for something else or for nothing, or this socket needs no grants.
-        """
-        self.check_owner()
-        if self._grants is None:
-            raise TransportError(f"this {self.role} grants nothing; only an xpub made with grants=True does")
-        self._grants.grant(topic)
-
-    def cut_off(self) -> bool:
-        """Ends the connection that the last message came on, as for a key that was revoked; its peer redials.
-
-        Returns:
-            False when it has ended already, on inproc, on a dialling socket, and before the first message.
-        """
-        self.check_owner()
-        return self._binding is not None and self._first is not None and cut_off(self._first, self._address)
-
-    def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
-        """What has happened to the connections since the last call, at most `limit`; never blocks. `explain` puts one in words.
-
-        Call it at least about once a second: what waits costs memory.
-
-        Raises:
-            TransportError: when the socket was made without ``watch=True``.
-        """
-        self.check_owner()
-        if self._monitor is None:
-            raise TransportError(f"this {self.role} is not watched; make it with watch=True")
-        return self._monitor.events(limit)
-
-    def subscribe(self, prefix: bytes) -> None:
-        """Asks a sub's publisher for all messages whose first frame starts with `prefix`."""
-        self.check_owner()
-        self._set_topic(zmq.SUBSCRIBE, prefix)
-
-    def unsubscribe(self, prefix: bytes) -> None:
-        """Takes back one `subscribe` of the same prefix."""
-        self.check_owner()
-        self._set_topic(zmq.UNSUBSCRIBE, prefix)
-
-    def close(self) -> None:
-        """Stops listening and closes; what is still queued for sending is discarded. A second call does nothing.
-
-        Raises:
-            TransportError: for a call from another thread.
-        """
-        if self._closed:
-            return
-        if self.owner == _NOBODY:
-            self._closed = True
-            return
-        self.check_owner()
-        self._closed = True
-        self._first = None
-        try:
-            if self._monitor is not None:
-                self._monitor.close()
-            if self._binding is not None:
-                self._binding.close()
-        finally:
-            self.raw.close(linger=0)
-            untrack(self)
-
-    def disown(self) -> None:
-        """Lets go of it in a forked child."""
-        self.owner = _NOBODY
-        if self._binding is not None:
-            self._binding.disown()
-
-    def _set_topic(self, option: int, prefix: bytes) -> None:
-        if self.role != "sub":
-            raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
-        self.raw.setsockopt(option, prefix)
-
-    def check_owner(self) -> None:
-        """Raises TransportError in a thread that did not make it, Closed after `close`."""
-        if self.owner != threading.get_ident():
-            if self.owner == _NOBODY:
-                raise TransportError(f"this {self.role} was inherited by a fork; make a new one in the child")
-            raise TransportError(f"this {self.role} belongs to another thread; make, use and close a socket in one thread")
-        if self._closed:
-            raise Closed(f"the {self.role} at {self._address.uri} is closed")
-
-    def __repr__(self) -> str:
-        state = "closed, was at" if self._closed else "bound to" if self._binding else "dialling"
-        return f"<{self.role} {state} {self._address.uri}>"
-
-
-def _owned(frame: zmq.Frame) -> Frame:
-    if len(frame) < LARGE_FRAME_BYTES:
-        return frame.bytes
-    return memoryview(frame.buffer).toreadonly()

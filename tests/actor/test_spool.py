@@ -456,6 +456,18 @@ def test_a_long_time_in_memory_is_written_in_parts(opened, monkeypatch):
     assert numbers(spool.take(20, 1 << 20)) == list(range(9))
 
 
+def test_a_kill_between_the_parts_leaves_what_was_written(opened, folder, monkeypatch):
+    monkeypatch.setattr("rl4sys_zmq.actor.spool.FLUSH_BYTES", 3 * SIZE)
+    spool = opened()
+    spool.reconcile(0, 0)
+    spool.put(segments(*range(9)))
+    spool.take(6, 1 << 20)
+    second = opened(killed(spool, folder))
+    assert (len(second), second.submitted, second.counters.get("spool_damaged_files")) == (4, 4, 0)
+    assert numbers(second.reconcile(6, 3)) == [3, None, None]
+    assert (second.submitted, law(second)) == (6, True)
+
+
 # ---- damage
 
 
@@ -719,6 +731,8 @@ class SpoolMachine(RuleBasedStateMachine):
         held = {*self.held(memory=True), *range(self.put_count, self.put_count + count)}
         self.spool.put(segments(*range(self.put_count, self.put_count + count)))
         self.put_count += count
+        if self.spool.error is None:
+            assert not self.spool.untaken_items or self.spool.nbytes <= self.limits.max_bytes
         if self.spool.dropped.get("overflow", 0) > before:
             self.uncounted |= held - set(self.held(memory=True))
 
@@ -817,7 +831,6 @@ class SpoolMachine(RuleBasedStateMachine):
         assert spool.untaken_steps == sum(h.steps for h in spool.heads())
         if spool.error is None:
             self.uncounted.clear()
-            assert sum(h.nbytes for h in spool.heads()) == 0 or spool.nbytes <= self.limits.max_bytes
         accepted = [n for n in self.learner.accepted if n is not None]
         held = self.held()
         assert all(a < b for a, b in pairwise(accepted)), accepted

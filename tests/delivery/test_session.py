@@ -491,7 +491,6 @@ def test_in_a_session_nobody_is_forgotten(session):
     assert (session.state, session.in_flight, session.in_doubt) == (SessionState.JOINED, 1, 0)
 
 
-@pytest.mark.xfail(strict=True, reason="the session takes any EXPIRED in earnest")
 def test_a_second_answer_does_not_make_it_begin_anew_once_more(forgotten):
     """Two HELLOs were on their way, or one answer came twice."""
     forgotten.on_message(1.0, refused("expired"))
@@ -501,7 +500,6 @@ def test_a_second_answer_does_not_make_it_begin_anew_once_more(forgotten):
     assert again.incarnation == hello.incarnation == 2
 
 
-@pytest.mark.xfail(strict=True, reason="the session takes any EXPIRED in earnest")
 @pytest.mark.parametrize("ledger_id", [0, LEDGER])
 def test_what_is_in_a_spool_is_never_given_up(counters, ledger_id):
     """A learner that says so all the same is wrong."""

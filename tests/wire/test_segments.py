@@ -21,6 +21,7 @@ from rl4sys_zmq.wire import (
     join_submit,
     pack_segment,
     read_submit,
+    segment_steps,
     spec_from_document,
     spec_to_document,
     submit_checksums,
@@ -193,6 +194,14 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment):
         dataclasses.replace(base, masks=None),
     ]
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
+
+
+def test_claimed_steps_are_read_from_any_header(make_segment):
+    message = join_submit(0, 0, [pack_segment(make_segment(n)) for n in (1, 4, 2)])
+    assert segment_steps(message) == [1, 4, 2]
+    message.segments[0] = "text"
+    message.segments[2][6] = 2**40
+    assert segment_steps(message) == [4, 2**40]
 
 
 # ---- what a segment's header may say

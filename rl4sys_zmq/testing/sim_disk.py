@@ -1,0 +1,230 @@
+"""What survives a simulated learner: its journal's rows and its checkpoints; and a ledger that writes there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rl4sys_zmq.delivery import ClientRow, Entry, Key, LedgerState, MemoryLedger, Page, StreamRow
+from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
+from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Read, Trim, Write
+from rl4sys_zmq.learner.checkpoints import Mark
+
+__all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowLedger"]
+
+KEEP = 3
+NOBODY = ClientRow("sim", 0, {}, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint.
+
+    Attributes:
+        number: grows.
+        judged: the state: which segments met which verdict, in order.
+        marks: how far it goes, by stream.
+        verdicts: the client's totals.
+    """
+
+    number: int
+    judged: tuple[tuple[int, str], ...]
+    marks: tuple[Mark, ...]
+    verdicts: Mapping[str, int]
+
+
+@dataclass
+class SimDisk:
+    """A run directory.
+
+    Attributes:
+        ledger_id: of the journal.
+        clients, streams, entries: its tables.
+        checkpoints: oldest first.
+        sound: how many checkpoints were written since one was damaged; one in two may be.
+    """
+
+    ledger_id: int
+    clients: dict[str, ClientRow] = field(default_factory=dict)
+    streams: dict[Key, StreamRow] = field(default_factory=dict)
+    entries: list[tuple[int, Entry]] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    next_row: int = 1
+    next_number: int = 1
+    sound: int = 2
+
+    def copy(self) -> SimDisk:
+        """A backup."""
+        tables = dict(self.clients), dict(self.streams), list(self.entries), list(self.checkpoints)
+        return SimDisk(self.ledger_id, *tables, self.next_row, self.next_number, self.sound)
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Adds a checkpoint, in one step, and removes the oldest."""
+        self.checkpoints = [*self.checkpoints, checkpoint][-KEEP:]
+        self.next_number = checkpoint.number + 1
+        self.sound += 1
+
+    def rot(self) -> bool:
+        """Damages the newest checkpoint, if another may stand in for it."""
+        if self.sound < 2 or not self.checkpoints:
+            return False
+        self.checkpoints = self.checkpoints[:-1]
+        self.sound = 0
+        return True
+
+    def apply(self, operation: Write) -> None:
+        """Does what a journal's transaction does."""
+        match operation:
+            case Entry() as e:
+                self.entries.append((self.next_row, e))
+                self.next_row += 1
+                key = e.actor_id, e.origin
+                row = self.streams.get(key) or StreamRow(e.client_id, *key, e.origin, e.first_seq, 0, 0, 0, True, False)
+                self.streams[key] = replace(
+                    row,
+                    received=max(row.received, e.end_seq),
+                    accepted_steps=row.accepted_steps + e.steps,
+                    refused=row.refused + e.refused,
+                )
+                self._count(e.accepted, e.refused, 0)
+            case ClientRow() as c:
+                known = self.clients.get(c.client_id)
+                totals = (known.accepted, known.refused, known.gap) if known else (c.accepted, c.refused, c.gap)
+                self.clients[c.client_id] = ClientRow(c.client_id, c.generation, c.settings, *totals)
+            case StreamRow() as s:
+                self._put_stream(s)
+            case Gap():
+                self._count(operation.count, 0, operation.count)
+            case DropStream():
+                key = operation.actor_id, operation.origin
+                self.streams.pop(key, None)
+                self.entries = [(row, e) for row, e in self.entries if (e.actor_id, e.origin) != key]
+            case Trim():
+                marks = dict(operation.marks)
+                self.entries = [(row, e) for row, e in self.entries if e.end_seq > marks.get((e.actor_id, e.origin), 0)]
+
+    def _put_stream(self, row: StreamRow) -> None:
+        known = self.streams.get((row.actor_id, row.origin), row)
+        self.streams[row.actor_id, row.origin] = replace(
+            known,
+            incarnation=max(known.incarnation, row.incarnation),
+            received=max(known.received, row.received),
+            submits=row.submits,
+            spooled=row.spooled,
+        )
+
+    def _count(self, accepted: int, refused: int, gap: int) -> None:
+        row = self.clients.get(NOBODY.client_id, NOBODY)
+        totals = row.accepted + accepted, row.refused + refused, row.gap + gap
+        self.clients[row.client_id] = ClientRow(row.client_id, row.generation, row.settings, *totals)
+
+
+class SlowLedger(MemoryLedger):
+    """Commits what it was given one call later, as a disk would, and forgets it with the process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._writing: list[Entry | Page] = []
+
+    def committed(self) -> list[Entry | Page]:
+        """What the call before this one found."""
+        done, self._writing = self._writing, super().committed()
+        return done
+
+
+class SimJournal:
+    """A ledger on a `SimDisk`. It writes what it had at the call before, or a part of that; the learner may die in between.
+
+    Attributes:
+        full: it takes no entries; what needs no room goes on.
+    """
+
+    durable = True
+
+    def __init__(self, disk: SimDisk, rng: random.Random, written: Callable[[Write], None]) -> None:
+        """Args:
+        disk: where it writes.
+        rng: how much at a time.
+        written: told of each operation that is on the disk.
+        """
+        self.ledger_id = disk.ledger_id
+        self.full = False
+        self._disk, self._rng, self._written = disk, rng, written
+        self._backlog = Backlog()
+        self._due = 0
+
+    def append(self, batch: Sequence[Entry]) -> None:
+        """Queues entries."""
+        self._backlog.extend(batch)
+
+    def put_client(self, row: ClientRow) -> None:
+        """Queues a row."""
+        self._backlog.extend([row])
+
+    def put_stream(self, row: StreamRow) -> None:
+        """Queues a row."""
+        self._backlog.extend([row])
+
+    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+        """Queues a deletion."""
+        self._backlog.extend([DropStream(client_id, actor_id, origin)])
+
+    def add_gap(self, client_id: str, count: int) -> None:
+        """Queues a count."""
+        self._backlog.extend([Gap(client_id, count)])
+
+    def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
+        """Queues a deletion."""
+        self._backlog.extend([Trim(client_id, tuple(marks.items()))])
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        """Queues a read."""
+        self._backlog.extend([Read(client_id, token, after_row, max_bytes)])
+
+    def committed(self) -> list[Entry | Page]:
+        """Writes, and says what has been written."""
+        left = self._due if self._rng.random() < 0.7 else self._rng.randint(0, self._due)
+        fresh: list[Entry | Page] = []
+        while left > 0:
+            room = (1, 0) if self.full else (0, 1 << 40)
+            group = (self._backlog.next_group(*room) or (self._backlog.relief() if self.full else []))[:left]
+            if not group:
+                break
+            for operation in group:
+                self._do(operation, fresh)
+            self._backlog.done(group)
+            left -= len(group)
+        self._due = len(self._backlog)
+        return fresh
+
+    def _do(self, operation: Operation, fresh: list[Entry | Page]) -> None:
+        if isinstance(operation, Read):
+            fresh.append(self._page(operation))
+            return
+        self._disk.apply(operation)
+        self._written(operation)
+        if isinstance(operation, Entry):
+            fresh.append(operation)
+
+    def _page(self, read: Read) -> Page:
+        rows = [(row, e) for row, e in self._disk.entries if row > read.after_row]
+        size = count = 0
+        for _, entry in rows:
+            if count and size + entry.nbytes > read.max_bytes:
+                break
+            size += entry.nbytes
+            count += 1
+        last = rows[count - 1][0] if count else read.after_row
+        return Page(read.client_id, read.token, tuple(e for _, e in rows[:count]), last, len(rows) > count, 0)
+
+    def state(self) -> LedgerState:
+        """Well, or full."""
+        return LedgerState(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
+
+    def stop(self) -> None:
+        """Nothing."""
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Nothing to wait for."""
+        return True

@@ -1,0 +1,160 @@
+"""An actor that goes on whatever happens to its learner: ``python kill_actor.py '{"address": ..., "trace": ..., ...}'``.
+
+It writes down each segment before the agent has it, and when the durable mark covers it. Lines on its standard input are
+commands: ``stop`` ends the episodes, delivers everything, writes the last counters down and ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.errors import LearnerUnavailable
+from rl4sys_zmq.testing.kills import SPARE
+from rl4sys_zmq.testing.trace import TraceWriter
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+LAW_EVERY_S = 0.2
+JOIN_S = 60.0
+
+
+class Acting:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._dice = random.Random(options["seed"])
+        self._trace = TraceWriter(options["trace"], client=options["client"])
+        self._names: list[str] = []
+        self._acked = 0
+        self._latencies: list[float] = []
+        self._law_at = 0.0
+        self.stopping = threading.Event()
+        self._spooled = "spool" in options.get("config", {})
+        if self._spooled:
+            self._watch_spool()
+        config = AgentConfig(
+            client_id=options["client"],
+            actor_id=options.get("actor_id"),
+            algorithm_name=f"RECORD_{options['client'].upper()}",
+            observation_space=BoxSpace((4,)),
+            action_space=DiscreteSpace(2),
+            train_server_address=options["address"],
+            connect_timeout_s=JOIN_S,
+            wait_timeout_s=JOIN_S,
+            seed=options["seed"],
+            **options.get("config", {}),
+        )
+        self.agent = RL4SysAgent(config=config)
+        put = self.agent._outbox.put
+
+        def noted_put(segment: Any) -> None:
+            name = f"{segment.episode_id:x}.{segment.segment_index}"
+            self._names.append(name)
+            self._trace.submitted(name)
+            put(segment)
+
+        self.agent._outbox.put = noted_put  # type: ignore[method-assign]
+        self._trace.note("joined", generation=self.agent.generation)
+
+    def _watch_spool(self) -> None:
+        """The spool's promise counts as the ack: from when a segment is in the file, nothing may lose it."""
+        from rl4sys_zmq.actor.spool import Spool
+
+        put = Spool.put
+
+        def noted_put(spool: Spool, segments: Any) -> None:
+            put(spool, segments)
+            if not spool.memory_items:
+                kept, self._acked = self._acked, self._acked + len(segments)
+                self._trace.acked(self._names[kept : self._acked])
+
+        Spool.put = noted_put  # type: ignore[method-assign]
+
+    def run(self) -> None:
+        period_s, due = 1.0 / self._options["rate"], time.monotonic()
+        while not self.stopping.is_set():
+            self._episode()
+            self._note_acks()
+            self._note_law()
+            due = max(due + period_s, time.monotonic() - 0.1)
+            self.stopping.wait(max(0.0, due - time.monotonic()))
+        self._finish()
+
+    def _episode(self) -> None:
+        traj = action = None
+        try:
+            for step in range(self._dice.randint(1, 4)):
+                traj, action = self.agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
+                action.update_reward(1.0)
+                self.agent.add_to_trajectory(traj, action)
+        except LearnerUnavailable:  # only with overflow: wait
+            self._trace.note("waited_too_long")
+        if traj is not None and action is not None:
+            began = time.perf_counter()
+            self.agent.mark_end_of_trajectory(traj, action)
+            self._latencies.append(time.perf_counter() - began)
+
+    def _note_acks(self) -> None:
+        durable = 0 if self._spooled else self.agent._io.session.durable
+        if durable > self._acked:
+            self._trace.acked(self._names[self._acked : durable])
+            self._acked = durable
+
+    def _note_law(self, *, last: bool = False) -> None:
+        """Counters are read while the I/O thread moves them; what holds is that they agree when they are read at rest."""
+        now = time.monotonic()
+        if now < self._law_at and not last:
+            return
+        self._law_at = now + LAW_EVERY_S
+        for _ in range(200):
+            stats = self.agent.stats()
+            parts = ("dropped_at_source", "in_actor", "refused", "accepted", "in_doubt")
+            if stats["submitted"] == sum(stats[part] for part in parts):
+                break
+            self.stopping.wait(0.001)
+        self._trace.law("actor", stats, client=self._options["client"])
+
+    def _finish(self) -> None:
+        self.agent.flush(JOIN_S)
+        self._note_acks()
+        self._note_law(last=True)
+        ms = 1e3 * np.array(self._latencies or [0.0])
+        quantiles = {f"p{q}_ms": round(float(np.percentile(ms, q)), 4) for q in (50, 99, 99.9, 100)}
+        self._trace.note("done", stats=self.agent.stats(), submits=len(self._latencies), **quantiles)
+        self.agent.close()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
+    if SPARE in os.environ and not sys.stdin.readline():
+        return 0
+    acting: list[Acting] = []
+    stop_early = threading.Event()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            if line.strip() == "stop":
+                stop_early.set()
+                for each in acting:
+                    each.stopping.set()
+        if not stop_early.is_set():
+            os._exit(3)  # whoever started this is gone
+
+    threading.Thread(target=listen, daemon=True).start()
+    acting.append(Acting(json.loads(sys.argv[1])))
+    if stop_early.is_set():
+        acting[0].stopping.set()
+    acting[0].run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""One learner process, its actors and their traces, for the tests that kill them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.testing.kills import Child, KillLoop
+from rl4sys_zmq.testing.trace import Outcome, TraceTail, check_trace, read_trace
+
+HERE = Path(__file__).parent
+SOAK = bool(os.environ.get("RL4SYS_SOAK"))
+"""The long tier: everything that takes minutes."""
+
+FIRST_PORT, LAST_PORT = 12_000, 32_000
+
+
+def free_port(dice: random.Random) -> int:
+    """A port below those that the system gives to dialling sockets.
+
+    A learner that is killed must find its port free again. One of the others could be taken meanwhile by any connection, even
+    by an actor's own attempts to dial it: TCP lets a socket connect to itself.
+    """
+    while True:
+        port = dice.randint(FIRST_PORT, LAST_PORT)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+class Lab(Resource):
+    """A learner at a fixed address, with a run directory, and actors that join it as client ``on`` or ``off``.
+
+    Attributes:
+        loop: owns the processes.
+        learner: the learner's process.
+        run_dir: its run directory.
+    """
+
+    def __init__(
+        self, folder: Path, seed: int, *, scheme: str = "tcp", parameters: Mapping[str, Any] | None = None, **config: Any
+    ) -> None:
+        print(f"seed {seed}")
+        self.folder, self.seed = folder, seed
+        self._dice = random.Random(seed)
+        self.loop = KillLoop(seed=seed, folder=folder)
+        self.run_dir = folder / "run"
+        self.address = f"tcp://127.0.0.1:{free_port(self._dice)}" if scheme == "tcp" else f"ipc://{folder}/l"
+        self.config = {"checkpoint_every_s": 0.2, **config}
+        self.parameters = {"steps_per_update": 24, **(parameters or {})}
+        self.traces: dict[str, TraceTail] = {}
+        self.learner = self._learner_child("learner")
+
+    def _learner_child(self, name: str) -> Child:
+        options = {
+            "bind": self.address,
+            "run_dir": str(self.run_dir),
+            "trace": self._trace(name),
+            "config": self.config,
+            "parameters": self.parameters,
+        }
+        return self.loop.child(name, [sys.executable, str(HERE / "kill_learner.py"), json.dumps(options)])
+
+    def reconfigure(self, **config: Any) -> None:
+        """Gives the next life of the learner another configuration; it does not run now."""
+        self.config = {**self.config, **config}
+        options = json.loads(self.learner.command[-1])
+        self.learner.command[-1] = json.dumps({**options, "config": self.config})
+
+    def actor(self, name: str, client: str, *, rate: float, address: str | None = None, **config: Any) -> Child:
+        """An actor process, which is not started yet."""
+        options = {
+            "address": address or self.address,
+            "client": client,
+            "actor_id": f"actor-{name}",
+            "trace": self._trace(name),
+            "seed": self._dice.randrange(1 << 31),
+            "rate": rate,
+            "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
+        }
+        return self.loop.child(name, [sys.executable, str(HERE / "kill_actor.py"), json.dumps(options)])
+
+    def _trace(self, name: str) -> str:
+        path = self.folder / f"{name}.jsonl"
+        self.traces[name] = TraceTail(path)
+        return str(path)
+
+    def acked(self) -> int:
+        """How many segments all actors have seen acknowledged."""
+        return sum(tail.ids("acked") for tail in self.traces.values())
+
+    def submitted(self) -> int:
+        """How many segments all actors have handed over."""
+        return sum(tail.ids("submitted") for tail in self.traces.values())
+
+    def serving(self, timeout_s: float = 20.0) -> None:
+        """Starts the learner if need be, and waits until its present life serves."""
+        tail, lives = self.traces["learner"], len(self.learner.codes) + 1
+        if not self.learner.running:
+            self.learner.start()
+        self.loop.until(
+            lambda: tail.count("life") >= lives and tail.last("serving").get("at_ns", 0) > tail.last("life")["at_ns"],
+            timeout_s,
+            "a learner that serves",
+        )
+
+    def ask(self, command: str, timeout_s: float = 40.0) -> dict[str, Any]:
+        """Has the learner do a command; returns its status then."""
+        tail = self.traces["learner"]
+        count = tail.count("answer")
+        self.learner.tell(command)
+        self.loop.until(lambda: tail.count("answer") > count, timeout_s, f"the learner's answer to {command!r}")
+        answer = tail.last("answer")
+        assert "error" not in answer, answer
+        return dict(answer["status"])
+
+    def status(self, client: str) -> dict[str, Any]:
+        """The learner's status of one client."""
+        return dict(request_status(self.address, 10.0)["clients"].get(client, {}))
+
+    def finish(self, *actors: Child, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Lets the actors deliver all they have, has the learner learn from all of it, and ends everything; last status."""
+        for actor in actors:
+            actor.expect(0)
+            actor.tell("stop")
+        self.loop.until(lambda: not any(actor.running for actor in actors), timeout_s, "the actors' end")
+        for actor in actors:
+            actor.wait(1.0)
+        status = self.ask("drain")
+        self.learner.tell("end")
+        self.learner.wait(15.0)
+        self.loop.check()
+        return status
+
+    def outcome(self, *, one_lineage: bool = True) -> Outcome:
+        """What the traces say. The state on the disk must be the one that the learner spoke of."""
+        events = read_trace(*(self.folder / f"{name}.jsonl" for name in self.traces))
+        spoken = {event.client: event.ids for event in events if event.kind == "applied"}
+        for client, ids in spoken.items():
+            assert self.stored(client) == list(ids), f"the newest checkpoint of {client} holds something else"
+        return check_trace(events, one_lineage=one_lineage)
+
+    def stored(self, client: str) -> list[str]:
+        """The segments in a client's newest checkpoint."""
+        found = CheckpointStore(self.run_dir / "checkpoints" / client).load()
+        assert found is not None
+        return [f"{int(episode):x}.{int(index)}" for episode, index in found[1]["keys"]]
+
+    def close(self) -> None:
+        self.loop.close()
+

@@ -1,0 +1,240 @@
+"""A learner to be killed: ``python kill_learner.py '{"bind": ..., "run_dir": ..., "trace": ..., "config": {...}}'``.
+
+Its algorithms RECORD_ON and RECORD_OFF keep the name of each segment that they learned from in their *state*, so that what is
+in it is what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N makes it kill itself when it comes to a point (see
+`POINTS`) for the N-th time. Lines on its standard input are commands: ``save``, ``drain``, ``end``; it answers in its trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import rl4sys_zmq.learner.checkpoints as checkpoints
+from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.journal_rows import Tables
+from rl4sys_zmq.errors import AddressInUse, RL4SysError
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.client import Client
+from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.thread import _Learning
+from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.testing.kills import SPARE, TRY_AGAIN
+from rl4sys_zmq.testing.trace import TraceWriter
+from rl4sys_zmq.values import PolicySpec
+
+SAMPLE_S = 0.05
+
+
+def name_of(episode_id: int, segment_index: int) -> str:
+    return f"{episode_id:x}.{segment_index}"
+
+
+class Recorder(FakeAlgorithm):
+    """A fake algorithm whose state says what it has learned from, as an array, and not what waits for the next update."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._settled = self._counts()
+
+    def _counts(self) -> dict[str, int]:
+        return {"segments": len(self.keys), "steps": self.steps, "updates": self.updates}
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        done = super().update(partial=partial)
+        if done is not None:
+            self._settled = self._counts()
+        return done
+
+    def state(self) -> dict[str, Any]:
+        now = self._settled if self.kind == "onpolicy" else self._counts()
+        keys = np.array(self.keys[: now["segments"]], dtype=np.uint64).reshape(-1, 2)
+        return {**now, "pending": 0 if self.kind == "onpolicy" else self._pending, "keys": keys}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]
+        self._pending = state["pending"]
+        self.keys = [(int(episode), int(index)) for episode, index in state["keys"]]
+        self._settled = self._counts()
+
+
+class OffPolicyRecorder(Recorder):
+    kind = "offpolicy"
+
+
+class Records:
+    """Makes recorders, and keeps the last one."""
+
+    def __init__(self, kind: type[Recorder], **parameters: Any) -> None:
+        self._kind, self._parameters = kind, parameters
+        self.last: Recorder | None = None
+
+    def __call__(self, observation_space: Any, action_space: Any, parameters: Mapping[str, Any], seed: int) -> Recorder:
+        spec = PolicySpec(observation_space, action_space, "categorical", (8,))
+        self.last = self._kind(spec, FakeParameters(**{**self._parameters, **parameters}), seed)
+        return self.last
+
+
+# ---- dying on purpose
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fuse:
+    """Kills the process when it is lit for the n-th time."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def __call__(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            die()
+
+
+def before(owner: Any, name: str) -> Callable[[Fuse], None]:
+    return functools.partial(_wrap, owner, name, True)
+
+
+def after(owner: Any, name: str) -> Callable[[Fuse], None]:
+    return functools.partial(_wrap, owner, name, False)
+
+
+def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
+    call = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if early:
+            fuse()
+        result = call(*args, **kwargs)
+        if not early:
+            fuse()
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+POINTS: dict[str, Callable[[Fuse], None]] = {
+    "checkpoint.begin": before(checkpoints, "_fill"),
+    "checkpoint.fsync": before(os, "fsync"),
+    "checkpoint.rename": before(os, "rename"),
+    "checkpoint.renamed": after(os, "rename"),
+    "checkpoint.pruning": before(checkpoints.shutil, "rmtree"),
+    "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
+    "commit.applied": after(Tables, "apply"),
+    "commit.done": after(Journal, "_transact"),
+    "trim": after(Tables, "_trim"),
+    "page": after(Tables, "read"),
+    "start.open": after(Journal, "open"),
+    "start.bound": after(Gateway, "_bind"),
+    "start.build": before(_Learning, "_build"),
+    "start.loaded": after(_Learning, "_resume"),
+    "start.rewind": after(Client, "rewind"),
+    "replay": before(Client, "replay"),
+    "replayed": before(Client, "caught_up"),
+    "join": before(Gateway, "_welcome"),
+    "joined": after(Gateway, "_welcome"),
+    "submit": after(Gateway, "_on_submit"),
+}
+
+
+# ---- serving
+
+
+class Served:
+    def __init__(self, options: dict[str, Any], learner: Learner, trace: TraceWriter, records: dict[str, Records]) -> None:
+        self._learner, self._trace, self._records = learner, trace, records
+        self._clients = {"on": "RECORD_ON", "off": "RECORD_OFF"}
+        self._ready = False
+        self._over = threading.Event()
+        self._sampler = threading.Thread(target=self._sample, daemon=True)
+        self._sampler.start()
+
+    def law(self) -> dict[str, Any]:
+        at_ns = time.monotonic_ns()
+        status = self._learner.status()
+        for name, client in status["clients"].items():
+            if client["state"] == "running":
+                self._trace.law("learner", client, at_ns=at_ns, client=name)
+                if not self._ready:
+                    self._ready = True
+                    self._trace.note("ready", resuming=client["resuming"], pending=client["pending"])
+        return status
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            try:
+                self.law()
+            except RL4SysError as exc:
+                if not self._over.is_set():
+                    self._trace.note("sampler_failed", error=repr(exc))
+                    raise
+
+    def do(self, command: str) -> bool:
+        """Does one command; False at the end."""
+        try:
+            self._do(command)
+        except RL4SysError as exc:
+            self._trace.note("answer", command=command, error=f"{type(exc).__name__}: {exc}")
+        return command != "end"
+
+    def _do(self, command: str) -> None:
+        match command:
+            case "save":
+                self._learner.save(timeout_s=20.0)
+                self._trace.note("answer", command=command, status=self.law())
+            case "drain":
+                self._learner.drain(timeout_s=30.0)
+                for client, algorithm in self._clients.items():
+                    made = self._records[algorithm].last
+                    if made is not None:
+                        self._trace.applied([name_of(*key) for key in made.keys], client=client)
+                self._trace.note("answer", command=command, status=self.law())
+            case "end":
+                self._over.set()
+                self._sampler.join()
+                self._learner.raise_if_dead()
+                self._learner.close()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
+    options = json.loads(sys.argv[1])
+    if SPARE in os.environ and not sys.stdin.readline():
+        return 0
+    parameters = options.get("parameters", {})
+    records = {"RECORD_ON": Records(Recorder, **parameters), "RECORD_OFF": Records(OffPolicyRecorder, **parameters)}
+    for name, factory in records.items():
+        register_algorithm(name, factory)
+    point, _, count = os.environ.get("RL4SYS_DIE_AT", "").partition(":")
+    if point:
+        POINTS[point](Fuse(int(count or 1)))
+    trace = TraceWriter(options["trace"])
+    config = LearnerConfig(bind=options["bind"], run_dir=options["run_dir"], **options["config"])
+    try:
+        learner = Learner(config).start()
+    except AddressInUse as exc:
+        print(exc)
+        return TRY_AGAIN
+    trace.note("serving", address=learner.address)
+    served = Served(options, learner, trace, records)
+    for line in sys.stdin:
+        if not served.do(line.strip()):
+            return 0
+    return 3  # whoever started this is gone
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""The kill gates: whatever is killed, and whenever, nothing that was acknowledged is lost and nothing is learned from twice.
+
+The quick tier asserts the outcome with a few kills; RL4SYS_SOAK=1 has the numbers of the gate.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq import AgentConfig
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.testing import ChaosProxy, Faults
+
+_spec = importlib.util.spec_from_file_location("kill_lab", Path(__file__).with_name("kill_lab.py"))
+assert _spec is not None and _spec.loader is not None
+kill_lab = importlib.util.module_from_spec(_spec)
+sys.modules["kill_lab"] = kill_lab
+_spec.loader.exec_module(kill_lab)
+Lab, SOAK = kill_lab.Lab, kill_lab.SOAK
+
+pytestmark = pytest.mark.timeout(1_800 if SOAK else 120)
+
+LEAST = 200
+"""Acks between two kills."""
+
+BATCH = {"steps_per_update": 96}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short path, for ipc."""
+    path = Path(tempfile.mkdtemp(prefix="rl4k-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def three_actors(lab: Any, client: str, address: str | None = None, rate: float = 120.0) -> list[Any]:
+    """Two that never wait for anything, and one that waits for credit."""
+    policies = ("drop_oldest", "drop_oldest", "wait")
+    actors = [lab.actor(f"a{i}", client, rate=rate, address=address, overflow=o) for i, o in enumerate(policies)]
+    for actor in actors:
+        actor.start()
+    return actors
+
+
+def assert_gate(lab: Any, client: str, status: dict[str, Any], actors: list[Any]) -> None:
+    """0 acked lost, 0 learned twice, nothing unacked, nothing rolled back, every law held, every actor in its first life."""
+    outcome = lab.outcome()
+    print(f"{lab.loop.kills} kills, {lab.learner.retries} retries of the address; {outcome}")
+    for name, tail in lab.traces.items():
+        done = tail.last("done")
+        if done:
+            print(name, {key: value for key, value in done.items() if key.endswith("_ms") or key == "submits"})
+    outcome.check()
+    assert outcome.lost == outcome.duplicate == outcome.unacked == ()
+    assert outcome.applied == outcome.submitted == outcome.ok + len(outcome.recovered)
+    assert not any(outcome.counted.values())
+    numbers = status["clients"][client]
+    assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)
+    assert numbers["accepted"] == numbers["verdicts"]["trained"] == outcome.submitted
+    assert [actor.codes for actor in actors] == [[0]] * len(actors)
+    assert all(tail.last("done")["stats"]["dropped_at_source"] == 0 for tail in lab.traces.values() if tail.last("done"))
+
+
+QUICK_PAIRS = [("tcp", "on"), ("ipc", "off")]
+ALL_PAIRS = [*QUICK_PAIRS, ("tcp", "off"), ("ipc", "on")]
+
+
+@pytest.mark.parametrize(("scheme", "client"), ALL_PAIRS if SOAK else QUICK_PAIRS)
+def test_a_learner_that_is_killed(folder: Path, seed: int, scheme: str, client: str) -> None:
+    with Lab(folder, seed, scheme=scheme, parameters=BATCH) as lab:
+        lab.serving()
+        actors = three_actors(lab, client)
+        lab.loop.run([lab.learner], kills=100 if SOAK else 2, progress=lab.acked, least=LEAST)
+        assert_gate(lab, client, lab.finish(*actors), actors)
+
+
+# ---- at the worst moments
+
+QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "start.loaded:1", "checkpoint.untold:2"]
+ALL_POINTS = [
+    *(f"checkpoint.begin:{n}" for n in (1, 3)),
+    *(f"checkpoint.fsync:{n}" for n in (1, 2, 3, 4, 5, 6, 11)),
+    *(f"checkpoint.rename:{n}" for n in (1, 2, 3, 4, 5)),
+    *(f"checkpoint.renamed:{n}" for n in (1, 2, 3, 4, 5)),
+    *(f"checkpoint.pruning:{n}" for n in (1, 2)),
+    *(f"checkpoint.untold:{n}" for n in (1, 2)),
+    *(f"commit.applied:{n}" for n in (1, 2, 3, 10, 50)),
+    *(f"commit.done:{n}" for n in (1, 2, 3, 10, 50)),
+    *(f"trim:{n}" for n in (1, 2)),
+    "page:1",
+    *("start.open:1", "start.bound:1", "start.build:1", "start.loaded:1", "start.rewind:1", "replayed:1"),
+    *(f"join:{n}" for n in (1, 2, 3)),
+    *(f"joined:{n}" for n in (1, 2, 3)),
+    *(f"submit:{n}" for n in (1, 2, 30)),
+]
+
+
+def dies_at(lab: Any, point: str) -> None:
+    """Starts the learner, and has it kill itself at a point."""
+    lab.learner.start(RL4SYS_DIE_AT=point)
+    lab.learner.expect(-9)
+    lab.loop.until(lambda: not lab.learner.running, 40.0, f"the learner to die at {point}")
+    lab.loop.check()
+
+
+@pytest.mark.parametrize("client", ["on", "off"] if SOAK else ["on"])
+def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, client: str) -> None:
+    """While it writes a checkpoint, while it commits, while it starts, while actors join."""
+    with Lab(folder, seed, parameters=BATCH, checkpoint_every_s=0.1) as lab:
+        lab.serving()
+        actors = three_actors(lab, client)
+        lab.loop.until(lambda: lab.acked() >= LEAST, 30.0, "the first acks")
+        lab.learner.kill()
+        for point in ALL_POINTS if SOAK else QUICK_POINTS:
+            dies_at(lab, point)
+        late = lab.actor("late", client, rate=50.0)
+        late.start()
+        dies_at(lab, "joined:4")  # three old ones, and the new one that it hears for the first time
+        lab.serving()
+        before = lab.acked()
+        lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
+        actors.append(late)
+        assert_gate(lab, client, lab.finish(*actors), actors)
+
+
+def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int) -> None:
+    """A large backlog: nothing is in a checkpoint, everything comes from the journal, each time from the start."""
+    backlog = 6_000 if SOAK else 1_000
+    with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}) as lab:
+        lab.serving()
+        actors = three_actors(lab, "on", rate=300.0)
+        lab.loop.until(lambda: lab.acked() >= backlog, 90.0, "a backlog")
+        lab.learner.kill()
+        for n in (1, backlog // 3, backlog // 2) if SOAK else (backlog // 3,):
+            dies_at(lab, f"replay:{n}")
+        for _ in range(10 if SOAK else 2):
+            lab.learner.prepare()
+            lab.loop.wait(0.3)
+            lab.learner.start()
+            lab.loop.wait(lab.loop.uniform(0.0, 0.1))  # twice within 100 ms: before it is ready
+            lab.learner.kill()
+        lab.serving()
+        assert_gate(lab, "on", lab.finish(*actors), actors)
+
+
+def test_a_learner_that_stands_still(folder: Path, seed: int) -> None:
+    """SIGSTOP is no death: its actors give it up, come back, and what it had queued is not taken twice."""
+    with Lab(folder, seed, parameters=BATCH) as lab:
+        lab.serving()
+        actors = three_actors(lab, "off")
+        for pause_s in (3.5, 0.5, 8.0, 4.0) if SOAK else (1.0,):
+            before = lab.acked()
+            lab.loop.until(lambda b=before: lab.acked() >= b + LEAST, 30.0, "acks")
+            lab.learner.pause()
+            lab.loop.wait(pause_s)
+            lab.learner.resume()
+        assert_gate(lab, "off", lab.finish(*actors), actors)
+
+
+# ---- through a bad network
+
+Disturb = Callable[[ChaosProxy], None]
+NETWORKS: dict[str, Disturb] = {
+    "cut mid-frame": lambda proxy: setattr(proxy, "faults", Faults(cut_probability=0.02, reset=False)),
+    "reset": lambda proxy: setattr(proxy, "faults", Faults(cut_probability=0.02, reset=True)),
+    "half-open": lambda proxy: setattr(proxy, "faults", Faults(cut_probability=0.02, half_open=True)),
+    "black hole": lambda proxy: proxy.black_hole(True),
+    "slow drip": lambda proxy: setattr(proxy, "faults", Faults(latency_s=0.05, rate_bytes_s=2_000.0)),
+    "corruption": lambda proxy: setattr(proxy, "faults", Faults(corrupt_probability=0.02)),
+    "everything": lambda proxy: setattr(
+        proxy, "faults", Faults(latency_s=0.01, cut_probability=0.01, reset=True, corrupt_probability=0.01)
+    ),
+}
+
+
+def heal(proxy: ChaosProxy) -> None:
+    proxy.faults = Faults()
+    proxy.black_hole(False)
+
+
+def seconds_to_rate(lab: Any, rate: float, timeout_s: float) -> float:
+    """How long it takes until `rate` acks have come within a second."""
+    began, marks = time.monotonic(), [(time.monotonic(), lab.acked())]
+
+    def fast() -> bool:
+        now = time.monotonic()
+        marks.append((now, lab.acked()))
+        while marks[0][0] < now - 1.0:
+            marks.pop(0)
+        return marks[-1][1] - marks[0][1] >= rate
+
+    lab.loop.until(fast, timeout_s, f"{rate:.0f} acks within a second")
+    return time.monotonic() - began
+
+
+def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int) -> None:
+    with Lab(folder, seed, parameters=BATCH) as lab:
+        lab.serving()
+        with ChaosProxy(lab.address, seed=seed) as proxy:
+            actors = three_actors(lab, "on", proxy.address)
+            began, before = time.monotonic(), lab.acked()
+            lab.loop.until(lambda: lab.acked() >= before + (3 * LEAST if SOAK else LEAST), 30.0, "acks on a good network")
+            rate = (lab.acked() - before) / (time.monotonic() - began)
+            slowest = 0.0
+            for name in [*NETWORKS, *NETWORKS, *list(NETWORKS)[:3]] if SOAK else ["everything", "black hole"]:
+                NETWORKS[name](proxy)
+                lab.loop.wait(lab.loop.uniform(1.0, 4.0) if SOAK else 0.7)
+                lab.learner.kill()
+                lab.serving()
+                lab.loop.wait(lab.loop.uniform(0.0, 2.0) if SOAK else 0.2)
+                heal(proxy)
+                taken_s = seconds_to_rate(lab, 0.9 * rate if SOAK else 50.0, 30.0)
+                slowest = max(slowest, taken_s)
+                print(f"{name}: full rate {taken_s:.2f} s after it was healed")
+            print(f"rate {rate:.0f}/s; {proxy.counters.snapshot()}")
+            assert_gate(lab, "on", lab.finish(*actors), actors)
+    if SOAK:
+        assert slowest < 5.0
+
+
+# ---- actors with a spool
+
+
+def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int) -> None:
+    """What the spool has taken is delivered once, whoever dies."""
+    try:
+        AgentConfig(client_id="probe", spool=str(folder / "probe"))  # type: ignore[call-arg]
+    except (TypeError, ConfigError) as exc:
+        pytest.skip(f"this version has no AgentConfig(spool=...): {exc}")
+    with Lab(folder, seed, parameters=BATCH) as lab:
+        lab.serving()
+        actors = [lab.actor(f"a{i}", "on", rate=120.0, spool=str(folder / f"spool{i}")) for i in range(3)]
+        for actor in actors:
+            actor.start()
+        lab.loop.run(
+            [lab.learner, *actors],
+            kills=90 if SOAK else 3,
+            progress=lambda: lab.traces["learner"].last("law").get("accepted", 0),
+            least=LEAST,
+        )
+        status = lab.finish(*actors)
+        outcome = lab.outcome()
+        print(f"{lab.loop.kills} kills; {outcome}")
+        outcome.check(delivered=False)  # what was never in the spool died with its process
+        assert outcome.lost == outcome.duplicate == ()
+        assert status["clients"]["on"]["rolled_back"] == 0

@@ -34,7 +34,8 @@ __all__ = ["ActorIO", "Gate", "Terms"]
 
 log = logging.getLogger(__name__)
 
-RESTART_S = 0.2
+RESTART_S = (0.2, 5.0)
+"""The first pause before the sockets are made anew after an exception, and the longest."""
 MAX_BATCH_STEPS = 16_384
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
@@ -202,14 +203,19 @@ class ActorIO(Worker):
                 self.opened.set()
                 with self.changed:
                     self._notify()
+            pause_s = RESTART_S[0]
             while not self._stopping.is_set():
                 try:
-                    self._serve()
+                    with Relay() if self._config.sidecar else LocalNetwork() as network:
+                        while not self._stopping.is_set():
+                            self._serve(network)
+                            pause_s = RESTART_S[0]
                 except Exception as exc:  # the host must never notice; stats() and the log do
                     log.exception("the I/O thread of an actor of %s starts again", self._config.client_id)
                     self.counters.add("io_restarts")
                     self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
-                    self._stopping.wait(RESTART_S)
+                    self._stopping.wait(pause_s)
+                    pause_s = min(2 * pause_s, RESTART_S[1])
             self._save_policy(force=True)
         finally:
             self._supply.close()
@@ -238,10 +244,9 @@ class ActorIO(Worker):
         if self._cache is not None and self.policy is None:
             self._load_policy(self._cache)
 
-    def _serve(self) -> None:
+    def _serve(self, network: Network) -> None:
         """One life of the sockets."""
-        with self._network() as network, network.poller() as poller:
-            dealer = network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys)
+        with network.poller() as poller, network.dealer(self._address, send_hwm=SEND_HWM, keys=self._keys) as dealer:
             self._dealer, self._poller = dealer, poller
             try:
                 poller.register(dealer)
@@ -256,10 +261,6 @@ class ActorIO(Worker):
             finally:
                 self._redial = False
                 self._follower.leave()
-                dealer.close()
-
-    def _network(self) -> Network:
-        return Relay() if self._config.sidecar else LocalNetwork()
 
     def _turn(self) -> None:
         now = time.monotonic()

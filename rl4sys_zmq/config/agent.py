@@ -124,6 +124,8 @@ class AgentConfig:
         check_fields(self)
         flat = {"input_size": input_size, "act_dim": act_dim, "continuous": continuous, "act_limit": self.act_limit}
         resolve_spaces(self, flat)
+        if self.sidecar and self.address.startswith("inproc:"):
+            raise ConfigError("sidecar: another process can't reach an inproc address; use ipc or tcp", key="sidecar")
 
     @property
     def cache_file(self) -> Path | None:

@@ -332,7 +332,10 @@ class SimLearner:
                     stream.commit(safe.end_seq)
                     client.dirty.add(stream.actor_id)
                 if not client.replaying:
-                    client.deliver(safe, safe.skip)
+                    if stream is not None and not stream.counted(safe.end_seq):
+                        client.replay(safe)  # a read overtook it, when the disk was full: it is of the thread before
+                    else:
+                        client.deliver(safe, safe.skip)
             elif safe.token == client.replaying:
                 self._on_page(safe)
         if client.page_after is not None and not client.thread.inbox:

@@ -29,6 +29,7 @@ class Schedule:
         durable: whether the learner has a disk: a ledger and checkpoints that survive it.
         spooled: whether the actors' queues and numbers survive them.
         offpolicy: whether a segment is trained as soon as it is observed.
+        pace: how likely the learner thread reads on in a turn.
         checkpoint_s: the mean time between checkpoints.
         rot: the chance that a starting learner finds its newest checkpoint damaged.
         stalls: how often the disk takes nothing for a while.
@@ -53,6 +54,7 @@ class Schedule:
     durable: bool = False
     spooled: bool = False
     offpolicy: bool = False
+    pace: float = 0.8
     checkpoint_s: float = 1.0
     rot: float = 0.0
     stalls: int = 0
@@ -88,6 +90,7 @@ class Schedule:
             durable=durable,
             spooled=rng.random() < 0.5,
             offpolicy=rng.random() < 0.3,
+            pace=rng.choice([0.8, 0.8, 0.1]),
             checkpoint_s=rng.choice([0.3, 1.0, 4.0]),
             rot=rng.choice([0.0, 0.5]),
             stalls=rng.choice([0, 0, 1, 2]) if bad else 0,

@@ -147,7 +147,7 @@ class SimLearner:
     def _begin_thread(self, judged: list[tuple[int, str]]) -> None:
         """What the gateway does with `Assign` and `Ready`."""
         rng = random.Random(self._rng.random())
-        thread = self._parts.thread(self._history, rng, offpolicy=self._schedule.offpolicy, judged=judged)
+        thread = self._parts.thread(self._history, rng, self._schedule, judged)
         self.client.begin(thread, self._parts.pool(), durable=self._disk is not None)
         if self._disk is not None:
             self.client.rewind(thread.load(self._disk))

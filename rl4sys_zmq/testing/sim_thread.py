@@ -10,6 +10,7 @@ from rl4sys_zmq.delivery import Entry, Key
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.testing.history import History
+from rl4sys_zmq.testing.schedule import Schedule
 from rl4sys_zmq.testing.sim_disk import Checkpoint, SimDisk
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire import SegmentSchema, decode, read_submit
@@ -34,18 +35,18 @@ class SimThread:
         taken_items, taken_steps, taken_bytes: what it has read, refused segments not counted.
     """
 
-    def __init__(self, history: History, rng: random.Random, *, offpolicy: bool, judged: list[tuple[int, str]]) -> None:
+    def __init__(self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]]) -> None:
         """Args:
         history: told of what is observed.
         rng: of verdicts and of pace.
-        offpolicy: trains on each segment at once.
+        schedule: how fast it is, and whether it trains on each segment at once.
         judged: a state that outlived the thread before, on a ledger in memory; nothing feeds it again.
         """
         self.inbox: deque[tuple[Entry, int]] = deque()
         self.progress = Progress()
         self.judged = list(judged)
         self.taken_items = self.taken_steps = self.taken_bytes = 0
-        self._history, self._rng, self._offpolicy = history, rng, offpolicy
+        self._history, self._rng, self._offpolicy, self._pace = history, rng, schedule.offpolicy, schedule.pace
         self._since: list[tuple[int, str]] = []
         self._batch: list[tuple[Key, int, int]] = []
         self._batch_steps = 0
@@ -88,7 +89,7 @@ class SimThread:
 
     def work(self, *, flush: bool) -> list[tuple[Key, int, str]]:
         """Reads some of what it was given, or all of it; returns what has met its verdict."""
-        while self.inbox and (flush or self._rng.random() < 0.8):
+        while self.inbox and (flush or self._rng.random() < self._pace):
             self._read(*self.inbox.popleft())
         if flush:
             self._train()

@@ -16,7 +16,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev demo test check test-base bench clean
+.PHONY: help venv venv-test venv-dev demo test soak check test-base bench clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner a
 
 test: venv-test  ## the whole test suite
 	$(VENV)/bin/python -m pytest
+
+soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
+	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates -s --timeout 1800
 
 check: venv-dev  ## formatting, lint and types
 	scripts/check

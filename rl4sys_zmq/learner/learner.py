@@ -16,8 +16,8 @@ from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
 from rl4sys_zmq.learner.access import Door
-from rl4sys_zmq.learner.gateway import Gateway, Sink
-from rl4sys_zmq.learner.recorder import NullSink, Recorder
+from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
 from rl4sys_zmq.resource import Resource
 

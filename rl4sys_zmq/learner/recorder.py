@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
@@ -25,12 +25,25 @@ from rl4sys_zmq.learner.deadletters import DeadLetters
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
-__all__ = ["NullSink", "Recorder"]
+__all__ = ["NullSink", "Recorder", "Sink"]
 
 log = logging.getLogger(__name__)
 
 QUEUE_RECORDS = 10_000
 FLUSH_S = 1.0
+
+
+class Sink(Protocol):
+    """Where figures for people go; must not block."""
+
+    def metrics(self, client_id: str, metrics: Metrics) -> None:
+        """A learner thread's scalars and episodes."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Something happened that a person may want to know."""
+
+    def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
+        """A segment that was quarantined."""
 
 
 class NullSink:

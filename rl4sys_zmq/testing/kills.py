@@ -48,6 +48,7 @@ class Child(Resource):
     Attributes:
         name: for messages.
         command: the program and its arguments; a change holds from the next start on.
+        started_ns: when its present or last life began, by the monotonic clock.
         kills: how many lives ended by our SIGKILL.
         retries: how many ended with `TRY_AGAIN`.
     """
@@ -62,7 +63,7 @@ class Child(Resource):
             env: variables beside those of this process.
         """
         self.name = name
-        self.kills = self.retries = 0
+        self.kills = self.retries = self.started_ns = 0
         self.command = list(command)
         self._output = folder / f"{name}.out"
         self._env = {**os.environ, **(env or {})}
@@ -81,6 +82,7 @@ class Child(Resource):
         if self.running:
             raise ProcessFailed(f"{self.name} runs already")
         self._expected = ()
+        self.started_ns = time.monotonic_ns()
         if self._spare is not None and self._spare_command == self.command and not env:
             self._process, self._spare = self._spare, None
             self.tell("go")

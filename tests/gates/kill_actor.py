@@ -91,7 +91,7 @@ class Acting:
     def _episode(self) -> None:
         traj = action = None
         try:
-            for step in range(self._dice.randint(1, 4)):
+            for step in range(self._dice.randint(*self._options["steps"])):
                 traj, action = self.agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
                 action.update_reward(1.0)
                 self.agent.add_to_trajectory(traj, action)

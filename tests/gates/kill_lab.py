@@ -79,8 +79,10 @@ class Lab(Resource):
         options = json.loads(self.learner.command[-1])
         self.learner.command[-1] = json.dumps({**options, "config": self.config})
 
-    def actor(self, name: str, client: str, *, rate: float, address: str | None = None, **config: Any) -> Child:
-        """An actor process, which is not started yet."""
+    def actor(
+        self, name: str, client: str, *, rate: float, address: str | None = None, steps: tuple[int, int] = (1, 4), **config: Any
+    ) -> Child:
+        """An actor process, which is not started yet: `rate` episodes a second, of so many steps."""
         options = {
             "address": address or self.address,
             "client": client,
@@ -88,6 +90,7 @@ class Lab(Resource):
             "trace": self._trace(name),
             "seed": self._dice.randrange(1 << 31),
             "rate": rate,
+            "steps": steps,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
         }
         return self.loop.child(name, [sys.executable, str(HERE / "kill_actor.py"), json.dumps(options)])
@@ -107,11 +110,11 @@ class Lab(Resource):
 
     def serving(self, timeout_s: float = 20.0) -> None:
         """Starts the learner if need be, and waits until its present life serves."""
-        tail, lives = self.traces["learner"], len(self.learner.codes) + 1
+        tail = self.traces["learner"]
         if not self.learner.running:
             self.learner.start()
         self.loop.until(
-            lambda: tail.count("life") >= lives and tail.last("serving").get("at_ns", 0) > tail.last("life")["at_ns"],
+            lambda: tail.last("serving").get("at_ns", 0) > self.learner.started_ns,
             timeout_s,
             "a learner that serves",
         )
@@ -130,14 +133,18 @@ class Lab(Resource):
         """The learner's status of one client."""
         return dict(request_status(self.address, 10.0)["clients"].get(client, {}))
 
-    def finish(self, *actors: Child, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Lets the actors deliver all they have, has the learner learn from all of it, and ends everything; last status."""
+    def stop(self, *actors: Child, timeout_s: float = 60.0) -> None:
+        """Has the actors deliver what they have, and end."""
         for actor in actors:
             actor.expect(0)
             actor.tell("stop")
         self.loop.until(lambda: not any(actor.running for actor in actors), timeout_s, "the actors' end")
         for actor in actors:
             actor.wait(1.0)
+
+    def finish(self, *actors: Child, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Lets the actors deliver all they have, has the learner learn from all of it, and ends everything; last status."""
+        self.stop(*actors, timeout_s=timeout_s)
         status = self.ask("drain")
         self.learner.tell("end")
         self.learner.wait(15.0)

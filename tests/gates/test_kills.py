@@ -81,12 +81,15 @@ def test_a_learner_that_is_killed(folder: Path, seed: int, scheme: str, client: 
         lab.serving()
         actors = three_actors(lab, client)
         lab.loop.run([lab.learner], kills=100 if SOAK else 2, progress=lab.acked, least=LEAST)
+        lab.learner.pause()  # SIGSTOP is no death: nothing of what is queued for it may be taken twice
+        lab.loop.wait(0.2)
+        lab.learner.resume()
         assert_gate(lab, client, lab.finish(*actors), actors)
 
 
 # ---- at the worst moments
 
-QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "start.loaded:1", "checkpoint.untold:2"]
+QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "start.loaded:1"]
 ALL_POINTS = [
     *(f"checkpoint.begin:{n}" for n in (1, 3)),
     *(f"checkpoint.fsync:{n}" for n in (1, 2, 3, 4, 5, 6, 11)),
@@ -123,19 +126,19 @@ def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, client: str)
         lab.learner.kill()
         for point in ALL_POINTS if SOAK else QUICK_POINTS:
             dies_at(lab, point)
-        late = lab.actor("late", client, rate=50.0)
-        late.start()
-        dies_at(lab, "joined:4")  # three old ones, and the new one that it hears for the first time
+        if SOAK:
+            actors.append(lab.actor("late", client, rate=50.0))
+            actors[-1].start()
+            dies_at(lab, "joined:4")  # three old ones, and the new one that it hears for the first time
         lab.serving()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
-        actors.append(late)
         assert_gate(lab, client, lab.finish(*actors), actors)
 
 
 def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int) -> None:
     """A large backlog: nothing is in a checkpoint, everything comes from the journal, each time from the start."""
-    backlog = 6_000 if SOAK else 1_000
+    backlog = 6_000 if SOAK else 400
     with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}) as lab:
         lab.serving()
         actors = three_actors(lab, "on", rate=300.0)
@@ -143,7 +146,7 @@ def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int) -> N
         lab.learner.kill()
         for n in (1, backlog // 3, backlog // 2) if SOAK else (backlog // 3,):
             dies_at(lab, f"replay:{n}")
-        for _ in range(10 if SOAK else 2):
+        for _ in range(10 if SOAK else 1):
             lab.learner.prepare()
             lab.loop.wait(0.3)
             lab.learner.start()
@@ -153,12 +156,13 @@ def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int) -> N
         assert_gate(lab, "on", lab.finish(*actors), actors)
 
 
+@pytest.mark.skipif(not SOAK, reason="takes half a minute: RL4SYS_SOAK=1")
 def test_a_learner_that_stands_still(folder: Path, seed: int) -> None:
-    """SIGSTOP is no death: its actors give it up, come back, and what it had queued is not taken twice."""
+    """For longer than its actors wait: they give it up, dial again, and speak to it when it wakes with their old words queued."""
     with Lab(folder, seed, parameters=BATCH) as lab:
         lab.serving()
         actors = three_actors(lab, "off")
-        for pause_s in (3.5, 0.5, 8.0, 4.0) if SOAK else (1.0,):
+        for pause_s in (3.5, 0.5, 8.0, 4.0):
             before = lab.acked()
             lab.loop.until(lambda b=before: lab.acked() >= b + LEAST, 30.0, "acks")
             lab.learner.pause()

@@ -1,0 +1,151 @@
+"""Feeding the learner threads from the ledger, and asking them for the checkpoints that let the ledger forget."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from concurrent.futures import Future
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import Entry, Ledger, Page
+from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.recorder import Sink
+from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Checkpointed, Forget, Save
+
+__all__ = ["Feeder"]
+
+log = logging.getLogger(__name__)
+
+LEDGER_FILLS, LEDGER_FULL = 0.5, 0.9
+"""From how full a ledger on, of 1, checkpoints are asked for, and partial batches trained."""
+
+PAGE_BYTES = 16 << 20
+"""How much of the ledger is read at a time to feed a learner thread again."""
+
+UNBOUNDED_BYTES = 1 << 40
+
+
+class Feeder:
+    """Used in the gateway thread."""
+
+    def __init__(self, roster: Roster, ledger: Ledger, counters: Counters, sink: Sink) -> None:
+        self._roster, self._ledger, self._counters, self._sink = roster, ledger, counters, sink
+        self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
+        self._save_tokens = itertools.count(1)
+
+    def dispatch(self) -> None:
+        """Hands what the ledger has made safe, or gives back, to the learner threads."""
+        for safe in self._ledger.committed():
+            client = self._roster.get(safe.client_id)
+            if client is None:
+                continue
+            if isinstance(safe, Entry):
+                stream = client.table.get(safe.actor_id, safe.origin)
+                if stream is not None:
+                    stream.commit(safe.end_seq)
+                    client.dirty.add(stream.actor_id)
+                if not client.replaying and client.push is not None:
+                    client.deliver(safe, safe.skip)
+            elif safe.token == client.replaying:
+                self._on_page(client, safe)
+        for client in self._roster:
+            while client.backlog and client.push is not None and client.push.send(client.backlog[0]):
+                client.backlog.popleft()
+            if client.page_after is not None and not client.backlog:
+                after, client.page_after = client.page_after, None
+                self._ledger.read(client.client_id, client.replaying, after, PAGE_BYTES)
+
+    def _on_page(self, client: Client, page: Page) -> None:
+        if page.damaged:
+            log.error("client %s: %d entries of the ledger are damaged and are lost", client.client_id, page.damaged)
+            self._counters.add("entries_damaged", page.damaged)
+        for entry in page.entries:
+            client.replay(entry)
+        if page.more:
+            client.page_after = page.last_row
+            return
+        lost = client.caught_up()
+        client.dirty.update(s.actor_id for s in client.table.live())
+        if lost:
+            log.error("client %s: %d acknowledged segments are undone and gone (rolled back)", client.client_id, lost)
+        if client.replayed or lost:
+            self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
+
+    def room_bytes(self) -> int:
+        """How many bytes the ledger can take; none while it fails, so that actors keep what they have."""
+        state = self._ledger.state()
+        if state.error:
+            return 0
+        return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
+
+    def relieve(self) -> None:
+        """Asks for checkpoints while the ledger fills up, for they let it forget; near its end after training partial batches."""
+        state = self._ledger.state()
+        if not state.max_bytes or state.used_bytes + state.queued_bytes < LEDGER_FILLS * state.max_bytes:
+            return
+        partial = state.used_bytes + state.queued_bytes > LEDGER_FULL * state.max_bytes
+        for client in self._roster:
+            if client.state is ClientState.RUNNING and not client.replaying and not client.backlog:
+                client.backlog.append(encode(Save(0, partial)))
+
+    def expire(self, client: Client, now: float) -> None:
+        """Forgets the streams of a client that can't go on."""
+        for stream in client.table.expire(now, client.trimmed):
+            self._ledger.drop_stream(client.client_id, stream.actor_id, stream.origin)
+            if client.push is not None:
+                client.backlog.append(encode(Forget(stream.actor_id, stream.origin)))
+
+    # ---- checkpoints
+
+    def save(self, *, partial: bool) -> Future[dict[str, str]]:
+        """Asks every client for a checkpoint; the result says which could not write one, and why."""
+        token, running = next(self._save_tokens), [c for c in self._roster if c.state is ClientState.RUNNING]
+        future: Future[dict[str, str]] = Future()
+        self._saves[token] = {c.client_id for c in running}, future, {}
+        for client in running:
+            client.backlog.append(encode(Save(token, partial)))
+        if not running:
+            self._saves.pop(token)
+            future.set_result({})
+        return future
+
+    def give_up(self, client: Client, error: str) -> None:
+        """A client that has failed writes no checkpoint."""
+        for token in list(self._saves):
+            self._saved(client.client_id, token, error)
+
+    def close(self, error: Exception) -> None:
+        """Nobody will answer any more."""
+        for _, future, _ in self._saves.values():
+            future.set_exception(error)
+        self._saves.clear()
+
+    def checkpointed(self, client: Client, message: Checkpointed) -> None:
+        """Notes a checkpoint, and lets the ledger forget what the one before it covers."""
+        trim = client.checkpointed(message)
+        if trim:
+            self._ledger.trim(client.client_id, trim)
+        if message.error:
+            self._counters.add("checkpoints_failed")
+        self._sink.event(
+            "checkpoint_failed" if message.error else "checkpoint",
+            client_id=client.client_id,
+            number=message.number,
+            version=message.version,
+            duration_s=round(message.duration_s, 4),
+            error=message.error,
+        )
+        client.dirty.update(s.actor_id for s in client.table.live())
+        self._saved(client.client_id, message.token, message.error)
+
+    def _saved(self, client_id: str, token: int, error: str) -> None:
+        waiting, future, errors = self._saves.get(token, (set(), None, {}))
+        if client_id in waiting and future is not None:
+            waiting.discard(client_id)
+            if error:
+                errors[client_id] = error
+            if not waiting:
+                del self._saves[token]
+                future.set_result(errors)

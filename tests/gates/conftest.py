@@ -1,0 +1,290 @@
+"""The gates of docs/guarantees.md that need no ledger on disk: one body for each, at two sizes.
+
+The quick tier runs with the whole suite and asserts outcomes only. The long one runs when RL4SYS_SOAK is set (`make soak`)
+and asserts times as well. RL4SYS_SOAK_REPORT names a file that gets each gate's figures as a line of JSON; RL4SYS_SOAK_SCALE
+(1) makes the long sizes smaller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import rl4sys_zmq
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+PACKAGE = Path(rl4sys_zmq.__file__).parent.parent
+PROCESSES = Path(__file__).parent / "processes"
+SOAK = bool(os.environ.get("RL4SYS_SOAK"))
+SCALE = float(os.environ.get("RL4SYS_SOAK_SCALE", "1"))
+PATIENCE_S = 60.0
+"""The watchdog on everything that must come, whatever the machine is busy with."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tier:
+    """The size of a gate."""
+
+    name: str
+
+    @property
+    def long(self) -> bool:
+        """Whether times are asserted too."""
+        return self.name == "long"
+
+    def size(self, quick: int, long: int, least: int = 1) -> int:
+        """The one that belongs to this tier; a long one follows RL4SYS_SOAK_SCALE down to `least`."""
+        return max(least, round(long * SCALE)) if self.long else quick
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "tier" in metafunc.fixturenames:
+        tiers = [pytest.param(Tier("quick"), id="quick")]
+        if SOAK:
+            tiers.append(pytest.param(Tier("long"), id="long", marks=pytest.mark.soak))
+        metafunc.parametrize("tier", tiers)
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest, seed: int) -> Callable[..., None]:
+    """Says a gate's figures: one line on stdout, and one of JSON where RL4SYS_SOAK_REPORT says."""
+
+    def say(**figures: Any) -> None:
+        line = {"gate": request.node.name, "seed": seed, **figures}
+        print(", ".join(f"{key} {value}" for key, value in line.items()))
+        if path := os.environ.get("RL4SYS_SOAK_REPORT"):
+            with open(path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    return say
+
+
+def until(ready: Callable[[], T], what: str, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> T:
+    """Waits for a condition that nobody announces; returns what it returned at last."""
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    while not (found := ready()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        pause.wait(every_s)
+    return found
+
+
+def descriptors(pid: int) -> int:
+    """How many descriptors a process has open."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_kib(pid: int) -> int:
+    """The memory of a process that is in RAM."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+class Child:
+    """A script of `processes/` that runs, and a conversation with it: JSON lines in, JSON lines out."""
+
+    def __init__(self, script: str, options: Any, folder: Path) -> None:
+        self.name = script
+        self._stderr_path = folder / f"{script}-{time.monotonic_ns()}.stderr"
+        self._stderr = self._stderr_path.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROCESSES / f"{script}.py"), json.dumps(options)],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(PACKAGE), "PYTHONFAULTHANDLER": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+        )
+        self._heard = b""
+        self._checked = False
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to stderr so far."""
+        return self._stderr_path.read_text()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Sends a command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([name, *arguments]).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def line_within(self, timeout_s: float) -> str | None:
+        """The next line it writes, or None when that takes longer."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + timeout_s
+        descriptor = self.process.stdout.fileno()
+        while b"\n" not in self._heard:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+                return None
+            data = os.read(descriptor, 1 << 16)
+            assert data, f"{self.name} ended without a word: {self.errors}"
+            self._heard += data
+        line, _, self._heard = self._heard.partition(b"\n")
+        return line.decode()
+
+    def hear_within(self, timeout_s: float) -> list[Any]:
+        """The next thing it says, in a list; an empty one when that takes longer."""
+        line = self.line_within(timeout_s)
+        said: list[Any] = [] if line is None else json.loads(line)
+        return said
+
+    def find(self, pattern: str, timeout_s: float = PATIENCE_S) -> str:
+        """What the group of a pattern matches, in the first line of a command's output in which it does."""
+        while (line := self.line_within(timeout_s)) is not None:
+            if found := re.search(pattern, line):
+                return found.group(1)
+        pytest.fail(f"{self.name} did not write {pattern!r} within {timeout_s:g} s: {self.errors}", pytrace=False)
+
+    def hear(self, timeout_s: float = PATIENCE_S) -> Any:
+        """The next thing it says."""
+        said = self.hear_within(timeout_s)
+        assert said, f"{self.name} said nothing for {timeout_s:g} s: {self.errors}"
+        return said[0]
+
+    def ask(self, name: str, *arguments: Any, timeout_s: float = PATIENCE_S) -> Any:
+        """Sends a command and waits for the answer."""
+        self.tell(name, *arguments)
+        return self.hear(timeout_s)
+
+    def signal(self, signum: signal.Signals) -> None:
+        """Sends a signal."""
+        self.process.send_signal(signum)
+
+    def end(self, code: int = 0, timeout_s: float = PATIENCE_S, *, expect: str = "") -> float:
+        """Closes its stdin and waits for its end with this exit code; returns how many seconds that took.
+
+        There must be no trace on its stderr, unless that says what is expected.
+        """
+        began = time.monotonic()
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            got = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"{self.name} did not end within {timeout_s:g} s: {self.errors}", pytrace=False)
+        self._checked = True
+        assert got == code, f"{self.name} ended with {got}: {self.errors}"
+        assert expect in self.errors if expect else "Traceback" not in self.errors, self.errors
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """kill -9, and it is gone."""
+        assert self.process.poll() is None, f"{self.name} had ended already: {self.errors}"
+        self.process.kill()
+        self.end(-signal.SIGKILL)
+
+    def close(self) -> None:
+        """Frees what it holds; fails if it is there and nobody looked at how it ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        try:
+            if not self._checked:
+                if self.name == "command":  # which ends at a signal, not with its stdin
+                    self.process.send_signal(signal.SIGTERM)
+                self.end()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            for stream in (self.process.stdin, self.process.stdout, self._stderr):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+
+
+Spawn = Callable[..., Child]
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Spawn]:
+    """Starts processes: ``spawn("learner", {...})``; whatever runs at the end is told to end, and must end well."""
+    children: list[Child] = []
+
+    def start(script: str, options: Any = None) -> Child:
+        children.append(Child(script, options or {}, tmp_path))
+        return children[-1]
+
+    yield start
+    failures = []
+    for child in reversed(children):
+        try:
+            child.close()
+        except (AssertionError, pytest.fail.Exception) as exc:
+            failures.append(str(exc))
+    assert not failures, failures
+
+
+@pytest.fixture
+def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
+    """Starts learner processes: a child and the address of its ROUTER; `bind` repeats one."""
+
+    def start(bind: str = "tcp://127.0.0.1:0", *, hidden: int = 8, config: Any = None, **fake: Any) -> tuple[Child, str]:
+        child = spawn("learner", {"bind": bind, "hidden": hidden, "config": config or {}, "fake": fake})
+        return child, child.hear()["address"]
+
+    return start
+
+
+def agent_options(address: str, **options: Any) -> dict[str, Any]:
+    """The configuration of an agent of the fake algorithm, in JSON values."""
+    return {
+        "client_id": "lab",
+        "algorithm_name": "FAKE",
+        "input_size": 4,
+        "act_dim": 2,
+        "train_server_address": address,
+        "linger_ms": 0,
+        "connect_timeout_s": PATIENCE_S,
+        "seed": 1,
+        **options,
+    }
+
+
+def join(address: str, **options: Any) -> RL4SysAgent:
+    """An agent in this process."""
+    given = agent_options(address, **options)
+    del given["input_size"], given["act_dim"]
+    return RL4SysAgent(config=AgentConfig(observation_space=BoxSpace((4,)), action_space=DiscreteSpace(2), **given))
+
+
+def play(agent: RL4SysAgent, steps: int) -> None:
+    """One episode."""
+    traj = action = None
+    for _ in range(steps):
+        traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
+        action.update_reward(1.0)
+        agent.add_to_trajectory(traj, action)
+    assert traj is not None
+    agent.mark_end_of_trajectory(traj, action)
+
+
+def check_law(stats: dict[str, Any]) -> None:
+    """The actor's conservation law, where nothing is on its way."""
+    assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"], stats

@@ -1,0 +1,17 @@
+"""One of the commands, with the fake algorithm registered."""
+
+from __future__ import annotations
+
+import sys
+
+from talk import options
+
+from rl4sys_zmq.cli import actor, learner, serve
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+
+given = options()
+register_algorithm("FAKE", FakeAlgorithm.factory(**given.get("fake", {})))
+serve.warm_up = lambda: None  # no second of torch for an algorithm that needs none
+sys.argv = [f"rl4sys-{given['command']}", *given["arguments"]]
+{"actor": actor, "learner": learner}[given["command"]].main()

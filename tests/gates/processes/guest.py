@@ -1,0 +1,148 @@
+"""A host program that uses its agent in ways that are hard on it, and ends as the test says."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from talk import obey, options, say
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.errors import RL4SysError
+
+CHILD_S = 30
+
+given = options()
+
+
+def make() -> RL4SysAgent:
+    """An agent as the test wants it."""
+    return RL4SysAgent(config=AgentConfig.from_mapping(given["agent"]))
+
+
+def play(player: RL4SysAgent, episodes: int | None) -> None:
+    """Episodes of one step; None: for ever."""
+    for _ in itertools.count() if episodes is None else range(episodes):
+        traj, action = player.request_for_action(None, [0.0, 0.1, 0.2, 0.3])
+        action.update_reward(1.0)
+        player.mark_end_of_trajectory(traj, action)
+
+
+def in_threads(count: int, episodes: int) -> dict[str, Any]:
+    """Several threads submit through the one agent, and wait until all of it is safe."""
+    failed: list[str] = []
+
+    def one() -> None:
+        try:
+            play(agent, episodes)
+        except Exception as exc:
+            failed.append(repr(exc))
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    agent.flush(120.0)
+    return {"took_s": time.monotonic() - began, "failed": failed, **agent.stats()}
+
+
+def in_background(count: int) -> bool:
+    """Several threads submit until the process ends under them."""
+    before = agent.stats()["submitted"]
+    for _ in range(count):
+        threading.Thread(target=play, args=(agent, None), daemon=True).start()
+    while agent.stats()["submitted"] < before + 1000:
+        time.sleep(0.001)
+    return True
+
+
+def close_twice() -> bool:
+    """From two threads at once, and again."""
+    threads = [threading.Thread(target=agent.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    agent.close()
+    return True
+
+
+def forked(body: Callable[[], Any]) -> dict[str, Any]:
+    """Runs `body` in a forked child, which then ends as a program does; says what it returned, and how it ended."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(CHILD_S)  # a child that hangs dies of this
+        os.close(reader)
+        os.write(writer, json.dumps(body()).encode())
+        raise SystemExit(0)  # through the interpreter's own end: finalisers and atexit run
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    return {"said": json.loads(said or b"null"), "code": os.waitstatus_to_exitcode(status)}
+
+
+def fork_with_its_own(episodes: int) -> dict[str, Any]:
+    """The child makes an agent for itself."""
+
+    def body() -> dict[str, Any]:
+        with make() as own:
+            play(own, episodes)
+            own.flush(20.0)
+            return {**own.stats(), "inherited": agent.actor_id}
+
+    return forked(body)
+
+
+def fork_with_inherited(episodes: int) -> dict[str, Any]:
+    """The child uses the agent that it inherited, as it should not."""
+
+    def body() -> dict[str, Any]:
+        found: dict[str, Any] = {"raised": ""}
+        try:
+            play(agent, episodes)
+            agent.flush(0.1)
+        except RL4SysError as exc:
+            found["raised"] = type(exc).__name__
+        began = time.monotonic()
+        agent.close(0.1)
+        return {**found, "close_s": time.monotonic() - began}
+
+    return forked(body)
+
+
+def stats() -> dict[str, Any]:
+    """What the agent says of itself."""
+    return agent.stats()
+
+
+agent = make()
+say({"actor_id": agent.actor_id})
+obey(
+    play=lambda episodes: play(agent, episodes),
+    flush=lambda: agent.flush(60.0),
+    stats=stats,
+    in_threads=in_threads,
+    in_background=in_background,
+    close_twice=close_twice,
+    fork_with_its_own=fork_with_its_own,
+    fork_with_inherited=fork_with_inherited,
+)
+match given["ending"]:
+    case "close":
+        agent.close()
+    case "raise":
+        raise ZeroDivisionError("made to raise")
+    case "exit":
+        raise SystemExit(3)
+    case "nothing":
+        pass

@@ -1,0 +1,113 @@
+"""A program with a control loop of 1 ms and, if the test says so, an agent in it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from talk import obey, options, say
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.io import ActorIO
+
+PERIOD_S = 0.001
+EPISODE_STEPS = 200
+
+given = options()
+turns = itertools.count()
+turn = ActorIO._turn
+
+
+def counted_turn(io: ActorIO) -> None:
+    """A turn of the I/O thread's loop."""
+    next(turns)
+    turn(io)
+
+
+ActorIO._turn = counted_turn
+agent = RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])) if given["agent"] is not None else None
+
+
+def resident_kib() -> int:
+    """This process's memory that is in RAM."""
+    return int(Path("/proc/self/status").read_text().partition("VmRSS:")[2].split()[0])
+
+
+def step(number: int, traj: Any) -> Any:
+    """What the loop does each period: read a sensor, and with an agent ask it and tell it."""
+    observation = np.full(4, number % 7, dtype=np.float32)
+    if agent is None:
+        return None
+    traj, action = agent.request_for_action(traj, observation)
+    agent.add_to_trajectory(traj, action)
+    action.update_reward(1.0)
+    if number % EPISODE_STEPS == EPISODE_STEPS - 1:
+        agent.mark_end_of_trajectory(traj, action)
+    return traj
+
+
+def run(steps: int) -> dict[str, Any]:
+    """The loop. No step is left out: after a late one the next begin at once, until the loop is back in its time.
+
+    A step is missed when it begins after the end of its own period.
+    """
+    took, late = np.zeros(steps), np.zeros(steps)
+    before, traj, done, first_turn = resident_kib(), None, 0, next(turns)
+    began = time.perf_counter()
+    try:
+        for number in range(steps):
+            due = began + number * PERIOD_S
+            left = due - time.perf_counter()
+            if left > 0:
+                time.sleep(left)
+            start = time.perf_counter()
+            traj = step(number, traj)
+            took[number] = time.perf_counter() - start
+            late[number] = start - due
+            done += 1
+    except Exception as exc:
+        return {"done": done, "error": repr(exc)}
+    return {
+        "done": done,
+        "error": "",
+        "median_ms": float(np.median(took)) * 1e3,
+        "p999_ms": float(np.quantile(took, 0.999)) * 1e3,
+        "worst_ms": float(took.max()) * 1e3,
+        "missed": int((late >= PERIOD_S).sum()),
+        "grown_kib": resident_kib() - before,
+        "turns": next(turns) - first_turn - 1,
+    }
+
+
+def recover(generation: int) -> dict[str, Any]:
+    """Acts on until data flows again, into a later generation than this; says where that leads."""
+    deadline = time.monotonic() + 60.0
+    number, traj, accepted = 0, None, agent.stats()["accepted"]
+    while agent.generation <= generation or agent.version < 1 or agent.stats()["accepted"] <= accepted:
+        assert time.monotonic() < deadline, agent.stats()
+        traj = step(number, traj)
+        number += 1
+        time.sleep(PERIOD_S)
+    agent.flush(60.0)
+    return {**agent.stats(), "digest": agent.digest}
+
+
+def stats() -> dict[str, Any]:
+    """What the agent says of itself."""
+    return agent.stats()
+
+
+say({"pid": os.getpid(), "generation": agent.generation if agent is not None else 0})
+obey(
+    run=run,
+    recover=recover,
+    stats=stats,
+    hold=lambda: agent._io.changed.acquire(),  # the I/O thread stops at its next news for host threads
+    release=lambda: agent._io.changed.release(),
+)
+if agent is not None:
+    agent.close()

@@ -1,0 +1,69 @@
+"""A learner with the fake algorithm, of any policy size; says its address, then what it is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from talk import obey, options, say
+
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner import thread as learner_thread
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import PolicySpec
+
+given = options()
+made: list[FakeAlgorithm] = []
+snapshots: Counter[int] = Counter()
+
+
+def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
+    """A fake algorithm whose policy has the hidden layer that the test wants."""
+    spec = PolicySpec(observation_space, action_space, "categorical", (given["hidden"],))
+    made.append(FakeAlgorithm(spec, FakeParameters(**{**given["fake"], **parameters}), seed))
+    return made[-1]
+
+
+def count_snapshots() -> None:
+    """Counts how often a version is encoded whole. There is no counter for it; this is where the encoder is called."""
+    encode = learner_thread.encode_update
+
+    def counting(policy_id: bytes, generation: int, held: Any, new: Any) -> Any:
+        if held is None:
+            snapshots[new.version] += 1
+        return encode(policy_id, generation, held, new)
+
+    learner_thread.encode_update = counting
+
+
+def keys() -> dict[str, int]:
+    """How many segments were observed, and how many different ones."""
+    seen = [key for algorithm in made for key in algorithm.keys]
+    return {"observed": len(seen), "different": len(set(seen))}
+
+
+held = threading.Event()
+
+
+def hold() -> bool:
+    """Keeps the gateway thread busy until `release`."""
+    running = threading.Event()
+    learner._gateway.call(lambda: (running.set(), held.wait()))
+    return running.wait(60.0)
+
+
+count_snapshots()
+register_algorithm("FAKE", build)
+config = LearnerConfig(bind=given["bind"], run_dir=None, **given["config"])
+with Learner(config) as learner:
+    say({"address": learner.address, "pub": learner.pub_address})
+    obey(
+        digest=lambda version: learner.digest("lab", version),
+        status=learner.status,
+        keys=keys,
+        wait=lambda version: learner.wait(client_id="lab", version=version, timeout_s=60.0),
+        hold=hold,
+        release=held.set,
+        snapshots=lambda: [len(snapshots), max(snapshots.values())],
+    )

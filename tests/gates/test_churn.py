@@ -1,0 +1,140 @@
+"""Actors that come, say one thing and go, ten thousand times."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire.messages import Ack, Bye, Message, Refused, Welcome
+
+from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, play, resident_kib, until
+from .test_zmtp_fuzz import hello
+from .zmtp import Peer
+
+NAMES = 64
+GROWTH_KIB = 1024
+SECURITY = ["plain", pytest.param("curve", marks=pytest.mark.skip(reason="this version has no keys (CURVE)"))]
+SIZES = {"plain": (300, 10_000), "curve": (100, 2_000)}
+
+
+class Churner:
+    """Actors by name, each of which lives for one segment at a time."""
+
+    def __init__(self, address: str, rng: random.Random, *, fresh: bool) -> None:
+        """Args:
+        address: of the learner.
+        rng: the dice.
+        fresh: every actor has a name that was never there; otherwise a few names come again and again.
+        """
+        self._address, self._rng, self._fresh = address, rng, fresh
+        self._known: dict[str, tuple[int, int]] = {}  # the incarnation and the next sequence number of each name
+        self._count = 0
+
+    def once(self) -> None:
+        """Connects, joins, submits one segment, hears that it was taken, and goes: with BYE, without, or with a reset."""
+        self._count += 1
+        name = f"churn-{self._count if self._fresh else self._rng.randrange(NAMES)}"
+        incarnation, seq = self._known.get(name, (1, 0))
+        peer = Peer(self._address)
+        try:
+            peer.send(encode(hello(name, incarnation, seq)))
+            welcome = self._until(peer, Welcome)
+            peer.send(encode(join_submit(seq, 0, [pack_segment(segment(welcome.generation))])))
+            while self._until(peer, Ack).received <= seq:
+                pass
+            says_bye = self._rng.random() < 0.5
+            if says_bye:
+                peer.send(encode(Bye()))
+        finally:
+            peer.close(reset=self._rng.random() < 0.2)
+        if not self._fresh:
+            # After a BYE the actor may have been started anew; after silence it is the same one that dials again.
+            self._known[name] = (incarnation, seq + 1)
+
+    @staticmethod
+    def _until(peer: Peer, kind: type[Any]) -> Any:
+        while not isinstance(said := _decoded(peer), kind):
+            assert not isinstance(said, Refused), said
+        return said
+
+
+def _decoded(peer: Peer) -> Message:
+    return decode(peer.hear())
+
+
+def segment(generation: int) -> Segment:
+    """One step, which ends its episode."""
+    return Segment(
+        observations=np.zeros((1, 4), dtype=np.float32),
+        actions=np.zeros(1, dtype=np.int64),
+        rewards=np.zeros(1, dtype=np.float32),
+        log_probs=np.zeros(1, dtype=np.float32),
+        versions=np.zeros(1, dtype=np.uint64),
+        masks=None,
+        generation=generation,
+        episode_id=1,
+        segment_index=0,
+        terminated=True,
+        truncated=False,
+        episode_return=0.0,
+        episode_length=1,
+    )
+
+
+@pytest.mark.parametrize("names", ["the same names", "new names"] if SOAK else ["the same names"])
+@pytest.mark.parametrize("security", SECURITY)
+def test_actors_that_come_and_go(
+    tier: Tier, security: str, names: str, seed: int, report: Any, learner: Callable[..., tuple[Child, str]]
+) -> None:
+    fresh = names == "new names"
+    cycles = tier.size(*SIZES[security], least=1000)
+    warm_up = tier.size(150, 500, least=500)
+    # Batches so large that no segment is trained: versions, which are kept, would grow with the churn.
+    process, address = learner(config={"max_actors": 100_000, "lease_s": 0.5}, steps_per_update=64, rollout_length=1)
+    churner = Churner(address, random.Random(seed), fresh=fresh)
+    with join(address) as agent:
+        play(agent, 1)
+        agent.flush(PATIENCE_S)
+        quiet = descriptors(process.pid)
+        for _ in range(warm_up):
+            churner.once()
+        before_kib = resident_kib(process.pid)
+        began = time.monotonic()
+        for _ in range(cycles):
+            churner.once()
+        took = time.monotonic() - began
+        until(lambda: descriptors(process.pid) <= quiet, "the learner's descriptors")
+        version = process.ask("status")["clients"]["lab"]["version"]
+        for _ in range(64):  # what is pending keeps an actor's place
+            play(agent, 1)
+        agent.wait_version(version + 1, PATIENCE_S)
+        actors = until(lambda: _only(process, agent.actor_id), "the table of actors")
+        grown = resident_kib(process.pid) - before_kib
+        client = process.ask("status")["clients"]["lab"]
+    report(
+        cycles=cycles,
+        per_second=round(cycles / took),
+        descriptors=quiet,
+        actors_left=actors,
+        grown_kib=grown,
+        bytes_per_cycle=round(1024 * grown / cycles),
+    )
+    assert client["accepted"] >= cycles + warm_up
+    assert client["accepted"] == client["pending"] + client["rolled_back"] + sum(
+        client["verdicts"][v] for v in ("trained", "stale", "quarantined")
+    )
+    if not fresh:
+        assert grown < GROWTH_KIB
+
+
+def _only(process: Child, actor_id: str) -> int:
+    """How many actors the learner knows, once it knows but this one."""
+    actors = process.ask("status")["clients"]["lab"]["actors"]
+    return len(actors) if list(actors) == [actor_id] else 0

@@ -1,0 +1,205 @@
+"""Signals under load, ends without a close, forks and threads: no hang, no abort, and the exit code that was meant."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.ops.status import request_status
+
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, check_law, join, play, until
+
+LEARNER_S = 1.5
+"""LearnerConfig's shutdown_timeout_s."""
+
+ACTOR_S = 1.85
+"""What `rl4sys-actor` allows itself after a signal."""
+
+GRACE_S = 0.5
+EXIT_S = 2.5
+"""An agent's close, and the interpreter."""
+
+LATE_SIGNAL = pytest.mark.xfail(
+    strict=True, reason="a SIGTERM that comes after Signals has put the handlers back kills a command that ends well: -15, not 0"
+)
+
+Start = Callable[..., tuple[Child, str]]
+
+
+@contextmanager
+def load(address: str, actors: int = 2) -> Iterator[None]:
+    """Agents in this process that submit as fast as they can."""
+    agents = [join(address, queue_items=64) for _ in range(actors)]
+    failed: list[BaseException] = []
+
+    def submit(agent: Any) -> None:
+        try:
+            while True:
+                play(agent, 16)
+        except Closed:
+            pass
+        except BaseException as exc:
+            failed.append(exc)
+
+    threads = [threading.Thread(target=submit, args=(agent,)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for agent in agents:
+            agent.close(0.0)
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert not failed, failed
+
+
+def serve(spawn: Spawn, **fake: Any) -> tuple[Child, str]:
+    """`rl4sys-learner serve`."""
+    given = {"fake": {"steps_per_update": 16, "rollout_length": 16, **fake}, "command": "learner"}
+    child = spawn("command", {**given, "arguments": ["serve", "--port", "0"]})
+    return child, child.find(r"learner at (\S+) ")
+
+
+def terminate(child: Child, signals: int) -> float:
+    """Sends SIGTERM, once or until it ends; returns how many seconds that takes.
+
+    Two that come close together are one to the process, so further ones follow.
+    """
+    began = time.monotonic()
+    child.signal(signal.SIGTERM)
+    pause = threading.Event()
+    while signals > 1 and child.process.poll() is None:
+        pause.wait(0.002)
+        child.signal(signal.SIGTERM)
+    child.end()
+    return time.monotonic() - began
+
+
+def lab(address: str) -> dict[str, Any]:
+    """What the learner says of the client, or of one that is not there yet."""
+    client: dict[str, Any] = request_status(address, PATIENCE_S)["clients"].get("lab", {"version": -1, "pending": 0})
+    return client
+
+
+def observed(process: Child, segments: int) -> dict[str, int]:
+    """What the algorithm has seen, once that is so many segments."""
+    until(lambda: process.ask("keys")["observed"] >= segments, "the last segment")
+    found: dict[str, int] = process.ask("keys")
+    return found
+
+
+@pytest.mark.parametrize(("update", "signals"), [("quick", 1), ("endless", 1), ("endless", 2), *([("quick", 2)] if SOAK else [])])
+def test_sigterm_ends_a_learner_under_load(update: str, signals: int, tier: Tier, report: Any, spawn: Spawn) -> None:
+    child, address = serve(spawn, slow_s=0.0 if update == "quick" else 600.0)
+    with load(address):
+        if update == "quick":
+            until(lambda: lab(address)["version"] >= 3, "the third version")
+        else:
+            until(lambda: lab(address)["pending"] >= 2, "an update that does not end")
+        took = terminate(child, signals)
+    report(update=update, signals=signals, took_s=round(took, 3))
+    if tier.long:
+        assert took < GRACE_S + (LEARNER_S if signals == 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "signals"), [(False, 1), (True, 1), *([pytest.param(False, 2, marks=LATE_SIGNAL), (True, 2)] if SOAK else [])]
+)
+def test_sigterm_ends_an_actor_under_load(
+    stopped: bool, signals: int, tier: Tier, report: Any, spawn: Spawn, learner: Start
+) -> None:
+    pytest.importorskip("gymnasium")
+    process, address = learner(steps_per_update=64, rollout_length=8)
+    arguments = ["run", "--env", "CartPole-v1", "--learner", address, "--client-id", "lab", "--algorithm", "FAKE"]
+    child = spawn("command", {"command": "actor", "arguments": [*arguments, "--num-envs", "4"]})
+    child.find("acting with (version)")
+    process.ask("wait", 3)
+    if stopped:
+        process.signal(signal.SIGSTOP)
+    took = terminate(child, signals)
+    report(stopped=stopped, signals=signals, took_s=round(took, 3))
+    process.signal(signal.SIGCONT)
+    if tier.long:
+        assert took < GRACE_S + (ACTOR_S if signals == 1 else 0)
+
+
+@pytest.mark.parametrize(("ending", "code"), [("nothing", 0), ("exit", 3), ("raise", 1)])
+@pytest.mark.parametrize("learner_is", ["stopped", "there", "killed"] if SOAK else ["stopped"])
+def test_a_host_ends_without_a_close(
+    ending: str, code: int, learner_is: str, tier: Tier, report: Any, spawn: Spawn, learner: Start
+) -> None:
+    process, address = learner(steps_per_update=64, rollout_length=1)
+    guest = spawn("guest", {"agent": agent_options(address), "ending": ending})
+    guest.hear()
+    if learner_is == "stopped":
+        process.signal(signal.SIGSTOP)
+    elif learner_is == "killed":
+        process.kill()
+    assert guest.ask("in_background", 8)
+    took = guest.end(code, expect="made to raise" if ending == "raise" else "")
+    report(ending=ending, learner=learner_is, took_s=round(took, 3))
+    if tier.long:
+        assert took < EXIT_S
+    if learner_is == "there":
+        assert process.ask("status")["clients"]["lab"]["state"] == "running"
+
+
+def test_threads_submit_each_segment_once(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
+    threads, episodes = 8, tier.size(100, 25_000)
+    process, address = learner(steps_per_update=64, rollout_length=1)
+    options = agent_options(address, queue_items=1_000_000, send_frequency=16)
+    guest = spawn("guest", {"agent": options, "ending": "nothing"})
+    guest.hear()
+    done = guest.ask("in_threads", threads, episodes, timeout_s=5 * PATIENCE_S)
+    assert done["failed"] == []
+    assert done["submitted"] == done["accepted"] == threads * episodes
+    check_law(done)
+    assert observed(process, threads * episodes) == {"observed": threads * episodes, "different": threads * episodes}
+    assert guest.ask("close_twice")
+    guest.end()
+    report(segments=threads * episodes, per_second=round(threads * episodes / done["took_s"]), errors=process.errors)
+
+
+def test_a_fork_while_an_agent_runs(tier: Tier, report: Any, spawn: Spawn, learner: Start) -> None:
+    """A child makes an agent of its own. One that uses its parent's acts, and nothing of it arrives; neither harms the parent."""
+    forks = tier.size(1, 50)
+    process, address = learner(steps_per_update=4, rollout_length=1)
+    guest = spawn("guest", {"agent": agent_options(address), "ending": "close"})
+    parent = guest.hear()["actor_id"]
+    slowest = 0.0
+    for number in range(1, forks + 1):
+        guest.ask("play", 10)  # what is on its way at the fork is the parent's
+        own = guest.ask("fork_with_its_own", 5)
+        assert own["code"] == 0, guest.errors
+        assert own["said"]["actor_id"] not in (parent, "")
+        assert own["said"]["accepted"] == own["said"]["submitted"] == 5
+        guest.ask("play", 10)
+        inherited = guest.ask("fork_with_inherited", 5)
+        assert inherited["code"] == 0, guest.errors
+        assert inherited["said"]["raised"] in ("LearnerUnavailable", "Closed")
+        slowest = max(slowest, inherited["said"]["close_s"])
+        guest.ask("play", 10)
+        guest.ask("flush")
+        stats = guest.ask("stats")
+        assert (stats["submitted"], stats["accepted"]) == (30 * number, 30 * number)
+        assert stats["counters"].get("io_restarts", 0) == 0
+    expected = forks * (30 + 5)
+    assert observed(process, expected) == {"observed": expected, "different": expected}
+    report(forks=2 * forks, slowest_close_s=round(slowest, 3), errors=guest.errors)
+    if tier.long:
+        assert slowest < EXIT_S
+
+
+@pytest.mark.xfail(strict=True, reason="a learner thread uses a torch that another thread is still importing (thread.py, _build)")
+def test_a_client_is_founded_while_torch_loads(spawn: Spawn) -> None:
+    child = spawn("slow_torch")
+    found = child.hear()
+    assert found == {"joined": True, "error": ""}

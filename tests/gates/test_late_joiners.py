@@ -1,0 +1,90 @@
+"""Two hundred actors that join at once while versions come without a pause: all end with the same bits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play
+
+PROCESSES = 4
+TOGETHER_S = 10.0
+HIDDEN = 1500
+
+
+class Driver(threading.Thread):
+    """Makes versions until it is told to stop."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(name="driver")
+        self._agent = join(address, overflow="wait")
+        self._over = threading.Event()
+        self.version = 0
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self._over.is_set():
+                play(self._agent, 1)
+                self.version = self._agent.wait_version(self._agent.version + 1, PATIENCE_S)
+        except BaseException as exc:
+            self.error = exc
+
+    def stop(self) -> int:
+        """Ends it; returns the last version."""
+        self._over.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        assert self.error is None, repr(self.error)
+        self._agent.close()
+        return self.version
+
+
+def test_late_joiners_end_with_the_same_bits(
+    tier: Tier, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
+) -> None:
+    joiners = tier.size(20, 200, least=20)
+    processes = PROCESSES if tier.long else 2
+    # A driver that submits and 200 that only follow; their places cost nothing.
+    process, address = learner(hidden=HIDDEN, steps_per_update=1, rollout_length=1)
+    driver = Driver(address)
+    options = {"agent": agent_options(address, explore=False), "count": joiners // processes}
+    children = [spawn("followers", options) for _ in range(processes)]
+    for child in children:
+        assert child.hear() == "ready"
+    driver.start()
+    try:
+        process.ask("wait", 5)
+        first = driver.version
+        began = time.monotonic()
+        for child in children:
+            child.tell("join")
+        joined = [child.hear() for child in children]
+        process.ask("wait", first + 1)
+    finally:
+        last = driver.stop()
+    for child in children:
+        child.tell("wait", last)
+    assert all(child.hear() for child in children)
+    together_s = time.monotonic() - began
+    states = [state for child in children for state in child.ask("state")]
+    digest = process.ask("digest", last)
+    versions, most_snapshots = process.ask("snapshots")
+    report(
+        joiners=len(states),
+        versions_meanwhile=last - first,
+        joined_s=round(max(j["took_s"] for j in joined), 2),
+        together_s=round(together_s, 2),
+        most_fetches=max(state["fetches"] for state in states),
+        fetches=sum(state["fetches"] for state in states),
+        snapshots_per_version=most_snapshots,
+    )
+    assert [j["failed"] for j in joined] == [[]] * processes
+    assert len(states) == processes * (joiners // processes)
+    assert {(state["version"], state["digest"]) for state in states} == {(last, digest)}
+    assert last > first
+    assert (versions, most_snapshots) == (last + 1, 1)
+    if tier.long:
+        assert together_s < TOGETHER_S

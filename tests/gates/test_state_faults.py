@@ -1,0 +1,229 @@
+"""What lies on the disk is taken away, put back, damaged, or has no room: loud, counted to the last segment, never wedged."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import JournalError
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.learner.checkpoints import read_manifest
+
+_spec = importlib.util.spec_from_file_location("kill_lab", Path(__file__).with_name("kill_lab.py"))
+assert _spec is not None and _spec.loader is not None
+kill_lab = importlib.util.module_from_spec(_spec)
+sys.modules["kill_lab"] = kill_lab
+_spec.loader.exec_module(kill_lab)
+Lab, SOAK = kill_lab.Lab, kill_lab.SOAK
+
+pytestmark = pytest.mark.timeout(600 if SOAK else 120)
+
+SOME = 150
+"""Enough acks to have something to lose."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rl4f-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def two_actors(lab: Any, client: str = "on", **options: Any) -> list[Any]:
+    actors = [lab.actor(f"a{i}", client, **{"rate": 150.0, **options}) for i in range(2)]
+    for actor in actors:
+        actor.start()
+    return actors
+
+
+def more(lab: Any, count: int = SOME) -> None:
+    """Waits for so many more acks."""
+    before = lab.acked()
+    lab.loop.until(lambda: lab.acked() >= before + count, 40.0, f"{count} more acks")
+
+
+def checkpoints(lab: Any, client: str = "on") -> list[Path]:
+    """Those that are there, oldest first."""
+    return sorted(path for path in (lab.run_dir / "checkpoints" / client).glob("[0-9]*") if path.name.isdigit())
+
+
+def assert_exact(lab: Any, status: dict[str, Any], actors: list[Any], *, gap: bool, client: str = "on") -> int:
+    """What is lost is counted exactly, on both sides, and nothing else happened; returns how many that were."""
+    outcome = lab.outcome(one_lineage=not gap)
+    print(outcome)
+    outcome.check()
+    numbers = status["clients"][client]
+    told = sum(lab.traces[f"a{i}"].last("done")["stats"]["counters"].get("gap_segments", 0) for i in range(len(actors)))
+    in_doubt = sum(lab.traces[f"a{i}"].last("done")["stats"]["in_doubt"] for i in range(len(actors)))
+    lost = len(outcome.lost)
+    assert (numbers["rolled_back"], numbers["gap"], told, in_doubt) == (lost, lost if gap else 0, lost if gap else 0, 0)
+    assert numbers["pending"] == 0
+    assert numbers["accepted"] == numbers["verdicts"]["trained"] + lost == outcome.submitted
+    assert [actor.codes for actor in actors] == [[0]] * len(actors)
+    return lost
+
+
+def test_an_empty_state_in_place_of_the_old_one(folder: Path, seed: int) -> None:
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab)
+        lab.learner.kill()
+        lab.run_dir.rename(folder / "elsewhere")
+        lab.serving()
+        more(lab)
+        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) >= SOME
+
+
+def test_an_older_copy_is_put_back(folder: Path, seed: int) -> None:
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab)
+        lab.learner.kill()
+        shutil.copytree(lab.run_dir, folder / "copy")
+        lab.serving()
+        more(lab)
+        lab.learner.kill()
+        shutil.rmtree(lab.run_dir)
+        (folder / "copy").rename(lab.run_dir)
+        lab.serving()
+        more(lab)
+        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) >= SOME
+
+
+def flip_a_bit(path: Path, dice: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"] if SOAK else ["state.safetensors"])
+@pytest.mark.parametrize("newest", [1, 2] if SOAK else [1])
+def test_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) -> None:
+    """The newest one costs nothing. If the two newest are damaged, what only they had is lost, and counted."""
+    dice = random.Random(seed)
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab)
+        lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
+        lab.learner.kill()
+        for path in checkpoints(lab)[-newest:]:
+            flip_a_bit(path / name, dice)
+        lab.serving()
+        more(lab, 50)
+        status = lab.finish(*actors)
+        assert status["counters"]["checkpoints_damaged"] == newest
+        lost = assert_exact(lab, status, actors, gap=False)
+        assert lost == 0 or newest == 2
+
+
+def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab)
+        lab.learner.kill()
+        with closing(sqlite3.connect(lab.run_dir / "journal.db")) as db:
+            rows = db.execute("SELECT row, end_seq - first_seq - refused, frames FROM entries").fetchall()
+            damaged = dice.sample(rows, 3)
+            for row, _, frames in damaged:
+                bad = bytearray(frames)
+                bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+                db.execute("UPDATE entries SET frames = ? WHERE row = ?", (bytes(bad), row))
+            db.commit()
+        lab.serving()
+        more(lab, 50)
+        status = lab.finish(*actors)
+        assert status["counters"]["entries_damaged"] == status["ledger"]["damaged"] == len(damaged)
+        assert assert_exact(lab, status, actors, gap=False) == sum(count for _, count, _ in damaged)
+
+
+@pytest.mark.parametrize("client", ["off", "on"])
+def test_no_room_for_the_journal(folder: Path, seed: int, client: str) -> None:
+    """Checkpoints fail, so that the journal grows to its limit: the durable mark stands still, actors keep what they have."""
+    parameters = {"rollout_length": 512, "steps_per_update": 4_096}
+    with Lab(folder, seed, journal_max_bytes=1 << 20, parameters=parameters) as lab:
+        blocked = lab.run_dir / "checkpoints" / client / ".tmp-00000001"  # where the first one would be written
+        blocked.parent.mkdir(parents=True)
+        blocked.write_text("not a folder")
+        lab.serving()
+        actors = two_actors(lab, client, rate=60.0, steps=(200, 400))
+        lab.loop.until(lambda: "full" in lab.ask("status")["ledger"]["error"], 40.0, "a full journal")
+        lab.loop.wait(0.3)
+        before, held = lab.ask("status")["clients"][client], lab.submitted() - lab.acked()
+        lab.loop.wait(1.0)
+        after = lab.ask("status")["clients"][client]
+        for actor_id, numbers in after["actors"].items():
+            assert numbers["durable"] == before["actors"][actor_id]["durable"]
+            assert numbers["received"] == before["actors"][actor_id]["received"]  # credit has stopped
+        assert sum(n["received"] - n["durable"] for n in after["actors"].values()) > 0  # acks stop at received
+        assert lab.submitted() - lab.acked() > held  # the hosts go on, and their actors keep it
+        assert after["checkpoint"]["error"]
+        blocked.unlink()
+        lab.loop.until(lambda: not lab.ask("status")["ledger"]["error"], 20.0, "a journal with room")
+        more(lab, 40)
+        status = lab.finish(*actors)
+        assert assert_exact(lab, status, actors, gap=False, client=client) == 0
+
+
+def test_two_learners_on_one_run_directory(folder: Path, seed: int) -> None:
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, 20)
+        for _ in range(2):  # the second attempt shows that the first has taken nothing away
+            with pytest.raises(JournalError, match="in use by another learner"):
+                Learner(LearnerConfig(bind="inproc://second", run_dir=lab.run_dir)).start()
+        more(lab, 20)
+        assert assert_exact(lab, lab.finish(*actors), actors, gap=False) == 0
+
+
+def test_resume_never(folder: Path, seed: int) -> None:
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab)
+        lab.learner.kill()
+        lab.reconfigure(resume="never")
+        lab.serving()
+        more(lab)
+        lost = assert_exact(lab, lab.finish(*actors), actors, gap=True)
+        assert lost >= SOME
+        (aside,) = lab.run_dir.glob("before-*")
+        assert (aside / "journal.db").exists() and any((aside / "checkpoints" / "on").iterdir())
+
+
+@pytest.mark.parametrize("back", [0, 1, 2] if SOAK else [2])
+def test_resume_an_older_checkpoint(folder: Path, seed: int, back: int) -> None:
+    """The policy is that checkpoint's to the bit; what the journal has is learned again, the rest is rolled back."""
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab)
+        lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
+        lab.stop(*actors)
+        lab.learner.kill()
+        chosen = checkpoints(lab)[-1 - back]
+        manifest = read_manifest(chosen)
+        lab.reconfigure(resume=str(chosen))
+        lab.serving()
+        tail = lab.traces["learner"]
+        lab.loop.until(lambda: tail.last("ready").get("at_ns", 0) > lab.learner.started_ns, 20.0, "a learner that is ready")
+        assert lab.ask(f"digest on {manifest.version}")["digest"] == manifest.digest
+        status = lab.finish()
+        lost = assert_exact(lab, status, actors, gap=False)
+        assert lost == 0 or back == 2
+        assert len(list((lab.run_dir / "checkpoints" / "on").glob("*.abandoned"))) == back

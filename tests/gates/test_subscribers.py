@@ -1,0 +1,89 @@
+"""A subscriber that is frozen and one whose line is slow cost the publisher a bounded queue, and the others nothing."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rl4sys_zmq.learner.gateway import PUB_HWM
+from rl4sys_zmq.testing import ChaosProxy, Faults
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
+
+HEALTHY = 3
+RING = 64
+"""So many diffs the learner keeps anyway."""
+
+CATCH_UP_S = 3.0
+SLOW_BYTES_S = 1_000_000
+
+
+def test_slow_subscribers_cost_a_bounded_queue(
+    tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
+) -> None:
+    versions = tier.size(20, 300, least=60)
+    policy_bytes = 1_000_000 if tier.long else 100_000
+    process, address = learner(hidden=policy_bytes // 28, steps_per_update=1, rollout_length=1)
+    pub = process.ask("status")["pub"]
+    evaluate = {"agent": agent_options(address, explore=False)}
+    with ChaosProxy(pub, seed=seed) as proxy, join(address, overflow="wait") as driver:
+        healthy = spawn("followers", {**evaluate, "count": HEALTHY})
+        frozen = spawn("followers", {**evaluate, "count": 1})
+        slow = spawn("followers", {**evaluate, "count": 1, "pub": proxy.address})
+        for child in (healthy, frozen, slow):
+            assert child.hear() == "ready"
+            assert child.ask("join")["failed"] == []
+        _drive(driver, RING + 8 if tier.long else 4)
+        for child in (healthy, frozen, slow):
+            child.ask("wait", driver.version)
+        before = healthy.ask("state")
+        base_kib = peak_kib = resident_kib(process.pid)
+        frozen.signal(signal.SIGSTOP)
+        proxy.faults = Faults(rate_bytes_s=SLOW_BYTES_S)
+        began = time.monotonic()
+        for _ in range(versions):
+            _drive(driver, 1)
+            peak_kib = max(peak_kib, resident_kib(process.pid))
+        took = time.monotonic() - began
+        healthy.ask("wait", driver.version)
+        after = healthy.ask("state")
+        digest = process.ask("digest", driver.version)
+        behind = driver.version - slow.ask("state")[0]["version"]
+        frozen.signal(signal.SIGCONT)
+        proxy.faults = Faults()
+        woken = time.monotonic()
+        for child in (frozen, slow):
+            until(lambda child=child: child.ask("state")[0]["version"] == driver.version, "catching up", every_s=0.1)
+        caught_up_s = time.monotonic() - woken
+        late = [child.ask("state")[0] for child in (frozen, slow)]
+    report(
+        versions=versions,
+        policy_bytes=policy_bytes,
+        per_second=round(versions / took, 1),
+        publisher_kib=base_kib,
+        grown_kib=peak_kib - base_kib,
+        in_policies=round(1024 * (peak_kib - base_kib) / policy_bytes, 1),
+        slow_was_behind=behind,
+        caught_up_s=round(caught_up_s, 2),
+        fetches_of_the_late=[state["fetches"] for state in late],
+    )
+    for held, had in zip(after, before, strict=True):
+        # Each diff needs the version before it, and verifies by its digest: so many applied and nothing fetched is every one.
+        assert held["weights_applied"] - had["weights_applied"] == versions
+        assert held["fetches"] == had["fetches"] == 1
+        assert (held["version"], held["digest"]) == (driver.version, digest)
+    assert [state["digest"] for state in late] == [digest] * 2
+    assert 1024 * (peak_kib - base_kib) < 5 * PUB_HWM * policy_bytes
+    if tier.long:
+        assert behind > 0
+        assert caught_up_s < CATCH_UP_S
+
+
+def _drive(driver: Any, versions: int) -> None:
+    """One version after another, each seen here before the next."""
+    for _ in range(versions):
+        version = driver.version
+        play(driver, 1)
+        driver.wait_version(version + 1, PATIENCE_S)

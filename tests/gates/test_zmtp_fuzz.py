@@ -1,0 +1,250 @@
+"""Connections that break ZMTP in every way, against a learner that serves a good client meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import fields
+from statistics import median
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Hello
+
+from ..wire.conftest import build
+from ..wire.test_fuzz import Mutator
+from .conftest import PATIENCE_S, SOAK, Child, Spawn, Tier, agent_options, descriptors, join, play, resident_kib, until
+from .zmtp import MORE, Fuzzer, Peer, command, dial, frame, greeting, hang_up, hear_ready, ready
+
+HELD = 32
+"""At most how many connections are left half-way at a time."""
+
+ACTORS = 16
+GROWTH_KIB = 1024
+ANSWER_S = 1.0
+
+
+class Attack(threading.Thread):
+    """Opens connections one after another, each with words of its own, and leaves some of them hanging."""
+
+    def __init__(self, addresses: tuple[str, str], seed: int) -> None:
+        super().__init__(name="attack")
+        self._rng = random.Random(seed)
+        self._addresses = addresses
+        self._mutator = Mutator(seed, build())
+        self._fuzzer = Fuzzer(self._rng, self._frames)
+        self._hanging: deque[socket.socket] = deque()
+        self._room = threading.Condition()
+        self._allowed = 0
+        self._over = False
+        self.done = 0
+        self.error: BaseException | None = None
+
+    def allow(self, connections: int) -> None:
+        """Lets it go on to so many in all."""
+        with self._room:
+            self._allowed = connections
+            self._room.notify_all()
+
+    def wait_for(self, connections: int) -> None:
+        """Until so many are done."""
+        with self._room:
+            assert self._room.wait_for(lambda: self.done >= connections or self.error, 5 * PATIENCE_S), self.done
+        assert self.error is None, repr(self.error)
+
+    def stop(self) -> None:
+        """Ends it; everything that hangs is hung up."""
+        with self._room:
+            self._over = True
+            self._room.notify_all()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+
+    def run(self) -> None:
+        try:
+            while True:
+                with self._room:
+                    self._room.wait_for(lambda: self._over or self.done < self._allowed)
+                    if self._over:
+                        return
+                self._one()
+                with self._room:
+                    self.done += 1
+                    self._room.notify_all()
+        except BaseException as exc:
+            with self._room:
+                self.error = exc
+                self._room.notify_all()
+        finally:
+            while self._hanging:
+                hang_up(self._hanging.popleft(), reset=False)
+
+    def _one(self) -> None:
+        rng = self._rng
+        publisher = rng.random() < 0.35
+        connection = dial(self._addresses[publisher])
+        with contextlib.suppress(OSError):  # the learner has every right to hang up on this
+            parts = self._fuzzer.words(b"SUB" if publisher else b"DEALER")
+            for words in parts:
+                cuts = sorted(rng.randrange(len(words) + 1) for _ in range(rng.choice([0, 0, 0, 1, 3])))
+                for begin, end in zip([0, *cuts], [*cuts, len(words)], strict=True):
+                    connection.settimeout(2.0)
+                    connection.sendall(words[begin:end])
+                if words is not parts[-1]:
+                    hear_ready(connection)
+                elif rng.random() < 0.1:
+                    connection.settimeout(0.02)
+                    with contextlib.suppress(TimeoutError):
+                        connection.recv(1 << 16)
+            if rng.random() < 0.1:
+                connection.shutdown(socket.SHUT_WR)
+        if rng.random() < 0.2:
+            self._hanging.append(connection)
+            if len(self._hanging) > HELD:
+                hang_up(self._hanging.popleft(), reset=rng.random() < 0.5)
+        else:
+            hang_up(connection, reset=rng.random() < 0.5)
+
+    def _frames(self) -> list[bytes]:
+        """A message as a DEALER would send it: a good HELLO now and then, so that others find a session."""
+        if self._rng.random() < 0.3:
+            name = f"fuzz-{self._rng.randrange(ACTORS)}"
+            return [bytes(f) for f in encode(hello(name, self._rng.randrange(1, 1 << 40)))]
+        return [bytes(f) for f in self._mutator.mutate()[0]]
+
+
+def hello(actor_id: str, incarnation: int, first_seq: int = 0) -> Hello:
+    """A HELLO that is welcome, whatever fields this version has; those not named here are left empty."""
+    known = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": first_seq}
+    empty = {f.name: 0 for f in fields(Hello) if f.name.startswith("held_")}
+    return Hello(**{**empty, **known})
+
+
+def test_a_good_client_is_served_throughout(
+    tier: Tier, seed: int, report: Any, learner: Callable[..., tuple[Child, str]]
+) -> None:
+    connections = tier.size(300, 20_000, least=6000)
+    warm_up = tier.size(100, 4000, least=2000)
+    step = tier.size(50, 100, least=100)
+    process, address = learner(config={"max_clients": 1, "lease_s": 1.0}, steps_per_update=16, rollout_length=16)
+    pub = process.ask("status")["pub"]
+    slowest = 0.0
+    sizes_kib: list[int] = []
+    with join(address) as agent:
+        play(agent, 16)
+        agent.wait_version(1, PATIENCE_S)
+        quiet = descriptors(process.pid)
+        attack = Attack((address, pub), seed)
+        attack.start()
+        began = time.monotonic()
+        try:
+            for target in range(step, connections + 1, step):
+                attack.allow(target)
+                asked = time.monotonic()
+                play(agent, 16)
+                agent.wait_version(agent.version + 1, PATIENCE_S)
+                slowest = max(slowest, time.monotonic() - asked)
+                if target % (4 * step) == 0:
+                    with join(address, actor_id="joins-again") as another:
+                        another.wait_version(agent.version, PATIENCE_S)
+                attack.wait_for(target)
+                if target > warm_up:
+                    sizes_kib.append(resident_kib(process.pid))
+            took = time.monotonic() - began
+        finally:
+            attack.stop()
+        until(lambda: descriptors(process.pid) <= quiet, "the learner's descriptors")
+        version = agent.version
+        play(agent, 16)
+        agent.wait_version(version + 1, PATIENCE_S)
+        assert agent.digest == process.ask("digest", agent.version)
+        status = process.ask("status")
+    third = len(sizes_kib) // 3
+    # Single sizes go up and down by more than the bound, as the allocator keeps pages or gives them back.
+    grown_kib = round(median(sizes_kib[-third:]) - median(sizes_kib[:third]))
+    report(
+        connections=connections,
+        per_second=round(connections / took),
+        versions=version,
+        slowest_answer_s=round(slowest, 3),
+        descriptors=quiet,
+        grown_kib=grown_kib,
+        refused={k.removeprefix("refused."): n for k, n in status["counters"].items() if k.startswith("refused.")},
+    )
+    assert version >= connections // step
+    assert "refused.internal" not in status["counters"]
+    assert list(status["clients"]) == ["lab"]
+    assert grown_kib < tier.size(10 * GROWTH_KIB, GROWTH_KIB, least=GROWTH_KIB)
+    if tier.long:
+        assert slowest < ANSWER_S
+
+
+@pytest.mark.xfail(strict=True, reason="the gateway dies of a message of more than 32 frames on its XPUB (TooManyFrames)")
+def test_many_frames_for_the_publisher(learner: Callable[..., tuple[Child, str]]) -> None:
+    process, address = learner(steps_per_update=16, rollout_length=16)
+    pub = process.ask("status")["pub"]
+    with dial(pub) as connection:
+        connection.sendall(greeting() + ready(b"SUB"))
+        assert hear_ready(connection)
+        connection.sendall(frame(b"x", MORE) * 40 + frame(b"end") + frame(b"\x01"))
+        until(lambda: process.ask("status")["counters"].get("refused.frames"), "the refusal, or the gateway's death")
+    with join(address) as agent:
+        play(agent, 16)
+        agent.wait_version(1, PATIENCE_S)
+
+
+def refused(process: Child) -> int:
+    """How many messages the learner has refused."""
+    counters = process.ask("status")["counters"]
+    return sum(count for name, count in counters.items() if name.startswith("refused."))
+
+
+MANY = 200
+"""More messages than the ROUTER's RCVHWM."""
+
+ABORTS = "libzmq 4.3.5 aborts (!_io_error, its issue 4364) on a heartbeat of a closed connection with RCVHWM messages queued"
+
+
+@pytest.mark.xfail(strict=True, reason=ABORTS)
+@pytest.mark.parametrize("heartbeat", ["theirs", "ours"] if SOAK else ["theirs"])
+def test_a_peer_ends_behind_a_full_queue(heartbeat: str, learner: Callable[..., tuple[Child, str]]) -> None:
+    """The gateway is busy for a moment while an actor sends much and dies; or while a stranger, who adds a PING, does."""
+    process, address = learner()
+    process.ask("hold")
+    with dial(address) as connection:
+        connection.sendall(greeting() + ready())
+        assert hear_ready(connection)
+        connection.sendall(frame(b"x") * MANY + (command(b"PING", bytes(2)) if heartbeat == "theirs" else b""))
+        Peer(address).close()  # one I/O thread serves all: what was sent before this greeting has been read
+        hang_up(connection, reset=True)
+    Peer(address).close()
+    if heartbeat == "ours":
+        threading.Event().wait(3.0)  # its timer is what must fire
+    process.ask("release")
+    until(lambda: refused(process) >= MANY, "the end of the queue")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not SOAK, reason="takes 8 s: RL4SYS_SOAK=1")
+@pytest.mark.xfail(strict=True, reason=ABORTS)
+def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
+    """The host keeps its I/O thread from running while many versions come and the learner dies; the host must not die of it."""
+    process, address = learner(steps_per_update=1, rollout_length=1)
+    host = spawn("host", {"agent": agent_options(address)})
+    host.hear()
+    with join(address, client_id="lab", overflow="wait") as driver:
+        host.ask("hold")
+        for _ in range(150):
+            play(driver, 1)
+            driver.wait_version(driver.version + 1, PATIENCE_S)
+        process.kill()
+    threading.Event().wait(7.0)  # libzmq's heartbeats are what must find out
+    host.ask("release")
+    assert host.ask("stats")["version"] >= 0

@@ -68,6 +68,7 @@ class Stream:
         self.last_seen = self.progress_at = now
         self._disposed: set[int] = set()
         self._holes: dict[int, int] = {}
+        self._refused_late: list[int] = []
         self._checksums: OrderedDict[int, int] = OrderedDict()
         self._replayed = self._replay_end = first_seq
 
@@ -108,6 +109,7 @@ class Stream:
     def refuse(self) -> None:
         """The segment that was accepted last is refused as an item: its number is used up."""
         self.refused += 1
+        self._refused_late.append(self.received - 1)
         self.dispose([[self.received - 1, self.received]], Verdict.REFUSED)
 
     def resume(self, first_seq: int) -> int:
@@ -129,6 +131,8 @@ class Stream:
     def commit(self, end_seq: int) -> None:
         """Everything below `end_seq` is in the ledger."""
         self.durable = max(self.durable, end_seq)
+        if self._refused_late:
+            self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
 
     # ---- what becomes of it
 
@@ -161,6 +165,8 @@ class Stream:
         self.trained = self._replayed = min(mark, self.received)
         self._replay_end = self.received
         self.verdicts.update({verdict: verdicts.get(verdict, 0) for verdict in Verdict.ALL if verdict != Verdict.DUPLICATE})
+        # While the ledger is full, what it has not taken yet is not fed again either: nobody would refuse these once more.
+        self.dispose([[seq, seq + 1] for seq in self._refused_late], Verdict.REFUSED)
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
         """The ledger gives segments back, in order: how many of them the state has already, None when it has all.

@@ -3,6 +3,8 @@
 - `check_transport`: the contract of a transport, clause by clause (`CHECKS`).
 - `fresh_address`, `TransportUnderTest`; `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
 - `ChaosProxy` with `Faults`: a bad TCP network; `ChaosFrames`: a bad link without a network.
+- `KillLoop` and its `Child` processes, which it kills, stops and starts again; `TraceWriter`, `TraceTail`, `read_trace` and
+  `check_trace`: what they write down outside the system, and whether the guarantees allow it.
 - `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: learning without learning, without torch.
 """
 
@@ -11,18 +13,29 @@ from rl4sys_zmq.testing.chaos import ChaosProxy, Faults
 from rl4sys_zmq.testing.chaos_frames import ChaosFrames
 from rl4sys_zmq.testing.check_transport import CHECKS, check_transport
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeFactory, FakeParameters, fake_spec, fake_weights
+from rl4sys_zmq.testing.kills import Child, KillLoop, ProcessFailed
+from rl4sys_zmq.testing.trace import Outcome, TraceBroken, TraceTail, TraceWriter, check_trace, read_trace
 
 __all__ = [
     "CHECKS",
     "ChaosFrames",
     "ChaosProxy",
+    "Child",
     "FakeAlgorithm",
     "FakeFactory",
     "FakeParameters",
     "Faults",
+    "KillLoop",
+    "Outcome",
+    "ProcessFailed",
+    "TraceBroken",
+    "TraceTail",
+    "TraceWriter",
     "TransportUnderTest",
+    "check_trace",
     "check_transport",
     "fake_spec",
     "fake_weights",
     "fresh_address",
+    "read_trace",
 ]

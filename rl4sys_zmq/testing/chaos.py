@@ -27,12 +27,28 @@ class ChaosProxy(Resource):
         counters: what it did.
     """
 
-    def __init__(self, upstream: Address | str, *, seed: int, faults: Faults | None = None) -> None:
+    def __init__(
+        self,
+        upstream: Address | str,
+        *,
+        seed: int,
+        faults: Faults | None = None,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
+        """Starts it.
+
+        Args:
+            upstream: the tcp address that it carries to; nobody need be there yet.
+            seed: of all that is random.
+            faults: what it does to bytes at first; nothing if None.
+            listen: host and port; 0 for a free one. A learner tells its actors the port of its weights and not the host: proxies
+                with the ports of the ROUTER and the PUB on another loopback address (127.0.0.2) stand before both.
+        """
         target = Address.parse(upstream)
         if target.scheme != "tcp" or target.is_fresh:
             raise TransportError(f"{target.uri} cannot be proxied; name a tcp address with its port")
         self.counters = Counters()
-        self._loop = ChaosLoop(target, random.Random(seed), faults or Faults(), self.counters)
+        self._loop = ChaosLoop(target, random.Random(seed), faults or Faults(), self.counters, listen)
         self.address = self._loop.address
         self._loop.start()
 

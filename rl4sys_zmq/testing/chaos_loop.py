@@ -78,7 +78,9 @@ class _Link:
 class ChaosLoop(Worker):
     """The proxy's thread."""
 
-    def __init__(self, upstream: Address, dice: random.Random, faults: Faults, counters: Counters) -> None:
+    def __init__(
+        self, upstream: Address, dice: random.Random, faults: Faults, counters: Counters, listen: tuple[str, int]
+    ) -> None:
         super().__init__("rl4sys-chaos")
         self._upstream = upstream
         self._dice = dice
@@ -91,9 +93,9 @@ class ChaosLoop(Worker):
         self._commands: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
         self._wakeup = Wakeup()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
+        self._listener = socket.create_server(listen, backlog=256)
         self._listener.setblocking(False)
-        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.address = f"tcp://{listen[0]}:{self._listener.getsockname()[1]}"
 
     def call(self, command: Callable[[], T]) -> T:
         """Runs a command in the proxy's thread and waits for its result.

@@ -53,9 +53,10 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Books:
-    """What a learner says of its client."""
+    """What a learner says of its client; what is None is not looked at."""
 
     accepted: int
+    refused: int | None
     judged: int
     pending: int
     rolled_back: int
@@ -69,7 +70,8 @@ class Lineage:
     Attributes:
         marks: by stream, the next sequence number.
         accepted, refused: segments.
-        gaps: what was announced as gone, as (stream, sequence number).
+        gaps: what was announced as gone, as (stream, sequence number, how often the stream had been forgotten untouched).
+        touched: streams that segments came in.
         streams: those that have a row.
         forgotten: those that had one until their lease was over.
     """
@@ -77,13 +79,14 @@ class Lineage:
     marks: dict[Key, int] = field(default_factory=dict)
     accepted: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
-    gaps: set[tuple[Key, int]] = field(default_factory=set)
+    gaps: set[tuple[Key, int, int]] = field(default_factory=set)
+    touched: set[Key] = field(default_factory=set)
     streams: set[Key] = field(default_factory=set)
     forgotten: set[Key] = field(default_factory=set)
 
     def copy(self) -> Lineage:
         """As it is now."""
-        sets = set(self.accepted), set(self.refused), set(self.gaps), set(self.streams), set(self.forgotten)
+        sets = (set(s) for s in (self.accepted, self.refused, self.gaps, self.touched, self.streams, self.forgotten))
         return Lineage(dict(self.marks), *sets)
 
 
@@ -102,7 +105,8 @@ class History:
         self._ever: tuple[set[int], set[int]] = (set(), set())
         self._next: dict[Key, int] = {}
         self._fresh: dict[tuple[Key, int], tuple[int, bool]] = {}
-        self._gaps: deque[tuple[Key, int, int]] = deque()
+        self._gaps: deque[tuple[Key, int, int, int]] = deque()
+        self._untouched: Counter[Key] = Counter()
         self._announced: set[tuple[Key, int]] = set()
         self._estranged: set[Key] = set()
         self._observed: set[int] = set()
@@ -171,7 +175,7 @@ class History:
         if lost - self._released:
             raise Violation("gap", f"{stream} had not forgotten {sorted(lost - self._released)[:5]}")
         if gap:
-            self._gaps.append((stream, expected, first_seq))
+            self._gaps.append((stream, expected, first_seq, self._untouched[stream]))
             self._announced |= lost
             self.counts["gap"] += gap
         self._estranged.discard(stream)
@@ -183,6 +187,15 @@ class History:
             raise Violation("expired", f"{stream} was forgotten after {silent_s:.1f} s")
         self.lineage.forgotten.add(stream)
         self.counts["forgotten"] += 1
+        if stream not in self.lineage.touched:
+            self._untouched[stream] += 1  # its actor may not have heard of this learner, and then says all again
+            self._next.pop(stream, None)
+
+    def drop_stream(self, stream: Key) -> None:
+        """The ledger has no row of a stream any more."""
+        if stream not in self.lineage.touched:
+            self.lineage.marks.pop(stream, None)
+            self.lineage.streams.discard(stream)
 
     def expire(self, stream: Key) -> None:
         """An actor was told that its stream is forgotten."""
@@ -211,8 +224,7 @@ class History:
 
     def write_gap(self) -> None:
         """The ledger has counted the gap that was announced first."""
-        stream, first, end = self._gaps.popleft()
-        self.lineage.gaps.update((stream, seq) for seq in range(first, end))
+        self.lineage.gaps |= _each(self._gaps.popleft())
 
     def write(self, stream: Key, first: int, end: int) -> None:
         """The ledger has segments."""
@@ -220,6 +232,7 @@ class History:
             found = self._fresh.pop((stream, seq), None)
             if found is not None:
                 (self.lineage.refused if found[1] else self.lineage.accepted).add(found[0])
+        self.lineage.touched.add(stream)
         self.write_stream(stream, end)
 
     def say(self, stream: Key, received: int, durable: int) -> None:
@@ -281,10 +294,12 @@ class History:
     def check_books(self, books: Books) -> None:
         """A learner's own account is right."""
         fresh = sum(not refused for _, refused in self._fresh.values())
-        open_gaps = {(stream, seq) for stream, first, end in self._gaps for seq in range(first, end)}
-        gap = len(self.lineage.gaps | open_gaps)
+        gap = len(self.lineage.gaps.union(*map(_each, self._gaps)))
         if books.gap != gap:
             raise Violation("gap", f"{books.gap} are counted, {gap} are gone")
+        refused = len(self.lineage.refused) + len(self._fresh) - fresh
+        if books.refused not in (refused, None):
+            raise Violation("verdicts", f"{books.refused} are counted as refused, {refused} were")
         accepted, undone = len(self.lineage.accepted) + fresh + gap, gap + len(self._rolled_back)
         right = (accepted, undone, accepted)
         if right != (books.accepted, books.rolled_back, books.judged + books.pending + books.rolled_back):
@@ -296,3 +311,8 @@ class History:
         said = {verdict: counted[verdict] for verdict in JUDGED}
         if said != {verdict: given[verdict] for verdict in JUDGED}:
             raise Violation("verdicts", f"{stream} counts {said}, there were {dict(given)}")
+
+
+def _each(gap: tuple[Key, int, int, int]) -> set[tuple[Key, int, int]]:
+    stream, first, end, untouched = gap
+    return {(stream, seq, untouched) for seq in range(first, end)}

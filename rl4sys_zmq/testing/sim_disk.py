@@ -188,9 +188,10 @@ class SimJournal:
         fresh: list[Entry | Page] = []
         while left > 0:
             room = (1, 0) if self.full else (0, 1 << 40)
-            group = (self._backlog.next_group(*room) or (self._backlog.relief() if self.full else []))[:left]
+            group = self._backlog.next_group(*room) or (self._backlog.relief() if self.full else [])
             if not group:
                 break
+            group = group[: left + isinstance(group[: left][-1], Gap)]  # not without the row that makes up for it
             for operation in group:
                 self._do(operation, fresh)
             self._backlog.done(group)

@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rl4sys_zmq.delivery import CreditPool, Entry, Key, Ledger, Page, Stream, StreamTable, take_submit
+from rl4sys_zmq.delivery import CreditPool, Entry, Key, Ledger, Page, Stream, StreamRow, StreamTable, take_submit
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.journal_rows import Gap, Write
+from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.client import Client
@@ -358,7 +358,9 @@ class SimLearner:
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
             case Gap():
                 self._history.write_gap()
-            case _ if hasattr(operation, "received"):
+            case DropStream():
+                self._history.drop_stream((operation.actor_id, operation.origin))
+            case StreamRow():
                 self._history.write_stream((operation.actor_id, operation.origin), operation.received)
 
     def _hear_thread(self, *, flush: bool) -> None:
@@ -417,6 +419,8 @@ class SimLearner:
             lease_s = self._schedule.lease_s
             self._history.forget_stream(stream.key, silent_s, lease_s, current=stream.key in current)
             self._ledger.drop_stream("sim", stream.actor_id, stream.origin)
+            if self._disk is None:
+                self._history.drop_stream(stream.key)
             self.client.thread.progress.forget(stream.key)
         if not self.client.replaying:
             self.check_books()
@@ -433,8 +437,10 @@ class SimLearner:
         """The client's accounts are right."""
         client = self.client
         judged = sum(client.verdicts[verdict] for verdict in JUDGED)
+        # A client does not count again what it refused and a full disk has not taken when its thread is restarted.
+        refused = None if self._schedule.stalls and self._schedule.thread_restarts else client.verdicts[Verdict.REFUSED]
         self._history.check_books(
-            Books(client.accepted, judged, client.table.pending, client.rolled_back, client.gap)
+            Books(client.accepted, refused, judged, client.table.pending, client.rolled_back, client.gap)
         )
 
     def stream(self, key: Key) -> Stream | None:

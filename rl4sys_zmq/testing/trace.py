@@ -1,8 +1,8 @@
 """What happened in real processes, written down by themselves outside the system, and what it must have been.
 
 Each process under test appends to a file of its own: a host before it hands a segment over (`submitted`), and when somebody has
-promised to keep it (`acked`: the learner's durable mark covers it, or the spool has it); a learner what its counters say
-(`law`), and at the end what its state holds (`applied`). `check_trace` holds these against each other. It knows nothing of the
+promised to keep it (`acked`: the learner's durable mark covers it; `kept`: its own spool has it); a learner what its counters
+say (`law`), and at the end what its state holds (`applied`). `check_trace` holds these against each other. It knows nothing of the
 library: a segment is a text that nobody else uses.
 """
 
@@ -43,7 +43,7 @@ class Event:
         life: which start of it, from 1.
         client: the client that it acts or learns for, as its writer said; empty for none.
         at_ns: when, by the monotonic clock that all processes of one machine share.
-        kind: ``life``, ``submitted``, ``acked``, ``applied``, ``law``, or the name of a note.
+        kind: ``life``, ``submitted``, ``kept``, ``acked``, ``applied``, ``law``, or the name of a note.
         ids: the segments that it is about.
         fields: everything else.
     """
@@ -77,8 +77,12 @@ class TraceWriter(Resource):
         """The host is about to hand these over. Say it first: what is not said here and turns up is unexpected."""
         self._say("submitted", ids, {})
 
+    def kept(self, ids: Sequence[str]) -> None:
+        """The actor's spool has these: they must reach the state, whoever dies."""
+        self._say("kept", ids, {})
+
     def acked(self, ids: Sequence[str]) -> None:
-        """It was seen that somebody has promised to keep these."""
+        """It was seen that the learner's durable mark covers these."""
         self._say("acked", ids, {})
 
     def applied(self, ids: Sequence[str], *, client: str) -> None:
@@ -198,7 +202,7 @@ class Outcome:
     """The place of each segment, by its name.
 
     Attributes:
-        submitted, acked, applied: how many segments each event names.
+        submitted, acked, applied: how many segments each event names; what was kept counts as acked.
         ok: acked, and once in the state.
         lost: acked, and not in the state. `counted` may explain them.
         duplicate: more than once in the state.
@@ -280,7 +284,7 @@ def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> Outcome
             for name in event.ids:
                 submitted[name] = event.who, places[event.who]
                 places[event.who] += 1
-        elif event.kind == "acked":
+        elif event.kind in ("acked", "kept"):
             acked.update(event.ids)
         elif event.kind == "applied":
             states[event.client] = event.ids

@@ -11,17 +11,27 @@ from dataclasses import replace
 import pytest
 
 from rl4sys_zmq.delivery import ActorSession, CreditPool, MemoryLedger, Redial, Stream, StreamTable
-from rl4sys_zmq.errors import Refusal
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.testing.history import RULES, History, Violation
-from rl4sys_zmq.testing.sim_learner import LearnerParts, SlowLedger
-from rl4sys_zmq.testing.simulator import Schedule, Simulation, simulate
+from rl4sys_zmq.testing.schedule import CRASH_POINTS
+from rl4sys_zmq.testing.sim_disk import SimJournal, SlowLedger
+from rl4sys_zmq.testing.sim_learner import LearnerParts, SimClient
+from rl4sys_zmq.testing.sim_spool import SimSpool
+from rl4sys_zmq.testing.sim_thread import SimThread
+from rl4sys_zmq.testing.simulator import ActorParts, Schedule, Simulation, simulate
 from rl4sys_zmq.wire.messages import Verdict
 
-SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "500"))
+SOAK = bool(os.environ.get("RL4SYS_SOAK"))
+SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "2000" if SOAK else "400"))
 MUTANT_SCHEDULES = 400
-CALM = Schedule(2, 20, 5.0, 0.0, 0.0, 0.0, 0.0, False, 0.01, 30.0, 0, 0, 0, 0)
-MANY_LIVES = Schedule(2, 25, 12.0, 0.05, 0.1, 0.0, 0.0, True, 2.0, 30.0, 0, 0, 6, 0)
-LONG_SILENCES = Schedule(2, 25, 20.0, 0.3, 0.0, 0.0, 0.0, False, 0.2, 4.0, 0, 0, 0, 4)
+CALM = Schedule(2, 20, 5.0)
+MANY_LIVES = replace(CALM, segments=25, faults_s=12.0, drop=0.05, repeat=0.1, reorder=True, delay_s=2.0, actor_restarts=6)
+LONG_SILENCES = replace(CALM, segments=25, faults_s=20.0, drop=0.3, delay_s=0.2, lease_s=4.0, partitions=4)
+CRASHES = replace(
+    CALM, segments=25, faults_s=12.0, drop=0.05, delay_s=0.2, durable=True, learner_restarts=3, rot=0.5, checkpoint_s=0.5
+)
+SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
 
 
 def test_no_schedule_breaks_a_guarantee(seed):
@@ -40,21 +50,37 @@ def test_no_schedule_breaks_a_guarantee(seed):
         "damaged",
         "actor_restarts",
         "thread_restarts",
+        "checkpoints",
+        "rotten",
+        "copied_back",
+        "wiped",
+        "gap",
+        "reconciled",
+        "renewed",
     }
-    assert happened <= set(totals)
+    assert SCHEDULES < 400 or happened <= set(totals)
+    assert SCHEDULES < 400 or {f"died.{point}" for point in CRASH_POINTS[1:]} <= set(totals)
     assert totals["lives"] > SCHEDULES
 
 
 def test_a_seed_repeats_its_schedule():
-    first, second = simulate(7), simulate(7)
-    assert (first.schedule, first.messages, first.history.counts) == (second.schedule, second.messages, second.history.counts)
+    for seed in range(6, 12):
+        first, second = simulate(seed), simulate(seed)
+        assert (first.schedule, first.messages, first.history.counts) == (
+            second.schedule,
+            second.messages,
+            second.history.counts,
+        )
 
 
-def test_without_faults_everything_is_trained_and_nothing_sent_twice():
-    history = simulate(1, schedule=CALM).history
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("spooled", [False, True])
+def test_without_faults_everything_is_trained_and_nothing_sent_twice(durable, spooled):
+    history = simulate(1, schedule=replace(CALM, durable=durable, spooled=spooled)).history
     done = sum(history.counts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
-    assert done == history.counts["accepted"] == history.counts["submitted"] - history.counts["refused"]
-    assert not any(history.counts[k] for k in ("redials", "refused.gap", "refused.no_session", "dropped_at_source"))
+    assert done >= history.counts["accepted"] == history.counts["submitted"] - history.counts["refused"]
+    assert durable or done == history.counts["accepted"]  # else the last start trains what no checkpoint has
+    assert not any(history.counts[k] for k in ("redials", "refused.gap", "refused.no_session", "dropped_at_source", "gap"))
 
 
 def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more():
@@ -67,19 +93,19 @@ def test_a_dead_learner_costs_what_the_queue_cannot_hold_and_no_more():
     )
 
 
-# ---- planted bugs
+# ---- planted bugs: the actor's promise, and the learner's order
 
 
 class NoDedupe(Stream):
-    def admit(self, first_seq, count):
-        super().admit(first_seq, count)
+    def admit(self, first_seq, checksums):
+        super().admit(first_seq, checksums)
         return 0
 
 
 class GapAccepted(Stream):
-    def admit(self, first_seq, count):
+    def admit(self, first_seq, checksums):
         self.received = max(self.received, first_seq)
-        return super().admit(first_seq, count)
+        return super().admit(first_seq, checksums)
 
 
 class AckBeforeCommit(Stream):
@@ -97,33 +123,39 @@ def table_of(stream_class):
 
     class Table(StreamTable):
         def open(self, hello, peer, now):
-            stream, old = super().open(hello, peer, now)
-            stream.__class__ = stream_class
-            return stream, old
+            opened = super().open(hello, peer, now)
+            opened.stream.__class__ = stream_class
+            return opened
 
     return LearnerParts(table=Table)
 
 
-class ForgetsMarks(StreamTable):
-    def expire(self, now):
-        super().expire(now)
-        self._expired.clear()
+class TakesTheExpired(StreamTable):
+    def open(self, hello, peer, now):
+        return super().open(replace(hello, ledger_id=0), peer, now)
 
 
 class NoFencing(StreamTable):
     def open(self, hello, peer, now):
-        stream = self._streams.get(hello.actor_id)
+        stream = self._current.get(hello.actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
-            del self._streams[hello.actor_id]
+            self._peers.pop(hello.actor_id, None)
+            stream.incarnation = 0
         return super().open(hello, peer, now)
 
 
 class OneStreamForAllIncarnations(StreamTable):
     def open(self, hello, peer, now):
-        stream = self._streams.get(hello.actor_id)
+        stream = self._current.get(hello.actor_id)
         if stream is not None:
             stream.incarnation = hello.incarnation
+            hello = replace(hello, origin=stream.origin)
         return super().open(hello, peer, now)
+
+
+class ForgetsBeforeTheLease(StreamTable):
+    def expire(self, now, trimmed):
+        return super().expire(now + self._lease_s - 1.0, trimmed)
 
 
 class GrantsTwice(CreditPool):
@@ -158,6 +190,122 @@ class LosesEntries(SlowLedger):
             super().append(batch)
 
 
+# ---- planted bugs: the ledger on a disk, and checkpoints
+
+
+class ForgetsItsRows(SimJournal):
+    """Nothing that was written before the restart is fed again."""
+
+    def _page(self, read):
+        return replace(super()._page(read), entries=(), more=False)
+
+
+class SaysWhatIsNotWritten(SimJournal):
+    """What is queued counts as committed."""
+
+    def append(self, batch):
+        super().append(batch)
+        self.early = [*getattr(self, "early", ()), *batch]
+
+    def committed(self):
+        done, self.early = [o for o in super().committed() if hasattr(o, "token")], []
+        return done
+
+
+class EarlyJournal(SimJournal):
+    """Says that entries are committed when they are queued."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.early = []
+
+    def append(self, batch):
+        super().append(batch)
+        self.early += batch
+
+    def committed(self):
+        early, self.early = self.early, []
+        return early + [safe for safe in super().committed() if hasattr(safe, "token")]
+
+
+class MarksApart(SimThread):
+    """The marks are in a file of their own, written after the state."""
+
+    marks = ()
+
+    def save(self, disk, reach):
+        fresh = self._checkpoint(disk.next_number)
+        before = disk.copy()
+        disk.keep(replace(fresh, marks=disk.checkpoints[-1].marks if disk.checkpoints else ()))
+        reach("in_checkpoint")
+        disk.checkpoints, disk.next_number, disk.sound = before.checkpoints, before.next_number, before.sound
+        return super().save(disk, lambda point: None)
+
+
+class NoMarks(SimThread):
+    def _checkpoint(self, number):
+        return replace(super()._checkpoint(number), marks=())
+
+
+class MarksBeforeItTrains(SimThread):
+    """What waits for a batch is marked as done; the state leaves it out."""
+
+    def _after_message(self):
+        self.progress.barrier()
+
+    def _dispose(self, key, seq, segment, verdict):
+        self.progress.take(key, seq)
+        super()._dispose(key, seq, segment, verdict)
+
+
+class ForgetsVerdicts(Progress):
+    def marks(self):
+        return tuple(replace(mark, verdicts={}) for mark in super().marks())
+
+
+class NoVerdicts(SimThread):
+    def _checkpoint(self, number):
+        saved = super()._checkpoint(number)
+        return replace(saved, marks=tuple(replace(mark, verdicts={}) for mark in saved.marks))
+
+
+class TrainsTwice(SimThread):
+    def _train(self):
+        batch = list(self._batch)
+        super()._train()
+        if self._rng.random() < 0.1:
+            self.judged += [(segment, Verdict.TRAINED) for _, _, segment in batch[:1]]
+
+
+class TrimsToTheNewest(SimClient):
+    def checkpointed(self, message):
+        super().checkpointed(message)
+        return dict(self._newer_marks)
+
+
+class FeedsTwice(SimClient):
+    """What is written while it catches up is handed on at once, and comes in a page again."""
+
+    def replay(self, entry):
+        super().replay(entry)
+        stream = self.table.get(entry.actor_id, entry.origin)
+        if stream is not None and stream.counted(entry.end_seq):
+            self.deliver(entry, entry.skip)
+
+
+class DoesNotGoBack(SimClient):
+    """The new learner thread loads a checkpoint, and the table stays where it was."""
+
+    def rewind(self, message):
+        if self.life == 1:
+            super().rewind(message)
+        else:
+            self.page_after = 0
+
+
+# ---- planted bugs: the actor
+
+
 class BelievesAnyAck(ActorSession):
     def _on_ack(self, now, ack):
         self._next_seq, true = max(self._next_seq, ack.received), self._next_seq
@@ -178,7 +326,7 @@ class NeverResends(ActorSession):
 
 class CountsVerdictsAgain(ActorSession):
     def _on_welcome(self, now, welcome):
-        self._session_verdicts = {}
+        self._count_as_earlier()
         return super()._on_welcome(now, welcome)
 
 
@@ -200,32 +348,110 @@ class IgnoresCredit(ActorSession):
         return self.state.value == "joined"
 
 
-MUTANTS = {
-    "no_dedupe": ({"parts": table_of(NoDedupe)}, {"identity", "order"}),
-    "gap_accepted": ({"parts": table_of(GapAccepted)}, {"order"}),
-    "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"released"}),
-    "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
-    "forgets_marks": ({"parts": LearnerParts(table=ForgetsMarks), "schedule": LONG_SILENCES}, {"once", "order"}),
+class KeepsItsWindowWhenExpired(ActorSession):
+    """Sends again, under new numbers, what it can't know about."""
+
+    def _renew(self, now):
+        window = [item.packed for item in self._window]
+        actions = super()._renew(now)
+        for packed in window:
+            self._hold(packed)
+        return actions
+
+
+class OffByOne(SimSpool):
+    """Takes one row too few as received, if there is one, so that it is numbered anew."""
+
+    def reconcile(self, received, durable):
+        gone, kept = super().reconcile(received - 1, min(durable, received - 1))
+        return gone, kept
+
+
+class NumbersAnew(SimSpool):
+    """Forgets after a restart how far it had counted."""
+
+    def reopen(self, rng):
+        super().reopen(rng)
+        self.base_seq = 0
+
+
+class ResendsReceived(SimSpool):
+    """Does not give up what is durable when it is reopened."""
+
+    def reconcile(self, received, durable):
+        return super().reconcile(durable, durable)
+
+
+TWELVE = {
+    "ackearly": ({"parts": LearnerParts(journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
+    "split": ({"parts": LearnerParts(thread=MarksApart), "schedule": CRASHES}, {"once"}),
+    "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once"}),
+    "nodedupe": ({"parts": table_of(NoDedupe)}, {"identity", "order"}),
+    "gapok": ({"parts": table_of(GapAccepted)}, {"order"}),
+    "forgetjh": ({"parts": LearnerParts(journal=ForgetsItsRows), "schedule": CRASHES}, {"conserved", "disposed", "lost"}),
     "no_fencing": (
         {"parts": LearnerParts(table=NoFencing), "schedule": MANY_LIVES},
-        {"once", "order", "released", "verdicts", "wedged"},
+        {"once", "order", "released", "verdicts", "wedged", "gap", "promised", "conserved", "expired"},
+    ),
+    "ackany": ({"actor": ActorParts(session=BelievesAnyAck)}, {"released", "wedged"}),
+    "seq_reuse": (
+        {"actor": ActorParts(reuse_incarnations=True)},
+        {"identity", "released", "wedged", "order", "conserved", "expired", "gap"},
+    ),
+    "mark_before_train": (
+        {"parts": LearnerParts(thread=MarksBeforeItTrains), "schedule": CRASHES},
+        {"disposed", "conserved", "lost"},
+    ),
+    "credit_leak": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "credit"}),
+    "dispose_twice": ({"parts": LearnerParts(thread=TrainsTwice)}, {"once"}),
+}
+MUTANTS = TWELVE | {
+    "trims_to_the_newest": (
+        {"parts": LearnerParts(client=TrimsToTheNewest), "schedule": CRASHES},
+        {"conserved", "disposed", "lost"},
+    ),
+    "takes_the_expired": ({"parts": LearnerParts(table=TakesTheExpired), "schedule": LONG_SILENCES}, {"gap", "order"}),
+    "spool_off_by_one": ({"actor": ActorParts(spool=OffByOne), "schedule": SPOOLS}, {"identity", "released", "order"}),
+    "spool_numbers_anew": (
+        {"actor": ActorParts(spool=NumbersAnew), "schedule": SPOOLS},
+        {"identity", "released", "conserved"},
+    ),
+    "spool_resends_received": ({"actor": ActorParts(spool=ResendsReceived), "schedule": SPOOLS}, {"identity"}),
+    "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"promised", "released"}),
+    "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
+    "forgets_before_the_lease": (
+        {"parts": LearnerParts(table=ForgetsBeforeTheLease), "schedule": LONG_SILENCES},
+        {"expired"},
     ),
     "one_stream_for_all": (
         {"parts": LearnerParts(table=OneStreamForAllIncarnations)},
-        {"released", "order", "identity", "wedged"},
+        {"released", "order", "identity", "wedged", "gap", "conserved"},
     ),
-    "seq_reuse": ({"reuse_incarnations": True}, {"identity", "released", "wedged", "order", "conserved"}),
     "grants_twice": ({"parts": LearnerParts(pool=GrantsTwice)}, {"credit"}),
-    "leaks_credit": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "credit"}),
-    "disposes_twice": ({"parts": LearnerParts(ledger=CommitsTwice)}, {"once"}),
+    "commits_twice": ({"parts": LearnerParts(ledger=CommitsTwice)}, {"once"}),
     "loses_entries": ({"parts": LearnerParts(ledger=LosesEntries)}, {"wedged", "released", "disposed"}),
-    "believes_any_ack": ({"actor_session": BelievesAnyAck}, {"released", "wedged"}),
-    "releases_on_received": ({"actor_session": ReleasesOnReceived}, {"released"}),
-    "never_resends": ({"actor_session": NeverResends}, {"wedged"}),
-    "counts_verdicts_again": ({"actor_session": CountsVerdictsAgain}, {"verdicts"}),
-    "never_says_hello_again": ({"actor_session": NeverSaysHelloAgain}, {"wedged"}),
-    "forgets_its_window": ({"actor_session": ForgetsItsWindowOnRedial}, {"released", "wedged", "conserved"}),
-    "ignores_credit": ({"actor_session": IgnoresCredit, "schedule": CALM}, {"credit"}),
+    "no_verdicts": ({"parts": LearnerParts(thread=NoVerdicts), "schedule": CRASHES}, {"verdicts", "conserved"}),
+    "feeds_twice": ({"parts": LearnerParts(client=FeedsTwice), "schedule": CRASHES}, {"once"}),
+    "does_not_go_back": (
+        {"parts": LearnerParts(client=DoesNotGoBack), "schedule": replace(CRASHES, thread_restarts=2)},
+        {"disposed", "conserved", "verdicts"},
+    ),
+    "releases_on_received": ({"actor": ActorParts(session=ReleasesOnReceived)}, {"released"}),
+    "never_resends": ({"actor": ActorParts(session=NeverResends)}, {"wedged"}),
+    "counts_verdicts_again": (
+        {"actor": ActorParts(session=CountsVerdictsAgain)},
+        {"verdicts", "conserved"},
+    ),
+    "never_says_hello_again": ({"actor": ActorParts(session=NeverSaysHelloAgain)}, {"wedged"}),
+    "forgets_its_window": (
+        {"actor": ActorParts(session=ForgetsItsWindowOnRedial)},
+        {"released", "wedged", "conserved"},
+    ),
+    "ignores_credit": ({"actor": ActorParts(session=IgnoresCredit), "schedule": CALM}, {"credit"}),
+    "keeps_its_window_when_expired": (
+        {"actor": ActorParts(session=KeepsItsWindowWhenExpired), "schedule": LONG_SILENCES},
+        {"identity", "released", "conserved", "wedged"},
+    ),
 }
 
 
@@ -239,9 +465,13 @@ def test_a_planted_bug_is_caught(name, seed):
             print(f"{name}: caught after {offset + 1} schedules by {caught}")
             assert caught.rule in rules
             return
-        except (AssertionError, KeyError) as exc:
+        except (AssertionError, KeyError, ProtocolError) as exc:
             pytest.fail(f"{name}: {exc!r}")
     pytest.fail(f"{MUTANT_SCHEDULES} schedules did not notice {name}")
+
+
+def test_all_twelve_of_the_study_are_planted():
+    assert len(TWELVE) == 12
 
 
 def test_the_rules_have_names():
@@ -255,17 +485,19 @@ def test_the_rules_have_names():
 def test_a_violation_names_its_seed():
     with pytest.raises(Violation) as caught:
         for seed in range(50):
-            simulate(seed, actor_session=NeverResends)
+            simulate(seed, actor=ActorParts(session=NeverResends))
     assert any(note.startswith("seed ") for note in caught.value.__notes__)
 
 
 def test_the_ledger_in_memory_needs_no_second_call():
     history = Simulation(5, schedule=CALM, parts=LearnerParts(ledger=MemoryLedger)).run()
-    assert history.counts["accepted"] == len(history.committed)
+    assert history.counts["accepted"] == len(history.lineage.accepted)
 
 
 def test_schedules_are_as_varied_as_they_should_be():
     drawn = [Schedule.draw(random.Random(n)) for n in range(200)]
-    assert {s.reorder for s in drawn} == {True, False}
+    assert {s.reorder for s in drawn} == {s.durable for s in drawn} == {s.spooled for s in drawn} == {True, False}
     assert any(s.clean for s in drawn)
+    assert any(s.copies for s in drawn)
+    assert any(s.wipes for s in drawn)
     assert {s.actors for s in drawn} == {1, 2, 3}

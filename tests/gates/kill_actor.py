@@ -65,16 +65,18 @@ class Acting:
         self._trace.note("joined", generation=self.agent.generation)
 
     def _watch_spool(self) -> None:
-        """The spool's promise counts as the ack: from when a segment is in the file, nothing may lose it."""
+        """The spool's promise is the one to hold it to: from when a segment is in the file, nothing may lose it."""
         from rl4sys_zmq.actor.spool import Spool
 
-        put = Spool.put
+        put, given = Spool.put, 0
 
         def noted_put(spool: Spool, segments: Any) -> None:
+            nonlocal given
             put(spool, segments)
-            if not spool.memory_items:
-                kept, self._acked = self._acked, self._acked + len(segments)
-                self._trace.acked(self._names[kept : self._acked])
+            given += len(segments)
+            if not spool.memory_items and given > self._acked:
+                self._trace.kept(self._names[self._acked : given])
+                self._acked = given
 
         Spool.put = noted_put  # type: ignore[method-assign]
 

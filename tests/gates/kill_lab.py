@@ -167,4 +167,3 @@ class Lab(Resource):
 
     def close(self) -> None:
         self.loop.close()
-

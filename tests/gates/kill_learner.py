@@ -27,6 +27,7 @@ from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.reception import Reception
 from rl4sys_zmq.learner.thread import _Learning
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.testing.kills import SPARE, TRY_AGAIN
@@ -144,9 +145,9 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "start.rewind": after(Client, "rewind"),
     "replay": before(Client, "replay"),
     "replayed": before(Client, "caught_up"),
-    "join": before(Gateway, "_welcome"),
-    "joined": after(Gateway, "_welcome"),
-    "submit": after(Gateway, "_on_submit"),
+    "join": before(Reception, "_welcome"),
+    "joined": after(Reception, "_welcome"),
+    "submit": after(Reception, "_on_submit"),
 }
 
 

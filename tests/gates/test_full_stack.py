@@ -1,0 +1,219 @@
+"""Everything at once: keys, a bad network, a learner that is killed every ten seconds, and CartPole is learned all the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.transports import (
+    ClientKeys,
+    ServerKeys,
+    new_key_pair,
+    write_client_keys,
+    write_server_keys,
+)
+
+from .conftest import Child, Spawn, Tier, check_law, until
+
+pytest.importorskip("torch")
+pytest.importorskip("gymnasium")
+
+ACTORS = 2
+RATE = 1500.0
+"""Steps per second and actor: fast enough to learn in a minute, slow enough to be killed several times meanwhile."""
+
+KILL_EVERY_S = 10.0
+BAD_NETWORK = Faults(latency_s=0.002, cut_probability=0.0005, reset=True, corrupt_probability=0.0005)
+
+
+def make_keys(folder: Path) -> Path:
+    """Keys for a learner and its actors."""
+    keys = folder / "keys"
+    learner = new_key_pair()
+    write_server_keys(keys / "learner.secret", ServerKeys(learner))
+    tables = []
+    for index in range(ACTORS):
+        own = new_key_pair()
+        write_client_keys(keys / f"actor-{index}.keys", f"actor-{index}", ClientKeys(own, learner.public))
+        tables.append(
+            f'[actor-{index}]\nkey = {json.dumps(own.public)}\nclient_ids = ["cart"]\nroles = ["submit", "read_weights"]\n'
+        )
+    (keys / "clients.toml").write_text("\n".join(tables))
+    return keys
+
+
+def free_ports(dice: random.Random) -> tuple[int, int]:
+    """Two ports that are free on both loopback addresses, and that no dialling socket is given meanwhile."""
+    found: list[int] = []
+    while len(found) < 2:
+        port = dice.randint(12_000, 32_000)
+        try:
+            for host in ("127.0.0.1", "127.0.0.2"):
+                with socket.socket() as probe:
+                    probe.bind((host, port))
+        except OSError:
+            continue
+        if port not in found:
+            found.append(port)
+    return found[0], found[1]
+
+
+class Stack:
+    """A learner process, its actors, and perhaps a bad network between them."""
+
+    def __init__(self, spawn: Spawn, folder: Path, dice: random.Random, steps: int, *, bad: bool, stack: ExitStack) -> None:
+        folder.mkdir()
+        self.spawn = spawn
+        router, pub = free_ports(dice)
+        preset = PRESETS["CartPole-v1", "PPO"]
+        keys = make_keys(folder)
+        self.options = {
+            "bind": f"tcp://127.0.0.1:{router}",
+            "pub": f"tcp://127.0.0.1:{pub}",
+            "run_dir": str(folder / "run"),
+            "keys": str(keys),
+            "checkpoint_every_s": 1.0,
+            "seed": dice.randrange(1 << 30),
+            "pacing_lag": preset.pacing_lag,
+        }
+        host = "127.0.0.1"
+        self.proxies: list[ChaosProxy] = []
+        if bad:
+            host = "127.0.0.2"
+            for port in (router, pub):
+                proxy = ChaosProxy(
+                    f"tcp://127.0.0.1:{port}", seed=dice.randrange(1 << 30), listen=(host, port), faults=BAD_NETWORK
+                )
+                self.proxies.append(stack.enter_context(proxy))
+        self.learner = self.start_learner()
+        self.actors = [
+            spawn(
+                "cartpole_actor",
+                {
+                    "rate": RATE,
+                    "steps": steps // ACTORS,
+                    "seed": 1000 * index,
+                    "config": {
+                        "client_id": "cart",
+                        "algorithm_name": "PPO",
+                        "algorithm_parameters": dict(preset.parameters),
+                        "train_server_address": f"tcp://{host}:{router}",
+                        "keys": str(keys / f"actor-{index}.keys"),
+                        "spool": str(folder / f"spool-{index}"),
+                        "connect_timeout_s": 60.0,
+                        "seed": index,
+                        "linger_ms": 20,
+                    },
+                },
+            )
+            for index in range(ACTORS)
+        ]
+        for actor in self.actors:
+            actor.hear()
+
+    def start_learner(self) -> Child:
+        """Starts it, and waits until it serves."""
+        learner: Child = self.spawn("durable_learner", self.options)
+        learner.hear()
+        return learner
+
+    def client(self) -> dict[str, Any]:
+        """The learner's status of the client."""
+        return dict(self.learner.ask("status")["clients"]["cart"])
+
+    def settled(self) -> dict[str, Any]:
+        """The same, once it is not going back any more."""
+
+        def look() -> dict[str, Any]:
+            client = self.client()
+            return client if client["state"] == "running" and not client["resuming"] else {}
+
+        return until(look, "a learner that has caught up")
+
+    def restart_learner(self) -> dict[str, Any]:
+        """kill -9, and up again; the client's status when it has caught up."""
+        self.learner.kill()
+        self.learner = self.start_learner()
+        return self.settled()
+
+
+def check_learner_law(client: dict[str, Any]) -> None:
+    """The learner's conservation law, with nothing lost."""
+    v = client["verdicts"]
+    judged = v["trained"] + v["stale"] + v["quarantined"]
+    assert client["accepted"] == judged + client["pending"] + client["rolled_back"], client
+    assert client["rolled_back"] == client["gap"] == 0, client
+
+
+def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> dict[str, Any]:
+    """Plays all steps; kills the learner now and then; the figures at the end, with everything delivered and trained on."""
+    kills, restart_s, next_kill = 0, [], time.monotonic() + (kill_every_s or 0.0)
+    pending_at_restart: list[int] = []
+
+    def done() -> bool:
+        nonlocal kills, next_kill
+        if kill_every_s is not None and time.monotonic() >= next_kill:
+            began = time.monotonic()
+            client = stack.restart_learner()
+            restart_s.append(time.monotonic() - began)
+            check_learner_law(client)
+            pending_at_restart.append(client["pending"])
+            kills += 1
+            next_kill = time.monotonic() + kill_every_s
+        states = [actor.ask("status") for actor in stack.actors]
+        assert not any(s["error"] for s in states), [s["error"] for s in states]
+        return all(s["done"] for s in states) and kills >= least_kills
+
+    until(done, "all steps", timeout_s=900.0, every_s=0.2)
+    for proxy in stack.proxies:
+        proxy.faults = Faults()
+    finals = [actor.ask("finish", 60.0, timeout_s=90.0) for actor in stack.actors]
+    for final in finals:
+        check_law(final["stats"])
+        assert final["stats"]["in_actor"] == final["stats"]["dropped_at_source"] == final["stats"]["in_doubt"] == 0, final[
+            "stats"
+        ]
+    client = stack.learner.ask("drain", 60.0, timeout_s=90.0)["clients"]["cart"]
+    check_learner_law(client)
+    assert client["pending"] == 0
+    assert client["accepted"] == sum(f["stats"]["accepted"] for f in finals)
+    returns = [r for f in finals for r in f["returns"]]
+    return {
+        "mean_return": round(sum(returns) / len(returns), 1),
+        "steps": sum(f["steps"] for f in finals),
+        "version": client["version"],
+        "kills": kills,
+        "restart_s": [round(s, 1) for s in restart_s],
+        "pending_at_restart": pending_at_restart,
+        "accepted": client["accepted"],
+        "verdicts": client["verdicts"],
+        "cuts": sum(p.counters.get("cuts") for p in stack.proxies),
+        "corrupted": sum(p.counters.get("corrupted") for p in stack.proxies),
+    }
+
+
+@pytest.mark.timeout(1800)
+def test_cartpole_is_learned_through_everything(tier: Tier, seed: int, report: Any, spawn: Spawn, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    steps = tier.size(6_000, 160_000, least=20_000)
+    with ExitStack() as proxies:
+        stack = Stack(spawn, tmp_path / "bad", dice, steps, bad=True, stack=proxies)
+        faulty = train(stack, kill_every_s=KILL_EVERY_S if tier.long else 2.0, least_kills=1)
+    assert faulty["steps"] >= steps
+    if not tier.long:
+        report(**faulty)
+        return
+    with ExitStack() as none:
+        clean = train(Stack(spawn, tmp_path / "clean", dice, steps, bad=False, stack=none), kill_every_s=None)
+    report(clean=clean, faulty=faulty)
+    assert faulty["kills"] >= 3
+    assert faulty["mean_return"] >= 0.95 * clean["mean_return"], (faulty["mean_return"], clean["mean_return"])

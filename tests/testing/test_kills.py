@@ -1,0 +1,141 @@
+"""The owner of processes that are killed: it waits for progress, forgets no exit code, and leaves nobody behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.testing import KillLoop, ProcessFailed, TraceTail
+
+WORKER = """
+import os, sys, threading
+from rl4sys_zmq.testing.kills import SPARE, TRY_AGAIN
+from rl4sys_zmq.testing.trace import TraceWriter
+if SPARE in os.environ and not sys.stdin.readline():
+    sys.exit(0)
+writer = TraceWriter(sys.argv[1])
+if len(sys.argv) > 2 and not os.path.exists(sys.argv[2]):
+    open(sys.argv[2], "w").close()
+    sys.exit(TRY_AGAIN)
+def work():
+    number = 0
+    while not threading.Event().wait(0.001):
+        writer.acked([str(number)])
+        number += 1
+threading.Thread(target=work, daemon=True).start()
+for line in sys.stdin:
+    if line.strip().isdigit():
+        print("ends with", line.strip(), flush=True)
+        os._exit(int(line))
+os._exit(0)
+"""
+
+
+class Bench:
+    def __init__(self, folder: Path, seed: int = 1) -> None:
+        self.loop = KillLoop(seed=seed, folder=folder)
+        self.trace = TraceTail(folder / "w.jsonl")
+        self.child = self.loop.child("w", [sys.executable, "-c", WORKER, str(folder / "w.jsonl")])
+
+    def acked(self) -> int:
+        return self.trace.ids("acked")
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    bench = Bench(tmp_path)
+    with bench.loop:
+        yield bench
+
+
+def test_kills_come_after_progress(bench: Bench) -> None:
+    bench.child.start()
+    bench.loop.run([bench.child], kills=3, progress=bench.acked, least=20, spread_s=0.02)
+    assert bench.acked() >= 60
+    assert (bench.child.kills, bench.loop.kills, bench.child.codes) == (3, 3, [-9, -9, -9])
+    bench.loop.until(lambda: bench.trace.count("life") == 4, 10.0, "the fourth life")
+    bench.child.expect(0)
+    bench.child.tell("0")
+    assert bench.child.wait(10.0) == 0
+    bench.loop.check()
+
+
+def test_a_child_that_ends_by_itself_ends_the_wait(bench: Bench) -> None:
+    bench.child.start()
+    bench.child.tell("7")
+    with pytest.raises(ProcessFailed, match=r"w ended its life 1 with code 7, not to run on; it said:\nends with 7"):
+        bench.loop.until(lambda: False, 20.0, "nothing")
+    with pytest.raises(ProcessFailed, match="code 7"):
+        bench.loop.check()
+    with pytest.raises(ProcessFailed, match="code 7"):
+        bench.child.tell("0")
+
+
+def test_a_wrong_code_at_the_end(bench: Bench) -> None:
+    bench.child.start()
+    bench.child.tell("7")
+    with pytest.raises(ProcessFailed, match="code 7, not 0"):
+        bench.child.wait(10.0)
+
+
+def test_no_progress_is_an_error_in_time(bench: Bench) -> None:
+    bench.child.start()
+    with pytest.raises(ProcessFailed, match=r"5 more before kill 1 of 1: not within 0.2 s\nw; it said nothing"):
+        bench.loop.run([bench.child], kills=1, progress=lambda: 0, least=5, timeout_s=0.2)
+    with pytest.raises(ProcessFailed, match="has not ended within 0.1 s"):
+        bench.child.wait(0.1)
+
+
+def test_a_child_that_stands_still_goes_on(bench: Bench) -> None:
+    bench.child.start()
+    bench.loop.until(lambda: bench.acked() > 5, 10.0, "work")
+    bench.child.pause()
+    bench.loop.wait(0.02)
+    before = bench.acked()
+    bench.loop.wait(0.05)
+    assert bench.acked() == before
+    bench.child.resume()
+    bench.loop.until(lambda: bench.acked() > before, 10.0, "work again")
+
+
+def test_an_address_in_use_is_tried_again(bench: Bench, tmp_path: Path) -> None:
+    bench.child.command.append(str(tmp_path / "tried"))
+    bench.child.start()
+    bench.loop.until(lambda: bench.acked() > 0, 10.0, "the second attempt")
+    assert (bench.child.retries, bench.child.codes) == (1, [75])
+    bench.loop.check()
+
+
+def test_a_child_runs_once(bench: Bench) -> None:
+    with pytest.raises(ProcessFailed, match="w does not run"):
+        bench.child.kill()
+    bench.child.start()
+    with pytest.raises(ProcessFailed, match="w runs already"):
+        bench.child.start()
+
+
+def test_nobody_is_left_behind(bench: Bench) -> None:
+    bench.child.start()
+    bench.child.pause()  # even one that hears nothing
+    bench.child.prepare()
+    bench.loop.close()
+    assert not bench.child.running
+    assert bench.child.codes == [-9]
+    bench.loop.check()
+
+
+def test_a_spare_is_not_used_for_another_command(bench: Bench, tmp_path: Path) -> None:
+    bench.child.prepare()
+    bench.child.command[-1] = str(tmp_path / "other.jsonl")
+    other = TraceTail(tmp_path / "other.jsonl")
+    bench.child.start()
+    bench.loop.until(lambda: other.ids("acked") > 0, 10.0, "work in the other file")
+    assert bench.acked() == 0
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    draws = [[KillLoop(seed=seed, folder=tmp_path).uniform(0.0, 1.0) for _ in range(2)] for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]

@@ -9,7 +9,7 @@ from rl4sys_zmq.delivery.ledger import Entry
 from rl4sys_zmq.delivery.stream import Stream
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.wire import SegmentSchema, decode, read_submit, submit_checksums
-from rl4sys_zmq.wire.messages import Frame, Submit, Verdict
+from rl4sys_zmq.wire.messages import Frame, Submit
 
 __all__ = ["Intake", "replay_entry", "take_submit"]
 
@@ -82,6 +82,5 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> int | N
         assert isinstance(message, Submit)  # as it was when it was accepted; the ledger checks its bytes
         for index, segment in enumerate(read_submit(message)[skip:], skip):
             if isinstance(segment, ProtocolError) or schema.check(segment) is not None:
-                seq = message.first_seq + index
-                stream.dispose([[seq, seq + 1]], Verdict.REFUSED)
+                stream.refuse_again(message.first_seq + index)
     return skip

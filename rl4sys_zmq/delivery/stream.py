@@ -69,6 +69,7 @@ class Stream:
         self._disposed: set[int] = set()
         self._holes: dict[int, int] = {}
         self._refused_late: list[int] = []
+        self._uncounted: set[int] = set()
         self._checksums: OrderedDict[int, int] = OrderedDict()
         self._replayed = self._replay_end = first_seq
 
@@ -165,8 +166,10 @@ class Stream:
         self.trained = self._replayed = min(mark, self.received)
         self._replay_end = self.received
         self.verdicts.update({verdict: verdicts.get(verdict, 0) for verdict in Verdict.ALL if verdict != Verdict.DUPLICATE})
-        # While the ledger is full, what it has not taken yet is not fed again either: nobody would refuse these once more.
-        self.dispose([[seq, seq + 1] for seq in self._refused_late], Verdict.REFUSED)
+        # Nobody refuses once more what the ledger has not taken yet; it is not pending, and counted when the ledger gives it.
+        self._uncounted = set(self._refused_late)
+        self._disposed |= self._uncounted
+        self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
         """The ledger gives segments back, in order: how many of them the state has already, None when it has all.
@@ -179,6 +182,14 @@ class Stream:
         known = max(0, self._replayed - first_seq)
         self._replayed = end_seq
         return known
+
+    def refuse_again(self, seq: int) -> None:
+        """The ledger gave back a segment that was refused as an item."""
+        if seq in self._uncounted:
+            self._uncounted.discard(seq)
+            self.verdicts[Verdict.REFUSED] += 1
+        else:
+            self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
         """The ledger has given back all that it holds."""

@@ -87,7 +87,12 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
         raise Unreachable(f"the name {address.host!r} was not resolved within {timeout_s:g} s", mend)
     if failures:
         raise Unreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", mend)
-    return list(dict.fromkeys(found))
+    # As libzmq does it: a name means IPv4, only an address in brackets IPv6.
+    usable = [pair for pair in dict.fromkeys(found) if address.is_v6 or pair[0] == socket.AF_INET]
+    if not usable:
+        others = ", ".join(sorted({where[0] for _, where in found}))
+        raise Unreachable(f"the name {address.host!r} has IPv6 addresses only ({others})", "write one in brackets instead")
+    return usable
 
 
 def dial(address: Address, timeout_s: float) -> socket.socket:

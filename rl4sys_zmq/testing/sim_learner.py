@@ -437,8 +437,7 @@ class SimLearner:
         """The client's accounts are right."""
         client = self.client
         judged = sum(client.verdicts[verdict] for verdict in JUDGED)
-        # A client does not count again what it refused and a full disk has not taken when its thread is restarted.
-        refused = None if self._schedule.stalls and self._schedule.thread_restarts else client.verdicts[Verdict.REFUSED]
+        refused = client.verdicts[Verdict.REFUSED]
         self._history.check_books(
             Books(client.accepted, refused, judged, client.table.pending, client.rolled_back, client.gap)
         )

@@ -2,8 +2,8 @@
 
 Each process under test appends to a file of its own: a host before it hands a segment over (`submitted`), and when somebody has
 promised to keep it (`acked`: the learner's durable mark covers it; `kept`: its own spool has it); a learner what its counters
-say (`law`), and at the end what its state holds (`applied`). `check_trace` holds these against each other. It knows nothing of the
-library: a segment is a text that nobody else uses.
+say (`law`), and at the end what its state holds (`applied`). `check_trace` holds these against each other. A segment is a text
+that stands for no other: nothing of the library's own numbering is trusted.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import socket
 import sys
@@ -17,10 +16,9 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing.kills import Child, KillLoop
 from rl4sys_zmq.testing.trace import Outcome, TraceTail, check_trace, read_trace
 
-HERE = Path(__file__).parent
-SOAK = bool(os.environ.get("RL4SYS_SOAK"))
-"""The long tier: everything that takes minutes."""
+from .conftest import PACKAGE, PROCESSES
 
+ENV = {"PYTHONPATH": str(PACKAGE), "PYTHONFAULTHANDLER": "1"}
 FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 
@@ -52,7 +50,7 @@ class Lab(Resource):
     def __init__(
         self, folder: Path, seed: int, *, scheme: str = "tcp", parameters: Mapping[str, Any] | None = None, **config: Any
     ) -> None:
-        print(f"seed {seed}")
+        folder.mkdir(exist_ok=True)
         self.folder, self.seed = folder, seed
         self._dice = random.Random(seed)
         self.loop = KillLoop(seed=seed, folder=folder)
@@ -71,7 +69,7 @@ class Lab(Resource):
             "config": self.config,
             "parameters": self.parameters,
         }
-        return self.loop.child(name, [sys.executable, str(HERE / "kill_learner.py"), json.dumps(options)])
+        return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_learner.py"), json.dumps(options)], env=ENV)
 
     def reconfigure(self, **config: Any) -> None:
         """Gives the next life of the learner another configuration; it does not run now."""
@@ -93,7 +91,7 @@ class Lab(Resource):
             "steps": steps,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
         }
-        return self.loop.child(name, [sys.executable, str(HERE / "kill_actor.py"), json.dumps(options)])
+        return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_actor.py"), json.dumps(options)], env=ENV)
 
     def _trace(self, name: str) -> str:
         path = self.folder / f"{name}.jsonl"

@@ -1,13 +1,11 @@
 """The kill gates: whatever is killed, and whenever, nothing that was acknowledged is lost and nothing is learned from twice.
 
-The quick tier asserts the outcome with a few kills; RL4SYS_SOAK=1 has the numbers of the gate.
+The quick tier asserts the outcome with a few kills; the long one has the numbers of the gate.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,18 +14,14 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq import AgentConfig
-from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.testing import ChaosProxy, Faults
+from rl4sys_zmq.testing import ChaosProxy, Child, Faults
 
-_spec = importlib.util.spec_from_file_location("kill_lab", Path(__file__).with_name("kill_lab.py"))
-assert _spec is not None and _spec.loader is not None
-kill_lab = importlib.util.module_from_spec(_spec)
-sys.modules["kill_lab"] = kill_lab
-_spec.loader.exec_module(kill_lab)
-Lab, SOAK = kill_lab.Lab, kill_lab.SOAK
+from .conftest import Tier
+from .kill_lab import Lab
 
-pytestmark = pytest.mark.timeout(1_800 if SOAK else 120)
+pytestmark = pytest.mark.timeout(1_800)
+
+Report = Callable[..., None]
 
 LEAST = 200
 """Acks between two kills."""
@@ -43,7 +37,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def three_actors(lab: Any, client: str, address: str | None = None, rate: float = 120.0) -> list[Any]:
+def three_actors(lab: Lab, client: str, address: str | None = None, rate: float = 120.0) -> list[Child]:
     """Two that never wait for anything, and one that waits for credit."""
     policies = ("drop_oldest", "drop_oldest", "wait")
     actors = [lab.actor(f"a{i}", client, rate=rate, address=address, overflow=o) for i, o in enumerate(policies)]
@@ -52,14 +46,18 @@ def three_actors(lab: Any, client: str, address: str | None = None, rate: float 
     return actors
 
 
-def assert_gate(lab: Any, client: str, status: dict[str, Any], actors: list[Any]) -> None:
+def assert_gate(lab: Lab, client: str, status: dict[str, Any], actors: list[Child], report: Report, **figures: Any) -> None:
     """0 acked lost, 0 learned twice, nothing unacked, nothing rolled back, every law held, every actor in its first life."""
     outcome = lab.outcome()
-    print(f"{lab.loop.kills} kills, {lab.learner.retries} retries of the address; {outcome}")
-    for name, tail in lab.traces.items():
-        done = tail.last("done")
-        if done:
-            print(name, {key: value for key, value in done.items() if key.endswith("_ms") or key == "submits"})
+    done = [lab.traces[actor.name].last("done") for actor in actors]
+    report(
+        kills=sum(code == -9 for code in lab.learner.codes),
+        retries=lab.learner.retries,
+        submit_p99_9_ms=max(each["p99.9_ms"] for each in done),
+        submit_max_ms=max(each["p100_ms"] for each in done),
+        outcome=str(outcome),
+        **figures,
+    )
     outcome.check()
     assert outcome.lost == outcome.duplicate == outcome.unacked == ()
     assert outcome.applied == outcome.submitted == outcome.ok + len(outcome.recovered)
@@ -68,23 +66,23 @@ def assert_gate(lab: Any, client: str, status: dict[str, Any], actors: list[Any]
     assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)
     assert numbers["accepted"] == numbers["verdicts"]["trained"] == outcome.submitted
     assert [actor.codes for actor in actors] == [[0]] * len(actors)
-    assert all(tail.last("done")["stats"]["dropped_at_source"] == 0 for tail in lab.traces.values() if tail.last("done"))
+    assert all(each["stats"]["dropped_at_source"] == 0 for each in done)
 
 
-QUICK_PAIRS = [("tcp", "on"), ("ipc", "off")]
-ALL_PAIRS = [*QUICK_PAIRS, ("tcp", "off"), ("ipc", "on")]
+QUICK_CLIENT = {"tcp": "on", "ipc": "off"}
 
 
-@pytest.mark.parametrize(("scheme", "client"), ALL_PAIRS if SOAK else QUICK_PAIRS)
-def test_a_learner_that_is_killed(folder: Path, seed: int, scheme: str, client: str) -> None:
-    with Lab(folder, seed, scheme=scheme, parameters=BATCH) as lab:
-        lab.serving()
-        actors = three_actors(lab, client)
-        lab.loop.run([lab.learner], kills=100 if SOAK else 2, progress=lab.acked, least=LEAST)
-        lab.learner.pause()  # SIGSTOP is no death: nothing of what is queued for it may be taken twice
-        lab.loop.wait(0.2)
-        lab.learner.resume()
-        assert_gate(lab, client, lab.finish(*actors), actors)
+@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
+def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, scheme: str) -> None:
+    for client in ("on", "off") if tier.long else (QUICK_CLIENT[scheme],):
+        with Lab(folder / client, seed, scheme=scheme, parameters=BATCH) as lab:
+            lab.serving()
+            actors = three_actors(lab, client)
+            lab.loop.run([lab.learner], kills=tier.size(2, 100), progress=lab.acked, least=LEAST)
+            lab.learner.pause()  # SIGSTOP is no death: nothing of what is queued for it may be taken twice
+            lab.loop.wait(0.2)
+            lab.learner.resume()
+            assert_gate(lab, client, lab.finish(*actors), actors, report, client=client)
 
 
 # ---- at the worst moments
@@ -108,7 +106,7 @@ ALL_POINTS = [
 ]
 
 
-def dies_at(lab: Any, point: str) -> None:
+def dies_at(lab: Lab, point: str) -> None:
     """Starts the learner, and has it kill itself at a point."""
     lab.learner.start(RL4SYS_DIE_AT=point)
     lab.learner.expect(-9)
@@ -116,59 +114,62 @@ def dies_at(lab: Any, point: str) -> None:
     lab.loop.check()
 
 
-@pytest.mark.parametrize("client", ["on", "off"] if SOAK else ["on"])
-def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, client: str) -> None:
+def test_a_learner_that_dies_within_a_step(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """While it writes a checkpoint, while it commits, while it starts, while actors join."""
+    for client in ("on", "off") if tier.long else ("on",):
+        dies_within_steps(folder / client, seed, tier, report, client)
+
+
+def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, client: str) -> None:
     with Lab(folder, seed, parameters=BATCH, checkpoint_every_s=0.1) as lab:
         lab.serving()
         actors = three_actors(lab, client)
         lab.loop.until(lambda: lab.acked() >= LEAST, 30.0, "the first acks")
         lab.learner.kill()
-        for point in ALL_POINTS if SOAK else QUICK_POINTS:
+        for point in ALL_POINTS if tier.long else QUICK_POINTS:
             dies_at(lab, point)
-        if SOAK:
+        if tier.long:
             actors.append(lab.actor("late", client, rate=50.0))
             actors[-1].start()
             dies_at(lab, "joined:4")  # three old ones, and the new one that it hears for the first time
         lab.serving()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
-        assert_gate(lab, client, lab.finish(*actors), actors)
+        assert_gate(lab, client, lab.finish(*actors), actors, report, client=client)
 
 
-def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int) -> None:
+def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """A large backlog: nothing is in a checkpoint, everything comes from the journal, each time from the start."""
-    backlog = 6_000 if SOAK else 400
+    backlog = tier.size(400, 6_000, least=400)
     with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}) as lab:
         lab.serving()
         actors = three_actors(lab, "on", rate=300.0)
         lab.loop.until(lambda: lab.acked() >= backlog, 90.0, "a backlog")
         lab.learner.kill()
-        for n in (1, backlog // 3, backlog // 2) if SOAK else (backlog // 3,):
+        for n in (1, backlog // 3, backlog // 2) if tier.long else (backlog // 3,):
             dies_at(lab, f"replay:{n}")
-        for _ in range(10 if SOAK else 1):
+        for _ in range(tier.size(1, 10)):
             lab.learner.prepare()
             lab.loop.wait(0.3)
             lab.learner.start()
             lab.loop.wait(lab.loop.uniform(0.0, 0.1))  # twice within 100 ms: before it is ready
             lab.learner.kill()
         lab.serving()
-        assert_gate(lab, "on", lab.finish(*actors), actors)
+        assert_gate(lab, "on", lab.finish(*actors), actors, report)
 
 
-@pytest.mark.skipif(not SOAK, reason="takes half a minute: RL4SYS_SOAK=1")
-def test_a_learner_that_stands_still(folder: Path, seed: int) -> None:
+def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """For longer than its actors wait: they give it up, dial again, and speak to it when it wakes with their old words queued."""
     with Lab(folder, seed, parameters=BATCH) as lab:
         lab.serving()
         actors = three_actors(lab, "off")
-        for pause_s in (3.5, 0.5, 8.0, 4.0):
+        for pause_s in (3.5, 0.5, 8.0, 4.0) if tier.long else (3.2,):
             before = lab.acked()
             lab.loop.until(lambda b=before: lab.acked() >= b + LEAST, 30.0, "acks")
             lab.learner.pause()
             lab.loop.wait(pause_s)
             lab.learner.resume()
-        assert_gate(lab, "off", lab.finish(*actors), actors)
+        assert_gate(lab, "off", lab.finish(*actors), actors, report)
 
 
 # ---- through a bad network
@@ -192,7 +193,7 @@ def heal(proxy: ChaosProxy) -> None:
     proxy.black_hole(False)
 
 
-def seconds_to_rate(lab: Any, rate: float, timeout_s: float) -> float:
+def seconds_to_rate(lab: Lab, rate: float, timeout_s: float) -> float:
     """How long it takes until `rate` acks have come within a second."""
     began, marks = time.monotonic(), [(time.monotonic(), lab.acked())]
 
@@ -207,54 +208,49 @@ def seconds_to_rate(lab: Any, rate: float, timeout_s: float) -> float:
     return time.monotonic() - began
 
 
-def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int) -> None:
+def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     with Lab(folder, seed, parameters=BATCH) as lab:
         lab.serving()
         with ChaosProxy(lab.address, seed=seed) as proxy:
             actors = three_actors(lab, "on", proxy.address)
             began, before = time.monotonic(), lab.acked()
-            lab.loop.until(lambda: lab.acked() >= before + (3 * LEAST if SOAK else LEAST), 30.0, "acks on a good network")
+            lab.loop.until(lambda: lab.acked() >= before + tier.size(LEAST, 3 * LEAST), 30.0, "acks on a good network")
             rate = (lab.acked() - before) / (time.monotonic() - began)
-            slowest = 0.0
-            for name in [*NETWORKS, *NETWORKS, *list(NETWORKS)[:3]] if SOAK else ["everything", "black hole"]:
+            healed_s: list[float] = []
+            for name in [*NETWORKS, *NETWORKS, *list(NETWORKS)[:3]] if tier.long else ["everything"]:
                 NETWORKS[name](proxy)
-                lab.loop.wait(lab.loop.uniform(1.0, 4.0) if SOAK else 0.7)
+                lab.loop.wait(lab.loop.uniform(1.0, 4.0) if tier.long else 0.7)
                 lab.learner.kill()
                 lab.serving()
-                lab.loop.wait(lab.loop.uniform(0.0, 2.0) if SOAK else 0.2)
+                lab.loop.wait(lab.loop.uniform(0.0, 2.0) if tier.long else 0.2)
                 heal(proxy)
-                taken_s = seconds_to_rate(lab, 0.9 * rate if SOAK else 50.0, 30.0)
-                slowest = max(slowest, taken_s)
-                print(f"{name}: full rate {taken_s:.2f} s after it was healed")
-            print(f"rate {rate:.0f}/s; {proxy.counters.snapshot()}")
-            assert_gate(lab, "on", lab.finish(*actors), actors)
-    if SOAK:
-        assert slowest < 5.0
+                healed_s.append(seconds_to_rate(lab, 0.9 * rate if tier.long else 50.0, 30.0))
+            figures = {"rate_per_s": round(rate), "healed_s": [round(s, 2) for s in healed_s], **proxy.counters.snapshot()}
+            assert_gate(lab, "on", lab.finish(*actors), actors, report, **figures)
+            assert max(healed_s) < 5.0 or not tier.long
 
 
 # ---- actors with a spool
 
 
-def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int) -> None:
+def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """What the spool has taken is delivered once, whoever dies."""
-    try:
-        AgentConfig(client_id="probe", spool=str(folder / "probe"))  # type: ignore[call-arg]
-    except (TypeError, ConfigError) as exc:
-        pytest.skip(f"this version has no AgentConfig(spool=...): {exc}")
     with Lab(folder, seed, parameters=BATCH) as lab:
         lab.serving()
         actors = [lab.actor(f"a{i}", "on", rate=120.0, spool=str(folder / f"spool{i}")) for i in range(3)]
         for actor in actors:
             actor.start()
+        accepted = lab.traces["learner"]
         lab.loop.run(
             [lab.learner, *actors],
-            kills=90 if SOAK else 3,
-            progress=lambda: lab.traces["learner"].last("law").get("accepted", 0),
-            least=LEAST,
+            kills=tier.size(4, 90),
+            progress=lambda: accepted.last("law").get("accepted", 0),
+            least=tier.size(LEAST // 2, LEAST),
         )
         status = lab.finish(*actors)
         outcome = lab.outcome()
-        print(f"{lab.loop.kills} kills; {outcome}")
+        report(kills={name: child.kills for name, child in lab.loop.children.items()}, outcome=str(outcome))
         outcome.check(delivered=False)  # what was never in the spool died with its process
         assert outcome.lost == outcome.duplicate == ()
-        assert status["clients"]["on"]["rolled_back"] == 0
+        numbers = status["clients"]["on"]
+        assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import shutil
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
@@ -18,15 +16,12 @@ import pytest
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.checkpoints import read_manifest
+from rl4sys_zmq.testing import Child
 
-_spec = importlib.util.spec_from_file_location("kill_lab", Path(__file__).with_name("kill_lab.py"))
-assert _spec is not None and _spec.loader is not None
-kill_lab = importlib.util.module_from_spec(_spec)
-sys.modules["kill_lab"] = kill_lab
-_spec.loader.exec_module(kill_lab)
-Lab, SOAK = kill_lab.Lab, kill_lab.SOAK
+from .conftest import Tier
+from .kill_lab import Lab
 
-pytestmark = pytest.mark.timeout(600 if SOAK else 120)
+pytestmark = pytest.mark.timeout(600)
 
 SOME = 150
 """Enough acks to have something to lose."""
@@ -39,25 +34,25 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def two_actors(lab: Any, client: str = "on", **options: Any) -> list[Any]:
+def two_actors(lab: Lab, client: str = "on", **options: Any) -> list[Child]:
     actors = [lab.actor(f"a{i}", client, **{"rate": 150.0, **options}) for i in range(2)]
     for actor in actors:
         actor.start()
     return actors
 
 
-def more(lab: Any, count: int = SOME) -> None:
+def more(lab: Lab, count: int = SOME) -> None:
     """Waits for so many more acks."""
     before = lab.acked()
     lab.loop.until(lambda: lab.acked() >= before + count, 40.0, f"{count} more acks")
 
 
-def checkpoints(lab: Any, client: str = "on") -> list[Path]:
+def checkpoints(lab: Lab, client: str = "on") -> list[Path]:
     """Those that are there, oldest first."""
     return sorted(path for path in (lab.run_dir / "checkpoints" / client).glob("[0-9]*") if path.name.isdigit())
 
 
-def assert_exact(lab: Any, status: dict[str, Any], actors: list[Any], *, gap: bool, client: str = "on") -> int:
+def assert_exact(lab: Lab, status: dict[str, Any], actors: list[Child], *, gap: bool, client: str = "on") -> int:
     """What is lost is counted exactly, on both sides, and nothing else happened; returns how many that were."""
     outcome = lab.outcome(one_lineage=not gap)
     print(outcome)
@@ -108,10 +103,14 @@ def flip_a_bit(path: Path, dice: random.Random) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["state.safetensors", "manifest.json"] if SOAK else ["state.safetensors"])
-@pytest.mark.parametrize("newest", [1, 2] if SOAK else [1])
-def test_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) -> None:
+def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
     """The newest one costs nothing. If the two newest are damaged, what only they had is lost, and counted."""
+    cases = [(1, "state.safetensors"), (2, "state.safetensors"), (1, "manifest.json"), (2, "manifest.json")]
+    for number, (newest, name) in enumerate(cases if tier.long else cases[:1]):
+        with_damaged_checkpoints(folder / str(number), seed, newest, name)
+
+
+def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) -> None:
     dice = random.Random(seed)
     with Lab(folder, seed) as lab:
         lab.serving()
@@ -206,9 +205,13 @@ def test_resume_never(folder: Path, seed: int) -> None:
         assert (aside / "journal.db").exists() and any((aside / "checkpoints" / "on").iterdir())
 
 
-@pytest.mark.parametrize("back", [0, 1, 2] if SOAK else [2])
-def test_resume_an_older_checkpoint(folder: Path, seed: int, back: int) -> None:
+def test_resume_an_older_checkpoint(folder: Path, seed: int, tier: Tier) -> None:
     """The policy is that checkpoint's to the bit; what the journal has is learned again, the rest is rolled back."""
+    for back in (0, 1, 2) if tier.long else (2,):
+        resume_an_older_one(folder / str(back), seed, back)
+
+
+def resume_an_older_one(folder: Path, seed: int, back: int) -> None:
     with Lab(folder, seed) as lab:
         lab.serving()
         actors = two_actors(lab)

@@ -47,6 +47,9 @@ class Run:
     exit_with_stdin: bool
     verbose: bool
     debug: bool
+    keys: Path | None = None
+    spool: Path | None = None
+    sidecar: bool = False
 
 
 def act(run: Run) -> None:
@@ -99,6 +102,9 @@ def agent_config(run: Run, env: Any, seed: int) -> AgentConfig:
         "train_server_address": run.learner,
         "algorithm_name": run.algorithm,
         "connect_timeout_s": run.connect_timeout_s,
+        "keys": run.keys,
+        "spool": run.spool,
+        "sidecar": run.sidecar or None,
         "seed": seed if known.seed is None or run.seed is not None else None,
         "overflow": None if "overflow" in given else "wait",
         "send_frequency": None if "send_frequency" in given else run.num_envs,  # segments that are cut together leave together

@@ -101,12 +101,90 @@ def demo(env: str, **options: Any) -> int:
 @click.argument("address")
 @option("--json", is_flag=True, help="The whole report, as JSON.")
 @option("--watch", is_flag=True, help="Again and again, until Ctrl-C.")
+@option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys.")
 @option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
-def status(address: str, json: bool, watch: bool, timeout: float) -> None:
-    """Show the clients of the learner at ADDRESS (host:port or a URI)."""
+def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: float) -> None:
+    """Show the learner at ADDRESS (host:port or a URI): its clients and their actors, the ledger, who was refused.
+
+    What is wrong stands behind !!. "saved" is what a checkpoint covers.
+    """
     from rl4sys_zmq.cli.look import show_status
 
-    show_status(address, timeout, as_json=json, watch=watch)
+    show_status(address, timeout, keys=keys, as_json=json, watch=watch)
+
+
+@main.command()
+@click.argument("address")
+@option("--keys", type=FILE, metavar="FILE", help="NAME.keys, for a learner with keys.  [default: the configuration's]")
+@option("--config", type=FILE, metavar="FILE", help="An actor's configuration, to be compared with the learner's.")
+@option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds for each stage.")
+def doctor(address: str, keys: Path | None, config: Path | None, timeout: float) -> int:
+    """Find out why an actor on this machine does not reach the learner at ADDRESS (host:port or a URI).
+
+    A line for each stage, up to the first that fails, with the cause and the mend. Exits 0 when none fails, 1 otherwise.
+    """
+    from rl4sys_zmq.cli.doctor import doctor as run
+
+    return run(address, keys, config, timeout)
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=FILE)
+@option("--client", metavar="NAME", help="Make NAME.keys for an actor or a person, and list it in clients.toml.")
+@option("--client-id", "client_ids", multiple=True, metavar="ID", help="A policy that it may act for, repeatable.  [default: all]")
+@option(
+    "--role",
+    "roles",
+    type=click.Choice(["submit", "read_weights", "admin"]),
+    multiple=True,
+    help="What it may do, repeatable; admin: see the status.  [default: submit and read_weights]",
+)
+@option("--expires", metavar="DATE", help="It is let in until then (UTC), such as 2027-01-01.  [default: for ever]")
+@option("--revoke", metavar="NAME", help="Take NAME off the list; a running learner notices within a second.")
+def keys(
+    folder: Path,
+    client: str | None,
+    client_ids: tuple[str, ...],
+    roles: tuple[str, ...],
+    expires: str | None,
+    revoke: str | None,
+) -> None:
+    """Make a learner's keys in DIR, and keys for those who may reach it.
+
+    Without options: learner.secret, learner.public and an empty list of clients; what is there already is left alone.
+    """
+    from rl4sys_zmq.cli.keys import add_client, make_keys, revoke_client
+
+    if client is not None and revoke is not None:
+        raise click.UsageError("give either --client or --revoke")
+    if client is None and (client_ids or roles or expires):
+        raise click.UsageError("--client-id, --role and --expires say what a --client may do; name it")
+    if client is not None:
+        add_client(folder, client, client_ids or ("*",), roles or ("submit", "read_weights"), expires)
+    elif revoke is not None:
+        revoke_client(folder, revoke)
+    else:
+        make_keys(folder)
+
+
+@main.command()
+@click.argument("run", type=FILE)
+@option("--show", metavar="N|PATH", help="What is in one letter: its number in the list, or its file.")
+@option("--client", metavar="ID", help="Only those of this client.")
+@option("--json", is_flag=True, help="As JSON.")
+@option("--clear", is_flag=True, help="Remove the letters that would be listed.")
+def deadletter(run: Path, show: str | None, client: str | None, json: bool, clear: bool) -> None:
+    """List the segments that the learner of the run directory RUN could not train on, and why."""
+    from rl4sys_zmq.cli.deadletter import clear_letters, print_letters, show_letter
+
+    if clear and show is not None:
+        raise click.UsageError("give either --show or --clear")
+    if show is not None:
+        show_letter(run, show, client, as_json=json)
+    elif clear:
+        clear_letters(run, client)
+    else:
+        print_letters(run, client, as_json=json)
 
 
 @main.command()

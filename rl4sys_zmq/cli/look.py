@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rl4sys_zmq.cli.app import require, say
 from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
-from rl4sys_zmq.ops.status import client_rows, request_status, text_table
+from rl4sys_zmq.ops.report import report_lines
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.transports import read_client_keys
 
 __all__ = ["plot", "show_status"]
 
@@ -21,16 +22,19 @@ WATCH_S = 1.0
 CLEAR = "\x1b[H\x1b[J"
 
 
-def show_status(address: str, timeout_s: float, *, as_json: bool, watch: bool) -> None:
+def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> None:
     """Prints a learner's status, once or again and again.
 
     Raises:
         LearnerUnavailable: when the learner does not answer.
+        ProtocolError: when it refuses, our keys for instance.
+        ConfigError: when the keys can't be used.
     """
     signals = Signals.current
+    ours = read_client_keys(keys)[1] if keys is not None else None
     while True:
         try:
-            report = request_status(address, timeout_s)
+            report = request_status(address, timeout_s, ours)
         except LearnerUnavailable as exc:
             if not watch:
                 raise
@@ -41,7 +45,7 @@ def show_status(address: str, timeout_s: float, *, as_json: bool, watch: bool) -
             say(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
         else:
             lead = CLEAR if watch and sys.stdout.isatty() else ""
-            say(lead + "\n".join(_lines(report)))
+            say(lead + "\n".join(report_lines(report, time.time())))
         if not watch:
             return
         _pause(signals)
@@ -51,14 +55,6 @@ def _pause(signals: Signals | None) -> None:
     time.sleep(WATCH_S)
     if signals is not None:
         signals.check()
-
-
-def _lines(report: Mapping[str, Any]) -> list[str]:
-    head = f"learner at {report['address']}, process {report['pid']}, up {report['uptime_s']:,.0f} s"
-    refusals = {k.removeprefix("refused."): v for k, v in report["counters"].items() if k.startswith("refused.") and v}
-    counted = [f"messages refused: {', '.join(f'{v} {k}' for k, v in sorted(refusals.items()))}"] if refusals else []
-    rows = client_rows(report)
-    return [head, *counted, *(text_table(rows) if rows else ["no clients yet"])]
 
 
 def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:

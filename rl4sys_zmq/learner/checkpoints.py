@@ -19,8 +19,9 @@ import logging
 import os
 import re
 import shutil
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -74,19 +75,21 @@ class CheckpointStore:
         self.damaged: list[str] = []
         self._keep = keep
 
-    def write(self, manifest: Manifest, state: Mapping[str, Any]) -> Manifest:
+    def write(self, manifest: Manifest, state: Mapping[str, Any], *, wanted: Callable[[], bool] = lambda: True) -> Manifest:
         """Writes one checkpoint; when this returns it is on the disk.
 
         Args:
             manifest: `number` and `saved_unix_s` are set here: numbers are never used twice, not even abandoned ones.
             state: what `Algorithm.state` returned; see `pack_state` for what may be in it.
 
+            wanted: asked at the last moment; False when another learner thread has taken this one's place.
+
         Returns:
             The manifest as it was written.
 
         Raises:
-            CheckpointError: when it cannot be written. What was there is still there; at worst (an error of the very last
-                flush) the new one is there too, whole, and may outlast a loss of power or not.
+            CheckpointError: when it cannot be written, or is not wanted any more. What was there is still there; at worst (an
+                error of the very last flush) the new one is there too, whole, and may outlast a loss of power or not.
         """
         with _disk(self.folder):
             _make_folder(self.folder)
@@ -94,9 +97,11 @@ class CheckpointStore:
             number = 1 + max((number for number, _, _ in self._entries()), default=0)
             written = replace(manifest, number=number, saved_unix_s=time.time())
             contents = encode_checkpoint(written, state)
-            temporary = self.folder / f"{TEMPORARY}{number:08d}"
+            temporary = self.folder / f"{TEMPORARY}{number:08d}-{threading.get_ident()}"
             try:
                 _fill(temporary, contents)
+                if not wanted():
+                    raise CheckpointError(temporary, "another learner thread writes here now")
                 os.rename(temporary, self.folder / f"{number:08d}")
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)

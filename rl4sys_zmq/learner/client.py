@@ -55,6 +55,7 @@ class Client:
         waiting: hellos that came while the learner thread was starting, with their users, by peer.
         backlog: messages for the learner thread that are not in its pipeline yet.
         known: the ledger has it.
+        gives_up: its next learner thread is not fed what is pending.
         replaying: the token of the ledger's pages that feed the learner thread, after it has gone back to a checkpoint;
             meanwhile new segments come that way too. 0 when it has caught up.
         page_after: where the next page begins; None while one is on its way, or none is wanted.
@@ -86,7 +87,7 @@ class Client:
         self.delivered_items = self.taken_items = 0
         self.delivered_bytes = self.taken_bytes = 0
         self.rolled_back = 0
-        self.known = False
+        self.known = self.gives_up = False
         self.replaying = self.replayed = 0
         self.page_after: int | None = None
         self.saved = Checkpointed(0, 0, 0, [], 0.0, "")
@@ -176,14 +177,16 @@ class Client:
         """The learner thread has ended though nobody told it to."""
         return self.state is not ClientState.FAILED and not any(t.alive for t in self.threads)
 
-    def end_thread(self) -> None:
-        """Tells the learner thread to finish what it has been given, and to end."""
+    def end_thread(self, *, replaced: bool = False) -> None:
+        """Tells the learner thread to finish what it has been given, and to end; or that another takes its place."""
         if self.push is not None:
             self.push.send(encode(Stop()))
             self.push.close()
             self.push = None
         self.backlog.clear()
         for thread in self.threads:
+            if replaced:
+                thread.replace()
             thread.stop()
         self.threads = [t for t in self.threads if t.alive]
 

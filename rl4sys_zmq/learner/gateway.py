@@ -296,6 +296,9 @@ class Gateway(Worker):
             self._counters.add("checkpoints_damaged")
             self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=name)
         if client.replaying:
+            if client.gives_up:
+                self._ledger.trim(client.client_id, {s.key: s.received for s in client.table.all()})
+                client.gives_up = False
             client.rewind(message)
             if message.checkpoint:
                 self._sink.event("checkpoint_loaded", client_id=client.client_id, checkpoint=message.checkpoint)
@@ -334,10 +337,10 @@ class Gateway(Worker):
         client.waiting.clear()
         self._feeder.give_up(client, message.error)
 
-    def restart(self, client_id: str) -> None:
+    def restart(self, client_id: str, *, give_up_pending: bool) -> None:
         """Gives a client a new learner thread and a new generation; in the gateway thread."""
         with self.published:
-            client, rolled_back = self._roster.restart(client_id)
+            client, rolled_back = self._roster.restart(client_id, give_up_pending=give_up_pending)
             self.published.notify_all()
         self._reception.dismiss(client, "the client was restarted: say HELLO again")
         self._sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back)

@@ -204,18 +204,23 @@ class Learner(Resource):
             if time.monotonic() >= deadline:
                 raise LearnerUnavailable(self.address, f"{left} segments to be trained on", timeout_s)
 
-    def restart(self, client_id: str) -> None:
+    def restart(self, client_id: str, *, give_up_pending: bool = False) -> None:
         """Gives a client, failed or not, a new learner thread, in a new generation.
 
         With checkpoints it goes back to the newest, and is fed again what came since. Without, it starts afresh, and what was
         accepted and not yet trained is counted as rolled back.
+
+        Args:
+            client_id: whose.
+            give_up_pending: does not feed it again what came since the checkpoint, which is counted as rolled back: for an
+                algorithm that fails on just that.
 
         Raises:
             ConfigError: when there is no such client.
             LearnerUnavailable, Closed: as `status` does.
         """
         gateway = self._running
-        self._ask(lambda: gateway.restart(client_id))
+        self._ask(lambda: gateway.restart(client_id, give_up_pending=give_up_pending))
 
     def raise_if_dead(self) -> None:
         """Surfaces the death of a thread of ours.

@@ -143,8 +143,8 @@ class Roster:
             del self._stillborn[next(iter(self._stillborn))]
         return True
 
-    def restart(self, client_id: str) -> tuple[Client, int]:
-        """Gives a client a new learner thread and a new generation; returns how many segments were rolled back.
+    def restart(self, client_id: str, *, give_up_pending: bool) -> tuple[Client, int]:
+        """Gives a client a new learner thread and a new generation; returns how many segments were rolled back by now.
 
         Raises:
             ConfigError: when there is no such client.
@@ -154,7 +154,8 @@ class Roster:
             known = ", ".join(sorted(self._clients)) or "none"
             raise ConfigError(f"no client {client_id!r}; there are: {known}", key="client_id")
         self._by_key.pop(client.key, None)
-        client.end_thread()
+        client.end_thread(replaced=True)
+        client.gives_up = give_up_pending
         rolled_back = 0 if self._ledger.durable else client.roll_back()
         client.publications = Publications(_generation(client.publications.generation))
         self._start(client)

@@ -53,6 +53,9 @@ MAX_MESSAGE_FRAMES = 256
 QUEUE_MESSAGES = 64
 GATEWAY_TIMEOUT_S = 2.0
 IDLE_S = 0.5
+MAX_POISONED = 3
+"""How many segments in a row an algorithm may fail to take before it counts as failed itself."""
+
 CHECKPOINT_SHARE = 20
 """Checkpoints are written so rarely that they take at most a twentieth of the time."""
 
@@ -76,6 +79,7 @@ class LearnerThread(Worker):
         self._key = key
         self._down, self._up = down, up
         self._stopping = threading.Event()
+        self._replaced = threading.Event()
 
     def run(self) -> None:
         """The thread's body."""
@@ -83,7 +87,7 @@ class LearnerThread(Worker):
             mouth = _Mouth(up, self._key)
             try:
                 try:
-                    _Learning(down, mouth, self._stopping).run()
+                    _Learning(down, mouth, self._stopping, self._replaced).run()
                 except Closed:
                     raise
                 except Exception as exc:  # noqa: BLE001 - the border of a client: it stops this client alone
@@ -93,6 +97,11 @@ class LearnerThread(Worker):
 
     def stop(self) -> None:
         """Ends the thread when it next finds nothing to read; the gateway's `Stop` message comes in order with the data."""
+        self._stopping.set()
+
+    def replace(self) -> None:
+        """Another thread takes its place, which has the checkpoints from now on; this one ends as soon as it can."""
+        self._replaced.set()
         self._stopping.set()
 
 
@@ -111,9 +120,9 @@ class _Mouth:
 class _Learning:
     """The state of a running learner thread."""
 
-    def __init__(self, down: Socket, mouth: _Mouth, stopping: threading.Event) -> None:
+    def __init__(self, down: Socket, mouth: _Mouth, stopping: threading.Event, replaced: threading.Event) -> None:
         self._down, self._say = down, mouth.say
-        self._stopping = stopping
+        self._stopping, self._replaced = stopping, replaced
         self._poller = Poller()
         self._poller.register(down)
         self._assign = self._wait_for_assignment()
@@ -131,6 +140,7 @@ class _Learning:
         self._slack_steps = 0
         self._demand = Demand(0, 0, 0, 0)
         self._pending: list[tuple[Key, int]] = []
+        self._poisoned = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = -1
@@ -260,11 +270,12 @@ class _Learning:
                 self._say(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
             return
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
-        if not asked and self._updates == self._saved_updates and not self._progress.moved:
+        if self._replaced.is_set() or (not asked and self._updates == self._saved_updates and not self._progress.moved):
             return
         began = time.monotonic()
         try:
-            manifest = self._store.write(self._manifest(), self._algorithm.state())
+            wanted = lambda: not self._replaced.is_set()  # noqa: E731
+            manifest = self._store.write(self._manifest(), self._algorithm.state(), wanted=wanted)
         except CheckpointError as exc:
             log.error("client %s: %s", self._assign.client_id, exc)
             self._say(Checkpointed(token, 0, 0, [], time.monotonic() - began, _plain(str(exc)[:500])))
@@ -321,11 +332,7 @@ class _Learning:
             if late and self._assign.on_lag == "drop":
                 self._dispose(key, seq, Verdict.STALE)
                 continue
-            self._observe(segment, lag, late)
-            if self._algorithm.kind == "onpolicy":
-                self._pending.append((key, seq))
-            else:
-                self._dispose(key, seq, Verdict.TRAINED)
+            self._observe(key, seq, segment, lag, late)
         if not self._pending:
             self._barrier()
 
@@ -339,8 +346,25 @@ class _Learning:
         self._progress.barrier()
         self._progress.steps = self._observed_steps
 
-    def _observe(self, segment: Segment, lag: int, late: bool) -> None:
-        self._algorithm.observe(segment, correct=late)
+    def _observe(self, key: Key, seq: int, segment: Segment, lag: int, late: bool) -> None:
+        """Gives a segment to the algorithm. One that it can't take is quarantined; several in a row are the algorithm's fault.
+
+        A ledger on disk would feed such a segment again to each life of this thread.
+        """
+        try:
+            self._algorithm.observe(segment, correct=late)
+        except Exception as exc:
+            self._poisoned += 1
+            if self._poisoned > MAX_POISONED:
+                raise
+            log.exception("client %s: a segment that the algorithm does not take is quarantined", self._assign.client_id)
+            self._bury(key, seq, segment, _plain(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
+            return
+        self._poisoned = 0
+        if self._algorithm.kind == "onpolicy":
+            self._pending.append((key, seq))
+        else:
+            self._dispose(key, seq, Verdict.TRAINED)
         self._observed_steps += segment.steps
         self._lag_sum += lag * segment.steps
         self._lag_steps += segment.steps

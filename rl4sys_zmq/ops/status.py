@@ -9,30 +9,38 @@ from typing import Any
 
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import LearnerUnavailable, ProtocolError, Refusal
-from rl4sys_zmq.transports import Address, Poller, Socket
+from rl4sys_zmq.transports import Address, ClientKeys, MonitorEvent, Poller, Socket, curve_client, explain
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Refused, Status, StatusRequest
 
-__all__ = ["HEADINGS", "ClientRow", "client_rows", "request_status", "text_table"]
+__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_words", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
+LOOK_S = 0.1
 
 
-def request_status(address: str, timeout_s: float) -> dict[str, Any]:
+def request_status(address: str, timeout_s: float, keys: ClientKeys | None = None) -> dict[str, Any]:
     """Asks the learner at `address` (host:port or a URI) for its status.
 
+    Args:
+        address: of the learner.
+        timeout_s: how long to wait.
+        keys: ours, with the role ``admin``, for a learner with keys.
+
     Raises:
-        LearnerUnavailable: when no answer comes within `timeout_s` seconds.
-        ProtocolError: when what answers is no learner of this protocol.
+        LearnerUnavailable: when no answer comes within `timeout_s` seconds; with the reason, if libzmq knows it.
+        ProtocolError: when it refuses us or our keys, or what answers is no learner of this protocol.
         ConfigError: for text that is no address.
     """
     uri = AgentConfig(client_id="status", train_server_address=address).address
     deadline = time.monotonic() + timeout_s
-    with Poller() as poller, Socket.dealer(Address.parse(uri)) as dealer:
+    secure = curve_client(keys) if keys is not None else None
+    hint = "is it running, and is this its address?"
+    with Poller() as poller, Socket.dealer(Address.parse(uri), secure=secure, watch=True) as dealer:
         poller.register(dealer)
         dealer.send(encode(StatusRequest()))
         while (left_s := deadline - time.monotonic()) > 0:
-            poller.poll(left_s)
+            poller.poll(min(left_s, LOOK_S))
             while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
                 message = decode(frames)
                 if isinstance(message, Status):
@@ -40,7 +48,21 @@ def request_status(address: str, timeout_s: float) -> dict[str, Any]:
                 if isinstance(message, Refused):
                     code = Refusal(message.code) if message.code in set(Refusal) else Refusal.MALFORMED
                     raise ProtocolError(code, message.reason)
-    raise LearnerUnavailable(uri, "the answer to a status request", timeout_s, "is it running, and is this its address?")
+            for event in dealer.events():
+                if event.is_failure:
+                    hint = handshake_words(event, keys is not None)
+                    if event.is_final:
+                        raise ProtocolError(Refusal.FORBIDDEN, f"{uri}: {hint}")
+    raise LearnerUnavailable(uri, "the answer to a status request", timeout_s, hint)
+
+
+def handshake_words(event: MonitorEvent, have_keys: bool) -> str:
+    """Why a handshake failed: cause and mend, from the side that dials."""
+    if event.is_final and event.name == "handshake_failed.protocol":
+        if have_keys:
+            return "we have keys, and the learner has none; leave the keys away, or start it with --keys DIR"
+        return "the learner asks for keys, and we have none; give --keys NAME.keys"
+    return explain(event, "actor")
 
 
 @dataclass(frozen=True, slots=True)

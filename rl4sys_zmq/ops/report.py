@@ -1,0 +1,140 @@
+"""A learner's status report in words, for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rl4sys_zmq.ops.status import client_rows
+
+__all__ = ["broken_law", "byte_text", "printable", "report_lines", "span_text"]
+
+MAX_ACTORS_SHOWN = 20
+
+
+def report_lines(report: Mapping[str, Any], now_unix_s: float) -> list[str]:
+    """A status report in words, few columns wide; what is wrong stands behind ``!!``."""
+    lines = [f"learner at {report['address']}, process {report['pid']}, up {span_text(report['uptime_s'])}"]
+    lines += _whole(report)
+    for client_id, client in sorted(report["clients"].items()):
+        lines += ["", *_client_lines(client_id, client, now_unix_s)]
+    return [printable(line) for line in (lines if report["clients"] else [*lines, "no clients yet"])]
+
+
+def printable(text: str) -> str:
+    """The text with all that a terminal would obey, or not show, escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def broken_law(client: Mapping[str, Any]) -> str:
+    """What is wrong with a client's counts; empty while it is not running, is resuming, or nothing is wrong."""
+    if client["state"] != "running" or client.get("resuming") or "accepted" not in client:
+        return ""
+    parts = _disposed(client)
+    total = sum(parts.values())
+    if client["accepted"] == total:
+        return ""
+    words = " + ".join(f"{name} {count:,}" for name, count in parts.items())
+    return f"accepted {client['accepted']:,}, but {words} = {total:,}"
+
+
+def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
+    verdicts = client["verdicts"]
+    return {
+        **{name: verdicts[name] for name in ("trained", "stale", "quarantined")},
+        "pending": client["pending"],
+        "rolled_back": client.get("rolled_back", 0),
+    }
+
+
+def _whole(report: Mapping[str, Any]) -> Iterator[str]:
+    """What is the learner's, and of no client."""
+    if ledger := report.get("ledger"):
+        limit = f" of {byte_text(ledger['max_bytes'])}" if ledger["max_bytes"] else ""
+        kind = "on disk" if ledger["durable"] else "in memory: what is not trained on is lost with the process"
+        used = f", {byte_text(ledger['used_bytes'])}{limit} used, {ledger['queued_items']:,} queued" if ledger["durable"] else ""
+        yield f"ledger {kind}{used}"
+        if ledger["error"]:
+            yield f"!! ledger: {ledger['error']}"
+        if ledger["damaged"]:
+            yield f"!! ledger: {ledger['damaged']:,} damaged entries"
+    if (security := report.get("security")) is not None:
+        denied = _named(security, "denied.")
+        yield f"security: {security['listed']:,} keys listed" + (f"; denied: {denied}" if denied else "")
+        if security["problem"]:
+            yield f"!! the list of clients on disk is not in force: {security['problem']}"
+        if not security["alive"]:
+            yield "!! nobody checks keys any more, so nobody gets in: restart the learner"
+    elif "security" in report:
+        yield "security: no keys; whoever reaches the port may do everything"
+    if refused := _named(report["counters"], "refused."):
+        yield f"messages refused: {refused}"
+
+
+def _named(counters: Mapping[str, Any], prefix: str) -> str:
+    found = ((k.removeprefix(prefix), v) for k, v in sorted(counters.items()) if k.startswith(prefix) and v)
+    return ", ".join(f"{count:,} {name}" for name, count in found)
+
+
+def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) -> Iterator[str]:
+    (row,) = client_rows({"clients": {client_id: client}})
+    state = row.state + (" (resuming)" if client.get("resuming") else "")
+    age = span_text(max(0.0, now_unix_s - client["generation"] / 1000))  # a generation is the Unix time in ms
+    yield f"{client_id}: {state}, {row.algorithm}, version {row.version:,}, generation {age} old"
+    if row.error:
+        yield f"  !! {row.error}"
+    if broken := broken_law(client):
+        yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
+    mean = "-" if row.mean_return is None else f"{row.mean_return:.1f}"
+    yield f"  return {mean}  episodes {row.episodes:,}  steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}  lag {row.policy_lag:.2f}"
+    parts = _disposed(client)
+    yield f"  accepted {client['accepted']:,}: " + "  ".join(f"{name} {count:,}" for name, count in parts.items())
+    verdicts = client["verdicts"]
+    queue = f"queue {client['queued']:,} ({byte_text(client['queued_bytes'])})"
+    yield f"  refused {verdicts['refused']:,}  duplicate {verdicts['duplicate']:,}  gap {client['gap']:,}  {queue}"
+    saved = client["checkpoint"]
+    if saved["number"]:
+        yield f"  checkpoint {saved['number']:,}: version {saved['version']:,}, {span_text(saved['age_s'])} ago"
+    else:
+        yield "  no checkpoint yet"
+    if saved["error"]:
+        yield f"  !! checkpoint: {saved['error']}"
+    if client["actors"]:
+        yield from _actor_lines(client["actors"])
+
+
+def _actor_lines(actors: Mapping[str, Any]) -> list[str]:
+    """The actors, those that spoke last first."""
+    names = ("received", "durable", "trained", "checkpointed", "credit_steps")
+    rows = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
+    order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))
+    for actor_id, actor in order[:MAX_ACTORS_SHOWN]:
+        numbers = [f"{actor[name]:,}" for name in names]
+        short = actor_id if len(actor_id) <= 16 else f"{actor_id[:15]}\u2026"
+        rows.append((f"  {short}", "yes" if actor["live"] else "no", span_text(actor["silent_s"]), *numbers))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    hidden = len(actors) - MAX_ACTORS_SHOWN
+    return [*lines, f"  and {hidden:,} more (--json shows all)"] if hidden > 0 else lines
+
+
+def span_text(seconds: float) -> str:
+    """A time span, as short as it can be understood."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
+
+
+def byte_text(count: int) -> str:
+    """A number of bytes, as short as it can be understood."""
+    size = float(count)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"

@@ -15,7 +15,15 @@ from typing import Any
 import click
 
 from rl4sys_zmq.cli.signals import INTERRUPTED, Signals, Stopping
-from rl4sys_zmq.errors import ConfigError, RL4SysError, RunDirectoryError, TransportError
+from rl4sys_zmq.errors import (
+    CheckpointError,
+    ConfigError,
+    JournalError,
+    RL4SysError,
+    RunDirectoryError,
+    SpoolError,
+    TransportError,
+)
 
 __all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "require", "say"]
 
@@ -75,7 +83,7 @@ def _exit_code(name: str, run: Any) -> int:
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
             say(f"{path}: {message.rstrip('.')}{hint}", err=True)
         return exc.exit_code
-    except (ConfigError, TransportError, RunDirectoryError) as exc:
+    except (ConfigError, TransportError, RunDirectoryError, JournalError, CheckpointError, SpoolError) as exc:
         say(f"{name}: {_one_line(exc)}", err=True)
         return USAGE
     except RL4SysError as exc:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from rl4sys_zmq.cli.app import FAILED, say
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.ops.doctor import STAGES, diagnose
 from rl4sys_zmq.ops.report import printable
 from rl4sys_zmq.transports import read_client_keys
@@ -27,13 +27,15 @@ def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s:
     # The address is checked as an actor would; the rest of the configuration may name another, which is not dialled.
     config = AgentConfig.from_mapping({"client_id": "doctor", **given}, source=str(config_path or ""), server_address=address)
     if config_path is not None and "client_id" not in given:
-        raise_missing(config_path)
+        raise ConfigError(
+            "client_id is missing: an actor says it, so give it in the file", key="client_id", source=str(config_path)
+        )
     file = keys or config.keys
     ours = read_client_keys(file)[1] if file is not None else None
     code = 0
     for found in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
-        say(printable(f"{found.stage:<{WIDTH}}  {found.state:<4}  {found.text}".rstrip()))
+        say(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
         if found.mend:
-            say(printable(f"{'':<{WIDTH}}        {found.mend}"))
+            say(printable(f"{'':<{WIDTH}}           {found.mend}"))
         code = FAILED if found.state == "FAIL" else code
     return code

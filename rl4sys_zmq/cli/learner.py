@@ -33,13 +33,16 @@ def main() -> None:
 @option(
     "--resume",
     metavar="auto|never|PATH",
-    help="Go on with the run in the run directory; begin another beside it; or go back to a checkpoint's folder.  [default: auto]",
+    help="Go on with what the run directory holds; begin another run; or go back to a checkpoint's folder.  [default: auto]",
 )
-@option("--keys", type=FILE, metavar="DIR", help="The learner's keys, made by `rl4sys-learner keys DIR`: encrypt, and know everyone.")
+@option(
+    "--keys", type=FILE, metavar="DIR", help="The learner's keys, from `rl4sys-learner keys DIR`: encrypt, and know everyone."
+)
 @option("--clients", type=FILE, metavar="FILE", help="Who may do what, by key.  [default: clients.toml in the keys' DIR]")
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 def serve(
+    *,
     port: int | None,
     bind: str | None,
     pub: str | None,
@@ -131,10 +134,9 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
 @main.command()
 @click.argument("folder", metavar="DIR", type=FILE)
 @option("--client", metavar="NAME", help="Make NAME.keys for an actor or a person, and list it in clients.toml.")
-@option("--client-id", "client_ids", multiple=True, metavar="ID", help="A policy that it may act for, repeatable.  [default: all]")
+@option("--client-id", multiple=True, metavar="ID", help="A policy it may act for, repeatable.  [default: all]")
 @option(
     "--role",
-    "roles",
     type=click.Choice(["submit", "read_weights", "admin"]),
     multiple=True,
     help="What it may do, repeatable; admin: see the status.  [default: submit and read_weights]",
@@ -144,8 +146,8 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
 def keys(
     folder: Path,
     client: str | None,
-    client_ids: tuple[str, ...],
-    roles: tuple[str, ...],
+    client_id: tuple[str, ...],
+    role: tuple[str, ...],
     expires: str | None,
     revoke: str | None,
 ) -> None:
@@ -157,10 +159,10 @@ def keys(
 
     if client is not None and revoke is not None:
         raise click.UsageError("give either --client or --revoke")
-    if client is None and (client_ids or roles or expires):
+    if client is None and (client_id or role or expires):
         raise click.UsageError("--client-id, --role and --expires say what a --client may do; name it")
     if client is not None:
-        add_client(folder, client, client_ids or ("*",), roles or ("submit", "read_weights"), expires)
+        add_client(folder, client, client_id or ("*",), role or ("submit", "read_weights"), expires)
     elif revoke is not None:
         revoke_client(folder, revoke)
     else:

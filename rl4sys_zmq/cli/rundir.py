@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner.resume import JOURNAL
 
 __all__ = ["fresh_run_dir"]
 
@@ -43,6 +44,8 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
             log = run_dir / "log.jsonl"
             if not log.exists() or not log.stat().st_size:
                 log.unlink(missing_ok=True)
+                for journal in run_dir.glob(f"{JOURNAL}*"):  # made in this start, and nobody has written into it
+                    journal.unlink()
                 (run_dir / "config.json").unlink()
                 run_dir.rmdir()
         raise

@@ -369,8 +369,10 @@ class ActorSession:
         self.in_doubt += doubtful
         self._counters.add("expired")
         self._window.clear()
-        self._earlier_accepted += max(0, self.durable - self._refused_of_origin)
+        refused = self._refused_of_origin
+        self._earlier_accepted += max(0, self.durable - refused)
         self._count_as_earlier()
+        self._earlier[Verdict.REFUSED] -= max(0, refused - self.durable)  # those are in doubt, and counted there
         self._earlier_refused = self._earlier[Verdict.REFUSED]
         self._next_seq = self.received = self.durable = 0
         self._taken_steps = self._taken_bytes = self._resend_at = 0

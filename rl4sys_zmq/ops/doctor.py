@@ -17,21 +17,18 @@ A client that the learner does not know is not founded by this: a `Hello` that c
 
 from __future__ import annotations
 
-import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.addresses import dial_uri
-from rl4sys_zmq.errors import ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES, handshake_words
+from rl4sys_zmq.errors import Refusal, RL4SysError
+from rl4sys_zmq.ops.asking import ask, evaluating_hello, next_beacon, until
+from rl4sys_zmq.ops.status import handshake_words
 from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
-from rl4sys_zmq.transports import Address, ClientKeys, Poller, Secure, Socket, curve_client
-from rl4sys_zmq.values import space_to_json
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Beacon, Bye, Hello, Message, Refused, Status, StatusRequest, Welcome
+from rl4sys_zmq.transports import Address, ClientKeys, Secure, Socket, curve_client
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Bye, Message, Refused, Status, StatusRequest, Welcome
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
 
 __all__ = ["STAGES", "Finding", "diagnose"]
@@ -42,8 +39,6 @@ BEACON_WAIT_S = 2.0
 BEACON_TOPIC = b"B"
 NO_ALGORITHM = "(asked by doctor)"
 """No algorithm has this name, so a `Hello` with it is refused: ``mismatch`` by a client that is there, ``config`` otherwise."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,7 @@ class Finding:
     mend: str = ""
 
 
-class _Skipped(Exception):  # noqa: N818 - nothing is wrong
+class _Skipped(Exception):
     """A stage that does not apply."""
 
 
@@ -124,7 +119,8 @@ class _Patient:
         if self._address.scheme != "tcp":
             raise _Skipped(f"{self._address.scheme} has no host")
         found = look_up(self._address, self._timeout_s)
-        return f"{self._address.host} is {', '.join(where[0] for _, where in found[:4])}"
+        found_at = ", ".join(where[0] for _, where in found[:4])
+        return found_at if found_at == self._address.host else f"{self._address.host} is {found_at}"
 
     def connect(self) -> str:
         self._within_reach()
@@ -181,20 +177,19 @@ class _Patient:
                         return False
             return None
 
-        if not _until(look, self._timeout_s):
+        if not until(look, self._timeout_s):
             cause, _, mend = (failures[-1] if failures else silent).partition("; ")
             raise Unreachable(cause, mend or "mend the port: the learner's first line says it")
 
     # ---- what it says
 
     def protocol(self) -> str:
-        answer = self._ask(StatusRequest(), (Status, Refused))
+        answer = self._ask(StatusRequest(), Status, Refused)
         if answer is None:
             if self._address.scheme == "inproc":
                 raise Unreachable("nobody answers", "a learner of another process has a tcp or ipc address")
-            raise Unreachable(
-                f"it does not answer within {self._timeout_s:g} s", "is it another program's socket? If it is the learner, see its log"
-            )
+            words = f"it does not answer within {self._timeout_s:g} s"
+            raise Unreachable(words, "is it another program's socket? If it is the learner, see its log")
         speaks = f"a learner answers, protocol {MAJOR}.{MINOR}"
         if isinstance(answer, Refused):
             if answer.code == Refusal.FORBIDDEN:
@@ -210,14 +205,14 @@ class _Patient:
         if self._config is None:
             raise _Skipped("no --config was given")
         client_id = self._config.client_id
-        hello = _hello(self._config)
-        probe = self._ask(replace(hello, algorithm_name=NO_ALGORITHM, algorithm_parameters={}), (Welcome, Refused))
+        hello = evaluating_hello(self._config)
+        probe = self._ask(replace(hello, algorithm_name=NO_ALGORITHM, algorithm_parameters={}), Welcome, Refused)
         if isinstance(probe, Refused):
-            if probe.code == Refusal.CONFIG and probe.field == "algorithm_name":
+            if probe.code == Refusal.CONFIG and probe.field not in ("client_id", "actor_id"):
                 raise _Skipped(f"client {client_id!r} is not there yet; its first actor begins it")
             if probe.code != Refusal.MISMATCH:
                 raise _refused(probe)
-        answer = self._ask(hello, (Welcome, Refused))
+        answer = self._ask(hello, Welcome, Refused)
         if answer is None:
             words = f"client {client_id!r} is not ready within {self._timeout_s:g} s"
             raise Unreachable(words, "wait until its learner thread has started, or give more --timeout")
@@ -251,71 +246,20 @@ class _Patient:
                     self._shake_hands(sub, f"{pub.uri} is ZeroMQ, and no PUB of this learner")
                 return f"{pub.uri} lets us in; no client was named, so nothing was waited for"
             sub.subscribe(BEACON_TOPIC + self._welcome.topic)
-            beacon = _until(lambda: _beacon(sub), max(BEACON_WAIT_S, self._timeout_s), sub)
+            beacon = until(lambda: next_beacon(sub), max(BEACON_WAIT_S, self._timeout_s), sub)
         if beacon is None:
             words = f"{pub.uri} says nothing within {max(BEACON_WAIT_S, self._timeout_s):g} s"
             raise Unreachable(words, "is it this learner's? May this key read the weights?")
         return f"{pub.uri} says that version {beacon.version} is the newest"
 
-    def _ask(self, message: Message, answers: tuple[type[Message], ...]) -> Message | None:
-        """Sends a message; returns the first of `answers` that comes, None when none does.
-
-        Raises:
-            Unreachable: when what comes is none of ours.
-        """
-        dealer = self._dealer
-        assert dealer is not None  # made in the stage before
-        dealer.send(encode(message))
-
-        def look() -> Message | None:
-            while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
-                try:
-                    found = decode(frames)
-                except ProtocolError as exc:
-                    other = exc.code is Refusal.VERSION
-                    mend = "install the same major version on both sides" if other else "it is no learner: mend the port"
-                    raise Unreachable(f"its answer can't be read ({exc})", mend) from exc
-                if isinstance(found, answers):
-                    return found
-            return None
-
-        return _until(look, self._timeout_s, dealer)
+    def _ask(self, message: Message, *answers: type[Message]) -> Message | None:
+        assert self._dealer is not None  # made in the stage before
+        return ask(self._dealer, message, answers, self._timeout_s)
 
     def _say_bye(self) -> None:
         if self._welcome is not None and self._dealer is not None:
             self._dealer.send(encode(Bye()))
-            self._ask(StatusRequest(), (Status, Refused))  # its answer says that the goodbye was heard
-
-
-def _until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
-    """What `look` finds, asked again and again until it is not None or the time is over; woken by `socket`."""
-    deadline = time.monotonic() + timeout_s
-    with Poller() as poller:
-        if socket is not None:
-            poller.register(socket)
-        while (found := look()) is None and (left_s := deadline - time.monotonic()) > 0:
-            poller.poll(min(left_s, 0.05 if socket is None else 0.25))
-    return found
-
-
-def _hello(config: AgentConfig) -> Hello:
-    """What an actor with this configuration says, but that it only evaluates: it leaves nothing behind."""
-    spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
-    return Hello(
-        client_id=config.client_id,
-        actor_id=f"doctor-{uuid.uuid4().hex[:8]}",
-        incarnation=time.time_ns(),
-        first_seq=0,
-        held_generation=0,
-        held_version=0,
-        algorithm_name=config.algorithm_name or "",
-        algorithm_parameters=dict(config.algorithm_parameters),
-        algorithm_type=config.type or "",
-        observation_space=spaces[0],
-        action_space=spaces[1],
-        submits=False,
-        library="rl4sys_zmq doctor",
-    )
+            self._ask(StatusRequest(), Status, Refused)  # its answer says that the goodbye was heard
 
 
 def _refused(answer: Refused) -> Unreachable:
@@ -334,17 +278,6 @@ def _refused(answer: Refused) -> Unreachable:
 def _pub_address(told: str, learner: Address) -> Address:
     """Where an actor would dial: a host that stands for all interfaces means the one that was dialled."""
     pub = Address.parse(told)
-    if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):  # noqa: S104 - nothing is bound here
+    if pub.scheme == "tcp" and pub.host in ("*", "0.0.0.0", "::"):
         return Address("tcp", learner.host, pub.port)
     return pub
-
-
-def _beacon(sub: Socket) -> Beacon | None:
-    while (frames := sub.recv()) is not None:
-        try:
-            found = decode(frames[1:])
-        except ProtocolError:
-            continue
-        if isinstance(found, Beacon):
-            return found
-    return None

@@ -86,7 +86,8 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     if broken := broken_law(client):
         yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
     mean = "-" if row.mean_return is None else f"{row.mean_return:.1f}"
-    yield f"  return {mean}  episodes {row.episodes:,}  steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}  lag {row.policy_lag:.2f}"
+    pace = f"steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}"
+    yield f"  return {mean}  episodes {row.episodes:,}  {pace}  lag {row.policy_lag:.2f}"
     parts = _disposed(client)
     yield f"  accepted {client['accepted']:,}: " + "  ".join(f"{name} {count:,}" for name, count in parts.items())
     verdicts = client["verdicts"]
@@ -106,7 +107,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
 def _actor_lines(actors: Mapping[str, Any]) -> list[str]:
     """The actors, those that spoke last first."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
-    rows = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
+    rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
     order = sorted(actors.items(), key=lambda item: (not item[1]["live"], item[1]["silent_s"], item[0]))
     for actor_id, actor in order[:MAX_ACTORS_SHOWN]:
         numbers = [f"{actor[name]:,}" for name in names]

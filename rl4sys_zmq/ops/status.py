@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ def handshake_words(event: MonitorEvent, have_keys: bool) -> str:
         if have_keys:
             return "we have keys, and the learner has none; leave the keys away, or start it with --keys DIR"
         return "the learner asks for keys, and we have none; give --keys NAME.keys"
+    if have_keys and event.name == "handshake_failed.no_detail" and event.detail != errno.EAGAIN:
+        return "it hangs up: most likely its key is not the learner's key in our NAME.keys; copy it again, or mend the port"
     return explain(event, "actor")
 
 

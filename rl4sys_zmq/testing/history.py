@@ -11,83 +11,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.wire.messages import Verdict
+from rl4sys_zmq.testing.sim_rules import JUDGED, RULES, Books, Lineage, Violation
 
 __all__ = ["RULES", "Books", "History", "Lineage", "Violation"]
-
-RULES = {
-    "identity": "a sequence number of a stream means one segment, to both sides, and a segment has one number",
-    "order": "the learner takes the segments of a stream in their order, without gaps that nobody announced",
-    "once": "a segment reaches the algorithm at most once in what its state goes on from",
-    "ahead": "the algorithm gets only what the ledger has",
-    "promised": "no actor is told a durable mark beyond what the ledger has, nor a received mark behind it",
-    "released": "an actor forgets a segment only when the learner's ledger has it",
-    "lost": "what an actor was told to forget is in the ledger's lineage, or in a gap that was announced",
-    "disposed": "what is in the ledger is disposed of, unless a thread dies that no ledger on a disk can feed again",
-    "gap": "a gap is announced where the learner lacks what actors have forgotten, and is exactly that long",
-    "expired": "a stream is forgotten after its lease, and only a forgotten one is refused as expired",
-    "conserved": "submitted - in_doubt = dropped + in_actor + refused + accepted;"
-    " accepted = trained + stale + quarantined + pending + rolled_back",
-    "wedged": "when the faults are over, every queue and window drains",
-    "credit": "what came and what is promised never exceed the demand, but for what came without credit or was taken back",
-    "verdicts": "an actor counts the verdicts that its segments met",
-}
-JUDGED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED)
-
-
-class Violation(AssertionError):
-    """A rule that was broken.
-
-    Attributes:
-        rule: one of `RULES`.
-    """
-
-    def __init__(self, rule: str, detail: str) -> None:
-        self.rule = rule
-        super().__init__(f"{rule}: {detail} ({RULES[rule]})")
-
-
-@dataclass(frozen=True)
-class Books:
-    """What a learner says of its client."""
-
-    accepted: int
-    refused: int
-    judged: int
-    pending: int
-    rolled_back: int
-    gap: int
-
-
-@dataclass
-class Lineage:
-    """What a ledger has written.
-
-    Attributes:
-        marks: by stream, the next sequence number.
-        accepted, refused: segments.
-        gaps: what was announced as gone, as (stream, sequence number, how often the stream had been forgotten untouched).
-        touched: streams that segments came in.
-        streams: those that have a row.
-        forgotten: those that had one until their lease was over.
-    """
-
-    marks: dict[Key, int] = field(default_factory=dict)
-    accepted: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)
-    gaps: set[tuple[Key, int, int]] = field(default_factory=set)
-    touched: set[Key] = field(default_factory=set)
-    streams: set[Key] = field(default_factory=set)
-    forgotten: set[Key] = field(default_factory=set)
-
-    def copy(self) -> Lineage:
-        """As it is now."""
-        sets = (set(s) for s in (self.accepted, self.refused, self.gaps, self.touched, self.streams, self.forgotten))
-        return Lineage(dict(self.marks), *sets)
 
 
 class History:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, Joined, Key, Redial, Renewed, Send, SessionState
+from rl4sys_zmq.delivery import Action, ActorSession, Joined, Key, Redial, Renewed, Send, SessionState
 from rl4sys_zmq.testing.sim_spool import SimSpool
 from rl4sys_zmq.testing.sim_thread import MAX_STEPS
 from rl4sys_zmq.values import Segment
@@ -18,9 +19,9 @@ from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Hello, Message, Verdict, Welcome
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.testing.simulator import Simulation
+    from rl4sys_zmq.testing.sim_network import SimNetwork
 
-__all__ = ["Link", "SimActor"]
+__all__ = ["ActorParts", "Link", "SimActor"]
 
 QUEUE_ITEMS = 40
 BATCH_ITEMS = 4
@@ -37,6 +38,21 @@ class Link:
     front: dict[bool, float] = field(default_factory=lambda: {True: 0.0, False: 0.0})
 
 
+@dataclass(frozen=True)
+class ActorParts:
+    """What an actor is built from.
+
+    Attributes:
+        session: its side of the protocol.
+        spool: its queue.
+        reuse_incarnations: plants a bug: a restarted actor takes the incarnation of its predecessor.
+    """
+
+    session: Callable[[Hello, Counters, random.Random], ActorSession] = ActorSession
+    spool: Callable[[], SimSpool] = SimSpool
+    reuse_incarnations: bool = False
+
+
 class SimActor:
     """A host that hands over segments, the bounded queue, and the session.
 
@@ -46,13 +62,14 @@ class SimActor:
         pure: all its segments are in one stream, which one ledger counted.
     """
 
-    def __init__(self, sim: Simulation, index: int) -> None:
+    def __init__(self, sim: SimNetwork, index: int) -> None:
         self.index = index
         self.stream: Key = (f"actor-{index}", 0)
         self.owner = self.stream[0]
         self.pure = True
         self._sim = sim
         self._spooled = sim.schedule.spooled
+        self._spool = sim.actor_parts.spool()
         self._starts = 0
         self._serial = itertools.count(index << 32)
         self._ticks = 0
@@ -180,6 +197,8 @@ class SimActor:
                     self._on_joined(welcome)
                 case Renewed():
                     self._on_renewed()
+                    self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
+                    return
 
     def _on_joined(self, welcome: Welcome) -> None:
         history, spool = self._sim.history, self._spool

@@ -191,13 +191,17 @@ class SimJournal:
             group = self._backlog.next_group(*room) or (self._backlog.relief() if self.full else [])
             if not group:
                 break
-            group = group[: left + isinstance(group[: left][-1], Gap)]  # not without the row that makes up for it
+            group = self._cut(group, left)
             for operation in group:
                 self._do(operation, fresh)
             self._backlog.done(group)
             left -= len(group)
         self._due = len(self._backlog)
         return fresh
+
+    def _cut(self, group: list[Operation], left: int) -> list[Operation]:
+        """The part that is written before the learner may die: a gap is not without the row that makes up for it."""
+        return group[: left + isinstance(group[:left][-1], Gap)]
 
     def _do(self, operation: Operation, fresh: list[Entry | Page]) -> None:
         if isinstance(operation, Read):

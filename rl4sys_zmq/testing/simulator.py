@@ -12,24 +12,20 @@ reorder whatever it likes, which TCP would not.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
-from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import ActorSession
-from rl4sys_zmq.errors import ProtocolError
-from rl4sys_zmq.testing.history import History, Lineage, Violation
+from rl4sys_zmq.testing.history import History
 from rl4sys_zmq.testing.schedule import CRASH_POINTS, Schedule
-from rl4sys_zmq.testing.sim_actor import Link, SimActor
+from rl4sys_zmq.testing.sim_actor import ActorParts
+from rl4sys_zmq.testing.sim_client import LearnerParts
 from rl4sys_zmq.testing.sim_disk import SimDisk
-from rl4sys_zmq.testing.sim_learner import Answers, LearnerParts, SimLearner
-from rl4sys_zmq.testing.sim_spool import SimSpool
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Frame, Hello, Message
+from rl4sys_zmq.testing.sim_learner import SimLearner
+from rl4sys_zmq.testing.sim_network import SimNetwork
+from rl4sys_zmq.testing.sim_reception import Answers
+from rl4sys_zmq.testing.sim_rules import Lineage, Violation
+from rl4sys_zmq.wire.messages import Frame
 
 __all__ = ["ActorParts", "Schedule", "Simulation", "simulate"]
 
@@ -41,26 +37,11 @@ DOOM_S = 3.0
 SETTLE_TURNS = 400
 
 
-@dataclass(frozen=True)
-class ActorParts:
-    """What an actor is built from.
-
-    Attributes:
-        session: its side of the protocol.
-        spool: its queue.
-        reuse_incarnations: plants a bug: a restarted actor takes the incarnation of its predecessor.
-    """
-
-    session: Callable[[Hello, Counters, random.Random], ActorSession] = ActorSession
-    spool: Callable[[], SimSpool] = SimSpool
-    reuse_incarnations: bool = False
-
-
 class _Crash(Exception):
     """The learner's process is gone, here."""
 
 
-class Simulation:
+class Simulation(SimNetwork):
     """One learner, its actors and the network between them, on a virtual clock."""
 
     def __init__(
@@ -72,26 +53,14 @@ class Simulation:
         parts: what the learner is built from.
         actor: what the actors are built from.
         """
-        self.rng = random.Random(seed)
-        self.schedule = schedule or Schedule.draw(self.rng)
-        self.history = History()
-        self.now = 0.0
-        self.messages = 0
-        self.quiet = False
+        super().__init__(seed, schedule, actor or ActorParts())
         self._parts = parts or LearnerParts()
-        self.actor_parts = actor or ActorParts()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
         self._generations = itertools.count(1)
         self._ledgers = itertools.count(1)
-        self._life = 0
         self._disk = SimDisk(next(self._ledgers)) if self.schedule.durable else None
         self._backup: tuple[SimDisk, Lineage] | None = None
         self._learner: SimLearner | None = None
         self._doom = ""
-        self._partitioned: dict[int, float] = {}
-        self._peers: dict[bytes, tuple[SimActor, Link]] = {}
-        self._actors = [SimActor(self, index) for index in range(self.schedule.actors)]
 
     def run(self) -> History:
         """Plays the schedule, waits until everything has drained, and checks.
@@ -101,63 +70,52 @@ class Simulation:
         """
         plan = self.schedule
         self._start_learner(Lineage())
-        for actor in self._actors:
+        for actor in self.actors:
             actor.start()
             self._sometime(plan.segments, actor.produce)
         self._sometime(plan.learner_restarts, self._kill_learner)
         self._sometime(plan.thread_restarts, self._restart_thread)
-        self._sometime(plan.actor_restarts, lambda: self.rng.choice(self._actors).restart())
-        self._sometime(plan.partitions, self._partition)
+        self._sometime(plan.actor_restarts, lambda: self.rng.choice(self.actors).restart())
+        self._sometime(plan.partitions, self.partition)
         self._sometime(plan.stalls, self._stall)
         self._sometime(plan.copies, self._back_up)
         self._sometime(plan.copies, self._put_copy_back)
         self._sometime(plan.wipes, self._wipe)
-        self._play(plan.faults_s)
-        self._calm()
+        self.play(plan.faults_s)
+        self._end_faults()
         deadline = self.now + QUIET_S
-        while self.now < deadline and any(actor.held for actor in self._actors):
-            self._play(min(deadline, self.now + 1.0))
+        while self.now < deadline and any(actor.held for actor in self.actors):
+            self.play(min(deadline, self.now + 1.0))
         self._finish()
         return self.history
-
-    def at(self, time: float, event: Callable[[], None]) -> None:
-        """Calls `event` when the clock shows `time`."""
-        heapq.heappush(self._events, (time, next(self._count), event))
 
     def _sometime(self, times: int, event: Callable[[], None]) -> None:
         for _ in range(times):
             self.at(self.rng.uniform(0, self.schedule.faults_s), event)
 
-    def _play(self, until: float) -> None:
-        while self._events and self._events[0][0] <= until:
-            self.now, _, event = heapq.heappop(self._events)
-            event()
-        self.now = until
-
     # ---- the end
 
-    def _calm(self) -> None:
+    def _end_faults(self) -> None:
         """The faults end; every actor hands over a few more segments, which must get through too."""
-        self.quiet = True
+        self.calm()
         self._doom = ""
-        self._partitioned.clear()
         if self._learner is None:
             self._start_learner()
         assert self._learner is not None
         self._learner.full = False
-        for actor in self._actors:
+        for actor in self.actors:
             for _ in range(PROBES):
                 self.at(self.now + self.rng.uniform(0, 5), actor.produce)
-        self._play(self.now + 5.0)
+        self.play(self.now + 5.0)
 
     def _finish(self) -> None:
-        for actor in self._actors:
+        for actor in self.actors:
             self.history.check_owner(actor.owner, actor.held, actor.accounted)
         learner = self._settle()
-        self._play(self.now + 5.0)
+        self.play(self.now + 5.0)
         judged = learner.client.thread.judged
         lossless = not (self.schedule.reorder or self.schedule.copies or self.schedule.wipes)
-        for actor in self._actors:
+        for actor in self.actors:
             if lossless and actor.pure and actor.settled:  # an ack before its Welcome may be counted twice
                 self.history.check_verdicts(actor.stream, judged, actor.session.verdicts)
         if self._disk is not None:  # what is on the disk now is all that there ever will be
@@ -169,10 +127,10 @@ class Simulation:
         learner = self._learner
         assert learner is not None
         for _ in range(SETTLE_TURNS):
-            self._deliver(learner.turn(self.now, flush=True))
+            self.deliver(learner.turn(self.now, flush=True))
             if not learner.busy:
                 break
-        self._deliver(learner.turn(self.now, flush=True))
+        self.deliver(learner.turn(self.now, flush=True))
         learner.check_books()
         self.history.check_lineage(learner.client.thread.judged, all_of_it=True)
         return learner
@@ -181,15 +139,13 @@ class Simulation:
 
     def _start_learner(self, lineage: Lineage | None = None) -> None:
         """A process begins on what is on its disk; `lineage` is given when that is not what the last one wrote."""
-        self._life += 1
+        self.life += 1
         self._doom = ""
         self.history.begin_life(lineage if self._disk is not None or lineage is not None else Lineage())
         if self._disk is not None and self.rng.random() < self.schedule.rot and self._disk.rot():
             self.history.counts["rotten"] += 1
         rng = random.Random(self.rng.random())
-        learner = SimLearner(
-            self.now, self._disk, lambda: next(self._generations), self.schedule, self._parts, self.history, rng
-        )
+        learner = SimLearner(self.now, self._disk, lambda: next(self._generations), self.schedule, self._parts, self.history, rng)
         learner.reach = self._reach
         self._learner = learner
         self._turn(learner)
@@ -207,7 +163,7 @@ class Simulation:
         except _Crash:
             self._die()
             return
-        self._deliver(answers)
+        self.deliver(answers)
 
     def _second(self, learner: SimLearner) -> None:
         if learner is self._learner:
@@ -241,6 +197,12 @@ class Simulation:
         if learner is not None:
             self._guard(learner.restart_thread)
 
+    def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
+        """Hands it a message, if it lives."""
+        learner = self._learner
+        if learner is not None:
+            self.deliver(learner.on_frames(self.now, peer, frames))
+
     # ---- the disk
 
     def _stall(self) -> None:
@@ -266,59 +228,6 @@ class Simulation:
             self.history.counts["wiped"] += 1
             self._disk, self._backup = SimDisk(next(self._ledgers)), None
             self._start_learner(Lineage())
-
-    def _deliver(self, answers: Answers) -> None:
-        for peer, message in answers:
-            actor, link = self._peers[peer]
-            actor.hear(message, link)
-
-    # ---- the network
-
-    def _partition(self) -> None:
-        self._partitioned[self.rng.randrange(len(self._actors))] = self.now + self.rng.choice([1.0, 5.0, 9.0])
-
-    def dial(self, actor: SimActor) -> Link:
-        """A fresh connection."""
-        peer = next(self._count).to_bytes(5, "big")
-        link = Link(peer, self._life)
-        self._peers[peer] = actor, link
-        return link
-
-    def carry(self, actor: SimActor, link: Link, message: Message, *, up: bool) -> None:
-        """Puts a message on a connection, which does with it what the schedule allows."""
-        plan, rng = self.schedule, self.rng
-        self.messages += 1
-        if self._partitioned.get(actor.index, -1.0) > self.now or (not self.quiet and rng.random() < plan.drop):
-            return
-        frames = encode(message)
-        copies = 2 if not self.quiet and rng.random() < plan.repeat else 1
-        for _ in range(copies):
-            sent = frames
-            if not self.quiet and rng.random() < plan.damage:
-                bad = bytearray(frames[0])
-                bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
-                sent = [bytes(bad), *frames[1:]]
-            arrival = self.now + rng.uniform(0, 0.01 if self.quiet else plan.delay_s)
-            if not plan.reorder:
-                arrival = link.front[up] = max(arrival, link.front[up])
-            arrive = partial(self._arrive_up, link) if up else partial(self._arrive_down, actor, link)
-            self.at(arrival, partial(arrive, self._life, sent))
-
-    def _arrive_up(self, link: Link, life: int, frames: list[Frame]) -> None:
-        """What an actor had queued may reach the next life of the learner; what was on the wire does not."""
-        learner = self._learner
-        if learner is not None and (life == self._life or self.rng.random() < 0.5):
-            self._deliver(learner.on_frames(self.now, link.peer, frames))
-
-    def _arrive_down(self, actor: SimActor, link: Link, life: int, frames: list[Frame]) -> None:
-        if link is not actor.link or life != self._life:
-            return
-        try:
-            message = decode(frames)
-        except ProtocolError:
-            self.history.counts["damaged"] += 1
-            return
-        actor.on_message(message)
 
 
 def simulate(

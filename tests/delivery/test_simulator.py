@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from rl4sys_zmq.delivery import ActorSession, CreditPool, MemoryLedger, Redial, Stream, StreamTable
+from rl4sys_zmq.delivery.journal_rows import Gap
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.testing.history import RULES, History, Violation
 from rl4sys_zmq.testing.schedule import CRASH_POINTS
 from rl4sys_zmq.testing.sim_disk import SimJournal, SlowLedger
@@ -31,6 +31,7 @@ LONG_SILENCES = replace(CALM, segments=25, faults_s=20.0, drop=0.3, delay_s=0.2,
 CRASHES = replace(
     CALM, segments=25, faults_s=12.0, drop=0.05, delay_s=0.2, durable=True, learner_restarts=3, rot=0.5, checkpoint_s=0.5
 )
+FULL_DISKS = replace(CRASHES, learner_restarts=0, thread_restarts=4, stalls=4, faults_s=20.0)
 SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
 
 
@@ -200,18 +201,6 @@ class ForgetsItsRows(SimJournal):
         return replace(super()._page(read), entries=(), more=False)
 
 
-class SaysWhatIsNotWritten(SimJournal):
-    """What is queued counts as committed."""
-
-    def append(self, batch):
-        super().append(batch)
-        self.early = [*getattr(self, "early", ()), *batch]
-
-    def committed(self):
-        done, self.early = [o for o in super().committed() if hasattr(o, "token")], []
-        return done
-
-
 class EarlyJournal(SimJournal):
     """Says that entries are committed when they are queued."""
 
@@ -258,15 +247,28 @@ class MarksBeforeItTrains(SimThread):
         super()._dispose(key, seq, segment, verdict)
 
 
-class ForgetsVerdicts(Progress):
-    def marks(self):
-        return tuple(replace(mark, verdicts={}) for mark in super().marks())
-
-
 class NoVerdicts(SimThread):
     def _checkpoint(self, number):
         saved = super()._checkpoint(number)
         return replace(saved, marks=tuple(replace(mark, verdicts={}) for mark in saved.marks))
+
+
+class LastWordsComeLate(SimThread):
+    """A thread that was replaced writes its last checkpoint when its successor has written three."""
+
+    def __init__(self, history, *args):
+        super().__init__(history, *args)
+        self.life, self.written = history.counts["lives"], 0
+        threads = history.__dict__.setdefault("threads", [])
+        self.before = next((thread for thread in reversed(threads) if thread.life == self.life), None)
+        threads.append(self)
+
+    def save(self, disk, reach):
+        message = super().save(disk, reach)
+        self.written += 1
+        if self.before is not None and self.written == 3:
+            SimThread.save(self.before, disk, lambda point: None)
+        return message
 
 
 class TrainsTwice(SimThread):
@@ -291,6 +293,30 @@ class FeedsTwice(SimClient):
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
             self.deliver(entry, entry.skip)
+
+
+class PartsAGap(SimJournal):
+    """A learner may die with a gap counted, and the stream still where it was."""
+
+    def _cut(self, group, left):
+        gaps = [place for place, operation in enumerate(group) if isinstance(operation, Gap)]
+        return group[: min([left, *(place + 1 for place in gaps)])]
+
+
+class HandsOnWhatWasOvertaken(SimClient):
+    """What the thread before was owed is new to this one, whatever became of it."""
+
+    def hand_on(self, entry):
+        self.deliver(entry, entry.skip)
+
+
+class ReadsOn(SimClient):
+    """A restarted thread's first page begins where the last one of the thread before ended."""
+
+    def begin(self, thread, pool, *, durable):
+        after = self.page_after
+        super().begin(thread, pool, durable=durable)
+        self.page_after = after
 
 
 class DoesNotGoBack(SimClient):
@@ -384,11 +410,14 @@ class ResendsReceived(SimSpool):
 
 TWELVE = {
     "ackearly": ({"parts": LearnerParts(journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
-    "split": ({"parts": LearnerParts(thread=MarksApart), "schedule": CRASHES}, {"once"}),
-    "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once"}),
+    "split": ({"parts": LearnerParts(thread=MarksApart), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
+    "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once", "verdicts"}),
     "nodedupe": ({"parts": table_of(NoDedupe)}, {"identity", "order"}),
     "gapok": ({"parts": table_of(GapAccepted)}, {"order"}),
-    "forgetjh": ({"parts": LearnerParts(journal=ForgetsItsRows), "schedule": CRASHES}, {"conserved", "disposed", "lost"}),
+    "forgetjh": (
+        {"parts": LearnerParts(journal=ForgetsItsRows), "schedule": CRASHES},
+        {"conserved", "disposed", "lost", "verdicts"},
+    ),
     "no_fencing": (
         {"parts": LearnerParts(table=NoFencing), "schedule": MANY_LIVES},
         {"once", "order", "released", "verdicts", "wedged", "gap", "promised", "conserved", "expired"},
@@ -408,7 +437,7 @@ TWELVE = {
 MUTANTS = TWELVE | {
     "trims_to_the_newest": (
         {"parts": LearnerParts(client=TrimsToTheNewest), "schedule": CRASHES},
-        {"conserved", "disposed", "lost"},
+        {"conserved", "disposed", "lost", "verdicts"},
     ),
     "takes_the_expired": ({"parts": LearnerParts(table=TakesTheExpired), "schedule": LONG_SILENCES}, {"gap", "order"}),
     "spool_off_by_one": ({"actor": ActorParts(spool=OffByOne), "schedule": SPOOLS}, {"identity", "released", "order"}),
@@ -429,12 +458,28 @@ MUTANTS = TWELVE | {
     ),
     "grants_twice": ({"parts": LearnerParts(pool=GrantsTwice)}, {"credit"}),
     "commits_twice": ({"parts": LearnerParts(ledger=CommitsTwice)}, {"once"}),
-    "loses_entries": ({"parts": LearnerParts(ledger=LosesEntries)}, {"wedged", "released", "disposed"}),
+    "loses_entries": ({"parts": LearnerParts(ledger=LosesEntries)}, {"wedged", "released", "disposed", "lost", "conserved"}),
+    "last_words_come_late": (
+        {"parts": LearnerParts(thread=LastWordsComeLate), "schedule": replace(CRASHES, thread_restarts=3)},
+        {"conserved", "disposed", "lost", "once", "verdicts"},
+    ),
     "no_verdicts": ({"parts": LearnerParts(thread=NoVerdicts), "schedule": CRASHES}, {"verdicts", "conserved"}),
     "feeds_twice": ({"parts": LearnerParts(client=FeedsTwice), "schedule": CRASHES}, {"once"}),
     "does_not_go_back": (
         {"parts": LearnerParts(client=DoesNotGoBack), "schedule": replace(CRASHES, thread_restarts=2)},
-        {"disposed", "conserved", "verdicts"},
+        {"once", "disposed", "conserved", "verdicts"},
+    ),
+    "parts_a_gap": (
+        {"parts": LearnerParts(journal=PartsAGap), "schedule": replace(CRASHES, actors=3, copies=4, learner_restarts=16)},
+        {"gap", "conserved"},
+    ),
+    "hands_on_what_was_overtaken": (
+        {"parts": LearnerParts(client=HandsOnWhatWasOvertaken), "schedule": FULL_DISKS},
+        {"conserved", "verdicts", "credit"},
+    ),
+    "reads_on": (
+        {"parts": LearnerParts(client=ReadsOn), "schedule": replace(CRASHES, thread_restarts=8, pace=0.1)},
+        {"conserved", "disposed", "once", "order", "verdicts", "wedged"},
     ),
     "releases_on_received": ({"actor": ActorParts(session=ReleasesOnReceived)}, {"released"}),
     "never_resends": ({"actor": ActorParts(session=NeverResends)}, {"wedged"}),
@@ -445,7 +490,7 @@ MUTANTS = TWELVE | {
     "never_says_hello_again": ({"actor": ActorParts(session=NeverSaysHelloAgain)}, {"wedged"}),
     "forgets_its_window": (
         {"actor": ActorParts(session=ForgetsItsWindowOnRedial)},
-        {"released", "wedged", "conserved"},
+        {"released", "wedged", "conserved", "gap"},
     ),
     "ignores_credit": ({"actor": ActorParts(session=IgnoresCredit), "schedule": CALM}, {"credit"}),
     "keeps_its_window_when_expired": (

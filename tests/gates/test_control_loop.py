@@ -11,16 +11,13 @@ import pytest
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, check_law
 
-CASES = [
-    "absent",
-    "stopped",
-    "flapping",
-    pytest.param("disk full", marks=pytest.mark.skip(reason="an actor writes no files: this version has no option 'spool'")),
-]
+CASES = ["absent", "stopped", "flapping", "disk full"]
 FLAP_S = 1.0
 QUEUE_ITEMS = 256
 GROWTH_KIB = 16 * 1024
 P999_MS = 1.0
+DISK_BYTES = 32 * 1024
+"""The largest file that a host with a full disk can write: its spool gets there soon."""
 FAKE = {"steps_per_update": 64, "rollout_length": 16}
 
 Start = Callable[..., tuple[Child, str]]
@@ -74,10 +71,12 @@ class Neighbour:
 def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) -> dict[str, Any]:
     """One run of the control loop beside a learner that is spoiled; with an agent, until data flows again."""
     neighbour = Neighbour(case, learner)
-    options = agent_options(neighbour.address, queue_items=QUEUE_ITEMS) if with_agent else None
-    host = spawn("host", {"agent": options})
+    options = agent_options(neighbour.address, queue_items=QUEUE_ITEMS, **({"spool": "spool"} if case == "disk full" else {}))
+    host = spawn("host", {"agent": options if with_agent else None})
     generation = host.hear()["generation"]
     assert host.ask("run", 100)["error"] == ""
+    if case == "disk full":
+        host.ask("fill_the_disk", DISK_BYTES)
     neighbour.spoil()
     host.tell("run", steps)
     figures = neighbour.watch(host)
@@ -87,6 +86,9 @@ def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) 
     assert figures["done"] == steps
     if with_agent:
         assert figures["grown_kib"] < GROWTH_KIB
+        if case == "disk full":
+            stats = host.ask("stats")
+            assert stats["spool"]["spool_errors"] > 0, stats
         after = host.ask("recover", generation if case != "stopped" else generation - 1)
         check_law(after)
         assert after["error"] == ""

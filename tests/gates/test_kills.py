@@ -51,6 +51,7 @@ def assert_gate(lab: Lab, client: str, status: dict[str, Any], actors: list[Chil
     outcome = lab.outcome()
     done = [lab.traces[actor.name].last("done") for actor in actors]
     report(
+        client=client,
         kills=sum(code == -9 for code in lab.learner.codes),
         retries=lab.learner.retries,
         submit_p99_9_ms=max(each["p99.9_ms"] for each in done),
@@ -82,7 +83,7 @@ def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: R
             lab.learner.pause()  # SIGSTOP is no death: nothing of what is queued for it may be taken twice
             lab.loop.wait(0.2)
             lab.learner.resume()
-            assert_gate(lab, client, lab.finish(*actors), actors, report, client=client)
+            assert_gate(lab, client, lab.finish(*actors), actors, report)
 
 
 # ---- at the worst moments
@@ -135,7 +136,7 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, clien
         lab.serving()
         before = lab.acked()
         lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks after all that")
-        assert_gate(lab, client, lab.finish(*actors), actors, report, client=client)
+        assert_gate(lab, client, lab.finish(*actors), actors, report)
 
 
 def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report) -> None:

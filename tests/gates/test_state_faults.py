@@ -94,7 +94,7 @@ def test_an_older_copy_is_put_back(folder: Path, seed: int) -> None:
         (folder / "copy").rename(lab.run_dir)
         lab.serving()
         more(lab)
-        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) >= SOME
+        assert assert_exact(lab, lab.finish(*actors), actors, gap=True) > 0  # some of them came before the copy was made
 
 
 def flip_a_bit(path: Path, dice: random.Random) -> None:
@@ -155,9 +155,8 @@ def test_no_room_for_the_journal(folder: Path, seed: int, client: str) -> None:
     """Checkpoints fail, so that the journal grows to its limit: the durable mark stands still, actors keep what they have."""
     parameters = {"rollout_length": 512, "steps_per_update": 4_096}
     with Lab(folder, seed, journal_max_bytes=1 << 20, parameters=parameters) as lab:
-        blocked = lab.run_dir / "checkpoints" / client / ".tmp-00000001"  # where the first one would be written
-        blocked.parent.mkdir(parents=True)
-        blocked.write_text("not a folder")
+        full = lab.run_dir.with_name("full")
+        full.touch()  # the learner's process takes this for a disk without room for checkpoints
         lab.serving()
         actors = two_actors(lab, client, rate=60.0, steps=(200, 400))
         lab.loop.until(lambda: "full" in lab.ask("status")["ledger"]["error"], 40.0, "a full journal")
@@ -171,7 +170,7 @@ def test_no_room_for_the_journal(folder: Path, seed: int, client: str) -> None:
         assert sum(n["received"] - n["durable"] for n in after["actors"].values()) > 0  # acks stop at received
         assert lab.submitted() - lab.acked() > held  # the hosts go on, and their actors keep it
         assert after["checkpoint"]["error"]
-        blocked.unlink()
+        full.unlink()
         lab.loop.until(lambda: not lab.ask("status")["ledger"]["error"], 20.0, "a journal with room")
         more(lab, 40)
         status = lab.finish(*actors)

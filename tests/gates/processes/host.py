@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ def recover(generation: int) -> dict[str, Any]:
     return {**agent.stats(), "digest": agent.digest}
 
 
+def fill_the_disk(largest_bytes: int) -> bool:
+    """From here on no file of this process grows beyond that, nor one that is larger already: writing fails."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, largest_bytes))
+    return True
+
+
 def stats() -> dict[str, Any]:
     """What the agent says of itself."""
     return agent.stats()
@@ -106,6 +113,7 @@ obey(
     run=run,
     recover=recover,
     stats=stats,
+    fill_the_disk=fill_the_disk,
     hold=lambda: agent._io.changed.acquire(),  # the I/O thread stops at its next news for host threads
     release=lambda: agent._io.changed.release(),
 )

@@ -7,6 +7,7 @@ in it is what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N makes it 
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import logging
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +153,18 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
 }
 
 
+def obey_a_full_disk(marker: Path) -> None:
+    """While the marker is there, the disk has no room for checkpoints."""
+    fill = checkpoints._fill
+
+    def full(*args: Any) -> None:
+        if marker.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(marker))
+        fill(*args)
+
+    checkpoints._fill = full
+
+
 # ---- serving
 
 
@@ -228,6 +242,7 @@ def main() -> int:
     point, _, count = os.environ.get("RL4SYS_DIE_AT", "").partition(":")
     if point:
         POINTS[point](Fuse(int(count or 1)))
+    obey_a_full_disk(Path(options["run_dir"]).with_name("full"))
     trace = TraceWriter(options["trace"])
     config = LearnerConfig(bind=options["bind"], run_dir=options["run_dir"], **options["config"])
     try:

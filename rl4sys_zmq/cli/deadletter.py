@@ -1,0 +1,234 @@
+"""``rl4sys-learner deadletter``: the segments that a learner could not train on, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
+from rl4sys_zmq.learner.deadletters import Letter, list_letters, read_letter
+from rl4sys_zmq.ops.report import byte_text, printable
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import decode, read_submit
+from rl4sys_zmq.wire.messages import Submit
+from rl4sys_zmq.wire.prefix import MAX_BODY_FRAMES
+
+__all__ = ["clear_letters", "print_letters", "show_letter"]
+
+MAX_LETTER_BYTES = 1 << 28
+MAX_SEGMENTS_SHOWN = 16
+_LENGTH = struct.Struct("<I")
+_COLUMNS = ("observations", "actions", "rewards", "log_probs", "versions", "masks")
+
+
+def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
+    """Lists the letters of a run, oldest first.
+
+    Raises:
+        RunDirectoryError: when there is no such run.
+    """
+    letters, nameless = _letters(run, client_id)
+    if as_json:
+        say(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
+        return
+    if letters:
+        width = max(6, *(len(letter.client_id) for _, letter in letters))
+        say(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{width}}  {'actor':<8}  {'seq':>8}  {'bytes':>7}  reason")
+        for n, letter in letters:
+            line = f"{n:>4}  {_when(letter)}  {letter.client_id:<{width}}  {letter.actor_id[:8]:<8}  {letter.seq:>8}"
+            say(printable(f"{line}  {byte_text(letter.nbytes):>7}  {letter.reason}"))
+        say(f"rl4sys-learner deadletter {run} --show N says what is in one")
+    else:
+        say("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
+    if nameless:
+        say(f"{len(nameless)} more without a readable description: --show PATH, such as {nameless[0]}")
+
+
+def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
+    """Says what is in one letter.
+
+    Args:
+        run: the run directory.
+        which: the letter's number in the list, or its file.
+        client_id: whose letters are listed; None for all.
+        as_json: for a program.
+
+    Raises:
+        RunDirectoryError: when there is no such run, or the letter can't be read.
+        ConfigError: when there is no such letter.
+    """
+    letters, _ = _letters(run, client_id)
+    letter: Letter | None
+    if which.isascii() and which.isdigit():
+        letter = dict(letters).get(int(which))
+        if letter is None:
+            raise ConfigError(f"--show {which}: there are {len(letters)} letters, from 1 on", key="show")
+        path = letter.path
+    else:
+        path = Path(which)
+        path = path.with_suffix(".msg") if path.suffix == ".json" else path
+        letter = next((found for _, found in letters if found.path.resolve() == path.resolve()), None)
+    about: dict[str, Any] = _plain(letter) if letter is not None else {"path": str(path)}
+    segments, problem = _content(path)
+    if as_json:
+        say(json.dumps({**about, "problem": problem, "segments": segments}, indent=2, default=str))
+        return
+    say(printable(f"file       {path}"))
+    if letter is not None:
+        say(printable(f"client     {letter.client_id}, actor {letter.actor_id}, origin {letter.origin}, seq {letter.seq}"))
+        say(f"when       {_when(letter)} UTC, {byte_text(letter.nbytes)}")
+        say(printable(f"reason     {letter.reason}"))
+    if problem:
+        say(printable(f"damaged    {problem}"))
+    for segment in segments:
+        for line in _segment_lines(segment):
+            say(printable(line))
+
+
+def clear_letters(run: Path, client_id: str | None) -> None:
+    """Removes the letters of a run, or those of one client.
+
+    Raises:
+        RunDirectoryError: when there is no such run, or one can't be removed.
+    """
+    letters, nameless = _letters(run, client_id)
+    paths = [letter.path for _, letter in letters] + (nameless if client_id is None else [])
+    try:
+        for path in paths:
+            path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
+    except OSError as exc:
+        raise RunDirectoryError(f"{run}/dead cannot be changed: {exc.strerror}") from exc
+    today = time.strftime("%Y-%m-%d", time.gmtime())
+    for day in {path.parent for path in paths}:
+        if day.name < today:  # a learner that runs may be writing into today's
+            with contextlib.suppress(OSError):
+                day.rmdir()
+    say(f"removed {len(paths):,} letter{'' if len(paths) == 1 else 's'}")
+
+
+def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, Letter]], list[Path]]:
+    """The letters with their numbers, and those that nobody has described. A number does not depend on `client_id`."""
+    if not run.is_dir():
+        raise RunDirectoryError(f"{run} is no run directory; it is what serve's --run-dir says")
+    dead = run / "dead"
+    found = list_letters(dead)
+    known = {letter.path for letter in found}
+    nameless = sorted(path for path in dead.glob("*/*.msg") if path not in known)
+    return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], nameless
+
+
+def _when(letter: Letter) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(letter.at_unix_s))
+    except (OverflowError, ValueError, OSError):
+        return f"{'?':<19}"
+
+
+def _plain(letter: Letter) -> dict[str, Any]:
+    return {**asdict(letter), "path": str(letter.path)}
+
+
+# ---- what is in one
+
+
+def _content(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The segments in a letter, described, and what is wrong with it.
+
+    Raises:
+        RunDirectoryError: when it can't be read at all.
+    """
+    try:
+        problem = _outline(path)
+        if problem:
+            return [], problem
+        message = decode(read_letter(path))
+        if not isinstance(message, Submit):
+            return [], f"it is no Submit but a {type(message).__name__}"
+        found = read_submit(message)
+    except OSError as exc:
+        raise RunDirectoryError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+    except (ProtocolError, ValueError) as exc:
+        return [], str(exc)
+    described = [{"problem": str(s)} if isinstance(s, ProtocolError) else _described(s) for s in found[:MAX_SEGMENTS_SHOWN]]
+    hidden = len(found) - len(described)
+    return described, f"only the first {MAX_SEGMENTS_SHOWN} segments are shown, of {len(found)}" if hidden else ""
+
+
+def _outline(path: Path) -> str:
+    """What is wrong with a letter's lengths, before anything is read for good: a damaged one may claim millions of frames."""
+    if not path.is_file():
+        raise OSError("no such file" if not path.exists() else "no regular file")
+    size = path.stat().st_size
+    if size > MAX_LETTER_BYTES:
+        return f"{size:,} bytes, more than a letter can have"
+    at = frames = 0
+    with path.open("rb") as file:
+        while at < size:
+            head = file.read(_LENGTH.size)
+            if len(head) < _LENGTH.size:
+                return f"cut short after {frames} frames"
+            at += _LENGTH.size + _LENGTH.unpack(head)[0]
+            frames += 1
+            if at > size:
+                return f"frame {frames} ends {at - size:,} bytes beyond the end of the file"
+            if frames > MAX_BODY_FRAMES + 1:
+                return f"more than {MAX_BODY_FRAMES + 1} frames"
+            file.seek(at, os.SEEK_SET)
+    return "" if frames else "empty"
+
+
+def _described(segment: Segment) -> dict[str, Any]:
+    how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
+    columns = ((name, getattr(segment, name)) for name in _COLUMNS)
+    return {
+        "steps": segment.steps,
+        "generation": segment.generation,
+        "episode_id": segment.episode_id,
+        "segment_index": segment.segment_index,
+        "ended": how,
+        "episode_return": segment.episode_return,
+        "episode_length": segment.episode_length,
+        "columns": {name: _column(column) for name, column in columns if column is not None},
+    }
+
+
+def _column(column: NDArray[Any]) -> dict[str, Any]:
+    """The figures of one column; min and max are of its finite values."""
+    out: dict[str, Any] = {"dtype": str(column.dtype), "shape": list(column.shape), "min": None, "max": None, "not_finite": 0}
+    values: NDArray[Any] = column
+    if column.dtype.kind == "f":
+        finite = np.isfinite(column)
+        out["not_finite"] = int(column.size - np.count_nonzero(finite))
+        values = column[finite]
+    if values.size:
+        out["min"], out["max"] = values.min().item(), values.max().item()
+    return out
+
+
+def _segment_lines(segment: dict[str, Any]) -> Iterator[str]:
+    if "problem" in segment:
+        yield f"segment    cannot be read: {segment['problem']}"
+        return
+    yield f"segment    {segment['steps']:,} steps, {segment['ended']}, generation {segment['generation']}"
+    total = f", return {segment['episode_return']}, length {segment['episode_length']}" if segment["episode_length"] else ""
+    yield f"episode    {segment['episode_id']:016x}, part {segment['segment_index']}{total}"
+    yield f"{'column':<13}{'dtype':<9}{'shape':<16}{'min':>12}{'max':>12}{'not finite':>12}"
+    for name, c in segment["columns"].items():
+        shape = "x".join(map(str, c["shape"]))
+        yield f"{name:<13}{c['dtype']:<9}{shape:<16}{_number(c['min']):>12}{_number(c['max']):>12}{c['not_finite'] or '-':>12}"
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,120 @@
+"""The clock of a simulation, and the network between its learner and its actors."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+from functools import partial
+
+from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.testing.history import History
+from rl4sys_zmq.testing.schedule import Schedule
+from rl4sys_zmq.testing.sim_actor import ActorParts, Link, SimActor
+from rl4sys_zmq.testing.sim_reception import Answers
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import Frame, Message
+
+__all__ = ["SimNetwork"]
+
+
+class SimNetwork:
+    """Events in their order, and messages that a schedule may lose, repeat, damage, delay and reorder.
+
+    Attributes:
+        rng: of everything random.
+        schedule: the faults.
+        history: the onlooker.
+        now: the time.
+        messages: how many were sent.
+        quiet: the faults are over.
+        life: of the learner.
+        actors: all of them.
+    """
+
+    def __init__(self, seed: int, schedule: Schedule | None, actor_parts: ActorParts) -> None:
+        self.rng = random.Random(seed)
+        self.schedule = schedule or Schedule.draw(self.rng)
+        self.history = History()
+        self.now = 0.0
+        self.messages = self.life = 0
+        self.quiet = False
+        self.actor_parts = actor_parts
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = itertools.count()
+        self._partitioned: dict[int, float] = {}
+        self._peers: dict[bytes, tuple[SimActor, Link]] = {}
+        self.actors = [SimActor(self, index) for index in range(self.schedule.actors)]
+
+    def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
+        """A message has come up; the owner says what that means."""
+        raise NotImplementedError
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        """Calls `event` when the clock shows `time`."""
+        heapq.heappush(self._events, (time, next(self._count), event))
+
+    def play(self, until: float) -> None:
+        """Lets time go by."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.now = until
+
+    def calm(self) -> None:
+        """The faults end."""
+        self.quiet = True
+        self._partitioned.clear()
+
+    def partition(self) -> None:
+        """Cuts one actor off for a while."""
+        self._partitioned[self.rng.randrange(len(self.actors))] = self.now + self.rng.choice([1.0, 5.0, 9.0])
+
+    def deliver(self, answers: Answers) -> None:
+        """Sends what the learner says."""
+        for peer, message in answers:
+            actor, link = self._peers[peer]
+            actor.hear(message, link)
+
+    def dial(self, actor: SimActor) -> Link:
+        """A fresh connection."""
+        peer = next(self._count).to_bytes(5, "big")
+        link = Link(peer, self.life)
+        self._peers[peer] = actor, link
+        return link
+
+    def carry(self, actor: SimActor, link: Link, message: Message, *, up: bool) -> None:
+        """Puts a message on a connection, which does with it what the schedule allows."""
+        plan, rng = self.schedule, self.rng
+        self.messages += 1
+        if self._partitioned.get(actor.index, -1.0) > self.now or (not self.quiet and rng.random() < plan.drop):
+            return
+        frames = encode(message)
+        copies = 2 if not self.quiet and rng.random() < plan.repeat else 1
+        for _ in range(copies):
+            sent = frames
+            if not self.quiet and rng.random() < plan.damage:
+                bad = bytearray(frames[0])
+                bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+                sent = [bytes(bad), *frames[1:]]
+            arrival = self.now + rng.uniform(0, 0.01 if self.quiet else plan.delay_s)
+            if not plan.reorder:
+                arrival = link.front[up] = max(arrival, link.front[up])
+            arrive = partial(self._arrive_up, link) if up else partial(self._arrive_down, actor, link)
+            self.at(arrival, partial(arrive, self.life, sent))
+
+    def _arrive_up(self, link: Link, life: int, frames: list[Frame]) -> None:
+        """What an actor had queued may reach the next life of the learner; what was on the wire does not."""
+        if life == self.life or self.rng.random() < 0.5:
+            self.learner_hears(link.peer, frames)
+
+    def _arrive_down(self, actor: SimActor, link: Link, life: int, frames: list[Frame]) -> None:
+        if link is not actor.link or life != self.life:
+            return
+        try:
+            message = decode(frames)
+        except ProtocolError:
+            self.history.counts["damaged"] += 1
+            return
+        actor.on_message(message)

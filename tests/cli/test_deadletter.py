@@ -1,0 +1,201 @@
+"""Dead letters as a person reads them, whole and damaged."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from rl4sys_zmq.cli import deadletter as module
+from rl4sys_zmq.cli.learner import main
+from rl4sys_zmq.learner.deadletters import DeadLetters
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import encode, join_submit, pack_segment
+from rl4sys_zmq.wire.messages import DeadLetter, StatusRequest
+
+NOON = 1_700_000_000.0
+
+
+def segment(reward: float = 1.0) -> Segment:
+    rewards = np.array([1.0, reward, -2.5], dtype=np.float32)
+    return Segment(
+        np.arange(12, dtype=np.float32).reshape(3, 4),
+        np.array([0, 1, 1], dtype=np.int64),
+        rewards,
+        np.full(3, -0.5, dtype=np.float32),
+        np.array([7, 7, 8], dtype=np.uint64),
+        None,
+        42,
+        0xABC,
+        0,
+        True,
+        False,
+        episode_return=float("nan"),
+        episode_length=3,
+    )
+
+
+def letter(run: Path, client_id: str = "luna", seq: int = 0, reason: str = "a reward is not finite", **more: Any) -> Path:
+    body = tuple(more.pop("body", encode(join_submit(seq, 0, [pack_segment(segment(float("nan")))]))))
+    found = DeadLetter(more.pop("actor_id", "3f2a9c41aaaa"), 5, seq, reason, body)
+    return DeadLetters(run / "dead").write(client_id, found, NOON + seq)
+
+
+def deadletter(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, ["deadletter", *map(str, arguments)])
+
+
+def said(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def test_letters_are_listed_oldest_first(tmp_path: Path) -> None:
+    assert said(deadletter(tmp_path)) == "no dead letters\n"
+    for seq, client in ((2, "luna"), (1, "mars"), (3, "luna")):
+        letter(tmp_path, client, seq)
+    lines = said(deadletter(tmp_path)).splitlines()
+    assert lines[1].split() == [
+        *("1", "2023-11-14", "22:13:21", "mars", "3f2a9c41", "1", lines[1].split()[6], "B"),
+        *("a", "reward", "is", "not", "finite"),
+    ]
+    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
+    assert all(len(line) < 100 for line in lines[:-1])
+    only = said(deadletter(tmp_path, "--client", "luna")).splitlines()
+    assert [line.split()[0] for line in only[1:3]] == ["2", "3"]  # a number stays the same
+    assert "no dead letters of client nobody" in said(deadletter(tmp_path, RL4SYS_LEARNER_DEADLETTER_CLIENT="nobody"))
+    listed = json.loads(said(deadletter(tmp_path, "--json")))
+    assert [(entry["n"], entry["client_id"], entry["seq"]) for entry in listed] == [
+        (1, "mars", 1),
+        (2, "luna", 2),
+        (3, "luna", 3),
+    ]
+
+
+def test_one_is_shown_by_number_and_by_file(tmp_path: Path) -> None:
+    path = letter(tmp_path)
+    text = said(deadletter(tmp_path, "--show", 1))
+    assert text == said(deadletter(tmp_path, "--show", path)) == said(deadletter(tmp_path, "--show", path.with_suffix(".json")))
+    lines = text.splitlines()
+    assert "client     luna, actor 3f2a9c41aaaa, origin 5, seq 0" in lines
+    assert "reason     a reward is not finite" in lines
+    assert "segment    3 steps, terminated, generation 42" in lines
+    assert "episode    0000000000000abc, part 0, return nan, length 3" in lines
+    columns = {line.split()[0]: line.split()[1:] for line in lines if line.split()[0] in module._COLUMNS}
+    assert columns["rewards"] == ["float32", "3", "-2.5", "1", "1"]
+    assert columns["observations"] == ["float32", "3x4", "0", "11", "-"]
+    assert columns["versions"] == ["uint64", "3", "7", "8", "-"]
+    assert max(map(len, lines[1:])) <= 80
+    shown = json.loads(said(deadletter(tmp_path, "--show", 1, "--json")))
+    assert shown["segments"][0]["columns"]["rewards"]["not_finite"] == 1
+    assert shown["problem"] == ""
+
+
+def test_a_column_without_a_finite_value_has_no_least_one() -> None:
+    assert module._column(np.full(2, np.nan, np.float32)) == {
+        "dtype": "float32",
+        "shape": [2],
+        "min": None,
+        "max": None,
+        "not_finite": 2,
+    }
+
+
+def frames(*lengths: int) -> bytes:
+    return b"".join(struct.pack("<I", n) + bytes(n) for n in lengths)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "empty"),
+        (b"\x01", "cut short after 0 frames"),
+        (frames(3) + b"\x00\x00", "cut short after 1 frames"),
+        (struct.pack("<I", 2**32 - 1), "beyond the end of the file"),
+        (frames(*[0] * 1000), "more than 256 frames"),
+        (frames(48), "magic"),
+        (frames(*map(len, [b"abc"])), "shorter than the prefix"),
+    ],
+)
+def test_a_damaged_letter_is_said_to_be(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = letter(tmp_path)
+    path.write_bytes(content)
+    text = said(deadletter(tmp_path, "--show", 1))
+    assert f"damaged    {problem}" in text or problem in text
+    assert "segment " not in text
+    assert "luna" in said(deadletter(tmp_path))
+
+
+def test_every_cut_and_every_flipped_byte_of_a_letter_is_survived(tmp_path: Path) -> None:
+    path = letter(tmp_path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 3):
+        path.write_bytes(whole[:at])
+        assert module._content(path)[1], at
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        assert module._content(path)[1], at
+
+
+def test_another_message_is_no_letter(tmp_path: Path) -> None:
+    letter(tmp_path, body=encode(StatusRequest()))
+    assert "no Submit but a StatusRequest" in said(deadletter(tmp_path, "--show", 1))
+
+
+def test_a_letter_too_large_is_not_read(tmp_path: Path) -> None:
+    path = letter(tmp_path)
+    with path.open("r+b") as file:
+        file.truncate(module.MAX_LETTER_BYTES + 1)  # a hole, no bytes
+    assert "more than a letter can have" in said(deadletter(tmp_path, "--show", 1))
+
+
+def test_control_characters_are_escaped(tmp_path: Path) -> None:
+    evil = "\x1b[31mred\x07\n\u202efdp"
+    letter(tmp_path, client_id=evil, reason=evil, actor_id=evil)
+    for text in (said(deadletter(tmp_path)), said(deadletter(tmp_path, "--show", 1)), said(deadletter(tmp_path, "--json"))):
+        assert not set(text) & set("\x1b\x07\u202e")
+        assert "red" in text
+    assert said(deadletter(tmp_path)).count("\n") == 3
+
+
+def test_letters_that_nobody_described_are_counted_and_cleared(tmp_path: Path) -> None:
+    path = letter(tmp_path)
+    letter(tmp_path, "mars", 1)
+    path.with_suffix(".json").write_text("{")
+    text = said(deadletter(tmp_path))
+    assert "1 more without a readable description" in text
+    assert "segment    3 steps" in said(deadletter(tmp_path, "--show", path))
+    assert said(deadletter(tmp_path, "--clear", "--client", "luna")) == "removed 0 letters\n"
+    assert said(deadletter(tmp_path, "--clear", "--client", "mars")) == "removed 1 letter\n"
+    assert path.exists()
+    assert said(deadletter(tmp_path, "--clear")) == "removed 1 letter\n"
+    assert list((tmp_path / "dead").rglob("*")) == []
+    assert said(deadletter(tmp_path)) == "no dead letters\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "no run directory"),
+        (["run", "--show", "2"], "there are 1 letters"),
+        (["run", "--show", "0"], "there are 1 letters"),
+        (["run", "--show", "none.msg"], "no such file"),
+        (["run", "--show", "."], "cannot be read"),
+        (["run", "--show", "1", "--clear"], "either --show or --clear"),
+        ([], "RUN"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    letter(tmp_path / "run")
+    assert words in refused(deadletter(*arguments))

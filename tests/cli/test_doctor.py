@@ -1,0 +1,348 @@
+"""The doctor and the status of real learners, with what a person may have got wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from click.testing import CliRunner, Result
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.cli.learner import main
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.ops import doctor as module
+from rl4sys_zmq.ops.asking import ask, evaluating_hello
+from rl4sys_zmq.ops.doctor import STAGES, diagnose
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.transports import Address, Socket, context
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.wire.messages import Welcome
+
+LUNA = {"client_id": "luna", "algorithm_name": "DOCTOR", "input_size": 4, "act_dim": 2}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    register_algorithm("DOCTOR", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+
+
+def run(*arguments: object, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, [*map(str, arguments)])
+
+
+class Visit:
+    """What the doctor said."""
+
+    def __init__(self, *arguments: object, **environment: str) -> None:
+        began = time.monotonic()
+        result = run("doctor", *arguments, **environment)
+        self.took_s = time.monotonic() - began
+        assert result.exit_code in (0, 1), result.output
+        assert result.stderr == ""
+        self.text = result.stdout
+        self.states: dict[str, str] = {}
+        for line in result.stdout.splitlines():
+            stage = line.split(" ", 1)[0]
+            if stage in STAGES:
+                rest = line[len(max(STAGES, key=len)) + 2 :]
+                self.states[stage] = next(s for s in ("ok", "FAIL", "skipped", "not reached") if rest.startswith(s))
+        assert tuple(self.states) == STAGES
+        assert result.exit_code == ("FAIL" in self.states.values())
+
+    @property
+    def failed(self) -> str:
+        """The stage that failed; nothing was tried after it."""
+        stages = [stage for stage, state in self.states.items() if state == "FAIL"]
+        if not stages:
+            assert "not reached" not in self.states.values()
+            return ""
+        (stage,) = stages
+        after = STAGES[STAGES.index(stage) + 1 :]
+        assert all(self.states[s] == "not reached" for s in after)
+        return stage
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Learner]]:
+    """Starts learners, and an actor of the client luna with each if asked."""
+    with ExitStack() as stack:
+
+        def make(*, luna: bool = False, **options: Any) -> Learner:
+            learner = stack.enter_context(Learner(LearnerConfig(**{"bind": "tcp://127.0.0.1:0", "run_dir": None, **options})))
+            if luna:
+                keys = {"keys": Path("k/actor.keys")} if "keys" in options else {}
+                spaces = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
+                actor = {"client_id": "luna", "algorithm_name": "DOCTOR", "train_server_address": learner.address}
+                stack.enter_context(RL4SysAgent(config=AgentConfig(**actor, **spaces, **keys)))
+            return learner
+
+        yield make
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A folder with the keys of a learner, of an actor, and of an admin."""
+    for arguments in ([], ["--client", "actor"], ["--client", "me", "--role", "admin", "--role", "read_weights"]):
+        assert run("keys", "k", *arguments).exit_code == 0
+    return tmp_path / "k"
+
+
+def configured(**changes: object) -> str:
+    Path("actor.json").write_text(json.dumps({**LUNA, **changes}))
+    return "actor.json"
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+
+
+# ---- all is well
+
+
+@pytest.mark.parametrize("bind", ["tcp://127.0.0.1:0", "ipc"])
+def test_a_learner_without_keys_is_reached_to_the_beacon(start: Callable[..., Learner], tmp_path: Path, bind: str) -> None:
+    bind = f"ipc://{tmp_path}/l" if bind == "ipc" else bind
+    learner = start(bind=bind, luna=True)
+    bare = Visit(learner.address)
+    assert bare.failed == ""
+    assert bare.states["configuration"] == "skipped"
+    assert "lets us in" in bare.text
+    whole = Visit(learner.address, "--config", configured())
+    assert whole.failed == ""
+    assert whole.states["weights"] == "ok"
+    assert whole.states["name"] == ("ok" if bind.startswith("tcp") else "skipped")
+    assert "client 'luna': DOCTOR, version 0, nothing differs" in whole.text
+    assert "says that version 0 is the newest" in whole.text
+    actors = learner.status()["clients"]["luna"]["actors"]
+    assert [name for name, actor in actors.items() if actor["live"] and name.startswith("doctor")] == []
+
+
+def test_keys_are_tried_with_both_sockets(start: Callable[..., Learner], keys: Path) -> None:
+    learner = start(keys=keys, luna=True)
+    assert Visit(learner.address, "--keys", "k/me.keys").failed == ""
+    assert Visit(learner.address, "--keys", "k/me.keys", "--config", configured()).failed == ""
+    actor = Visit(learner.address, "--config", configured(keys="k/actor.keys"))
+    assert "this key may not see its status" in actor.text
+    assert "says that version 0 is the newest" in actor.text
+    bare = Visit(learner.address, RL4SYS_LEARNER_DOCTOR_KEYS="k/actor.keys")
+    assert (bare.failed, bare.states["weights"]) == ("", "skipped")
+
+
+def test_a_client_that_is_not_there_is_not_founded(start: Callable[..., Learner]) -> None:
+    learner = start(
+        clients={"known": {"algorithm_name": "DOCTOR", "observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}}
+    )
+    for client_id in ("luna", "known"):
+        visit = Visit(learner.address, "--config", configured(client_id=client_id))
+        assert (visit.failed, visit.states["configuration"]) == ("", "skipped")
+        assert "not there yet" in visit.text
+    assert learner.status()["clients"] == {}
+
+
+def test_within_a_process_only_the_last_stages_apply(start: Callable[..., Learner]) -> None:
+    learner = start(bind="inproc://doctor", luna=True)
+    found = {f.stage: f for f in diagnose(learner.address, config=AgentConfig.from_mapping(LUNA))}
+    assert [f.state for f in found.values()] == [*["skipped"] * 4, *["ok"] * 3]
+    assert Visit("inproc://nobody", "--timeout", "0.2").failed == "protocol"
+
+
+# ---- what can be wrong, stage by stage
+
+
+def test_a_name_that_nobody_has() -> None:
+    visit = Visit("nobody.invalid:5555", "--timeout", "30")
+    assert visit.failed == "name"
+    assert "'nobody.invalid' has no address" in visit.text
+
+
+def test_a_closed_port(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        visit = Visit(f"127.0.0.1:{closed.getsockname()[1]}")
+    assert visit.failed == "connect"
+    assert "ECONNREFUSED" in visit.text
+    assert Visit(f"ipc://{tmp_path}/none").failed == "connect"
+
+
+def test_a_port_that_says_nothing() -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        visit = Visit(f"127.0.0.1:{mute.getsockname()[1]}", "--timeout", "0.3")
+    assert visit.failed == "greeting"
+    assert "says nothing within 0.3 s" in visit.text
+    assert visit.took_s < 5.0
+
+
+def test_a_web_server() -> None:
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    class Quiet(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        visit = Visit(f"127.0.0.1:{server.server_port}", "--timeout", "0.5")
+        server.shutdown()
+        thread.join()
+    assert visit.failed == "greeting"
+    assert "an HTTP server answers" in visit.text
+
+
+def test_keys_on_one_side_only(start: Callable[..., Learner], keys: Path) -> None:
+    none = Visit(start(keys=keys).address)
+    assert none.failed == "keys"
+    assert "the learner asks for keys, and we have none" in none.text
+    ours = Visit(start().address, "--keys", "k/actor.keys")
+    assert ours.failed == "keys"
+    assert "the learner has none" in ours.text
+
+
+def test_keys_that_the_learner_does_not_take(start: Callable[..., Learner], keys: Path) -> None:
+    learner = start(keys=keys)
+    assert run("keys", "other").exit_code == 0
+    assert run("keys", "other", "--client", "a").exit_code == 0
+    wrong = Visit(learner.address, "--keys", "other/a.keys")
+    assert wrong.failed == "keys"
+    assert "not the learner's key in our NAME.keys" in wrong.text
+    clients = keys / "clients.toml"
+    # An expired key, and one that is not listed.
+    clients.write_text(clients.read_text().replace("[actor]\n", "[actor]\nexpires = 2020-01-01\n"))
+    assert run("keys", "k", "--revoke", "me").exit_code == 0
+    until(lambda: learner.status()["security"]["loads"] > 1 and learner.status()["security"]["listed"] == 1)
+    for name in ("actor", "me"):
+        visit = Visit(learner.address, "--keys", f"k/{name}.keys")
+        assert visit.failed == "keys"
+        assert "does not accept our key" in visit.text
+
+
+def test_the_port_of_the_weights(start: Callable[..., Learner]) -> None:
+    visit = Visit(start().pub_address, "--timeout", "0.5")
+    assert visit.failed == "keys"
+    assert "is this the port of the weights?" in visit.text
+
+
+def test_another_program_that_speaks_zeromq() -> None:
+    with context().socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        visit = Visit(f"127.0.0.1:{port}", "--timeout", "0.3")
+    assert visit.failed == "protocol"
+    assert "does not answer within 0.3 s" in visit.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(b"hello", "its answer can't be read"), (b"R4SZ\x02" + bytes(60), "install the same major version")],
+)
+def test_an_answer_of_another_protocol(answer: bytes, words: str) -> None:
+    ended = threading.Event()
+    with context().socket(zmq.ROUTER) as router:
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+
+        def echo() -> None:
+            while not ended.is_set():
+                if router.poll(20):
+                    peer, *_ = router.recv_multipart()
+                    router.send_multipart([peer, answer])
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        visit = Visit(f"127.0.0.1:{port}")
+        ended.set()
+        thread.join()
+    assert visit.failed == "protocol"
+    assert words in visit.text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"input_size": 5}, ("refused (mismatch, observation_space)", "[4]", "[5]")),
+        ({"algorithm_name": "PPO"}, ("refused (mismatch, algorithm_name)", "'DOCTOR'", "'PPO'")),
+        ({"algorithm_parameters": {"slow_s": 1.5}}, ("algorithm_parameters.slow_s", "'not set'", "1.5")),
+        ({"client_id": "a/b"}, ("refused (config, client_id)", "is not a name")),
+    ],
+)
+def test_a_configuration_that_differs(start: Callable[..., Learner], change: dict[str, object], said: tuple[str, ...]) -> None:
+    learner = start(luna=True)
+    visit = Visit(learner.address, "--config", configured(**change))
+    assert visit.failed == "configuration"
+    for words in said:
+        assert words in visit.text
+
+
+def test_a_client_of_another_key(start: Callable[..., Learner], keys: Path) -> None:
+    assert run("keys", "k", "--client", "mars", "--client-id", "mars").exit_code == 0
+    learner = start(keys=keys, luna=True)
+    visit = Visit(learner.address, "--keys", "k/mars.keys", "--config", configured())
+    assert visit.failed == "configuration"
+    assert "refused (identity)" in visit.text
+
+
+@pytest.mark.parametrize(("advertise", "words"), [("nobody.invalid", "has no address"), ("127.0.0.2", "ECONNREFUSED")])
+def test_an_advertised_host_that_cannot_be_reached(start: Callable[..., Learner], advertise: str, words: str) -> None:
+    learner = start(advertise=advertise)
+    with Socket.dealer(learner.address) as dealer:  # the first actor of the client, which would now wait for its weights
+        assert ask(dealer, evaluating_hello(AgentConfig.from_mapping(LUNA)), (Welcome,), 10.0) is not None
+    visit = Visit(learner.address, "--config", configured(), "--timeout", "10")
+    assert visit.failed == "weights"
+    assert words in visit.text
+    assert "--advertise HOST" in visit.text
+
+
+def test_a_beacon_that_never_comes(start: Callable[..., Learner], monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, other = start(luna=True), start()
+    monkeypatch.setattr(module, "BEACON_WAIT_S", 0.3)
+    monkeypatch.setattr(module, "_pub_address", lambda *_: Address.parse(other.pub_address))
+    visit = Visit(learner.address, "--config", configured(), "--timeout", "0.5")
+    assert visit.failed == "weights"
+    assert "says nothing within 0.5 s" in visit.text
+
+
+# ---- usage
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["doctor"], "ADDRESS"),
+        (["doctor", "nonsense"], "address"),
+        (["doctor", "127.0.0.1:1", "--timeout", "0"], "0"),
+        (["doctor", "127.0.0.1:1", "--keys", "none.keys"], "none.keys: no such file"),
+        (["doctor", "127.0.0.1:1", "--config", "none.json"], "none.json: no such file"),
+        (["doctor", "127.0.0.1:1", "--config", "nameless.json"], "client_id is missing"),
+        (["status", "127.0.0.1:1", "--keys", "none.keys"], "none.keys: no such file"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_2(arguments: list[str], said: str) -> None:
+    Path("nameless.json").write_text('{"algorithm_name": "PPO"}')
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    assert said in result.stderr
+
+
+def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path) -> None:
+    learner = start(keys=keys, luna=True)
+    result = run("status", learner.address, "--keys", "k/me.keys")
+    assert result.exit_code == 0, result.output
+    assert "security: 2 keys listed" in result.stdout
+    assert "luna: running, DOCTOR, version 0" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert json.loads(run("status", learner.address, "--json", RL4SYS_LEARNER_STATUS_KEYS="k/me.keys").stdout)["clients"]["luna"]
+    for arguments, said in (([], "asks for keys"), (["--keys", "k/actor.keys"], "no role admin")):
+        refused = run("status", learner.address, *arguments)
+        assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1), refused.output
+        assert said in refused.stderr

@@ -1,0 +1,320 @@
+"""Keys as a person makes them, and the list that a running learner follows."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rl4sys_zmq.cli import keys as module
+from rl4sys_zmq.cli.actor import main as actor
+from rl4sys_zmq.cli.learner import main
+from rl4sys_zmq.config import load_access
+from rl4sys_zmq.errors import ConfigError, ProtocolError
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.transports import read_client_keys, read_learner_public, read_server_keys
+
+from .conftest import Spawn
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def keys(*arguments: str, **environment: str) -> Result:
+    return CliRunner(env=environment).invoke(main, ["keys", *arguments])
+
+
+def done(result: Result) -> str:
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(result: Result) -> str:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+
+
+def test_a_folder_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
+    said = done(keys("k"))
+    folder = tmp_path / "k"
+    assert mode(folder) == 0o700
+    assert {p.name: mode(p) for p in folder.iterdir()} == {
+        "learner.secret": 0o600,
+        "learner.public": 0o644,
+        "clients.toml": 0o600,
+    }
+    assert read_server_keys(folder / "learner.secret").learner.public == read_learner_public(folder / "learner.public")
+    assert read_server_keys(folder / "learner.secret").learner.secret not in said
+    assert "next: rl4sys-learner keys k --client NAME" in said
+    assert load_access(folder / "clients.toml").by_name == {}
+    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
+    said = done(keys("k"))
+    assert said.count("there already") == 3
+    assert "made" not in said
+    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()} == before
+
+
+def test_what_is_missing_is_made_again_and_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    done(keys("k"))
+    done(keys("other"))
+    public = (tmp_path / "k" / "learner.public").read_text()
+    (tmp_path / "k" / "learner.public").unlink()
+    assert done(keys("k")).count("made") == 1
+    assert (tmp_path / "k" / "learner.public").read_text() == public
+    (tmp_path / "other" / "learner.public").write_text(public)
+    assert "not the key of learner.secret" in keys("other").stderr
+    (tmp_path / "k" / "learner.secret").chmod(0o640)
+    assert "chmod 600" in refused(keys("k"))
+
+
+def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
+    done(keys("k"))
+    said = done(keys("k", "--client", "edge-7"))
+    assert said.splitlines()[-1] == '  "keys": "edge-7.keys"'
+    file = tmp_path / "k" / "edge-7.keys"
+    assert mode(file) == 0o600
+    name, made = read_client_keys(file)
+    assert (name, made.learner_public) == ("edge-7", read_learner_public(tmp_path / "k" / "learner.public"))
+    assert made.own.secret not in said
+    peer = load_access(tmp_path / "k" / "clients.toml").by_name["edge-7"]
+    assert (peer.key, peer.client_ids, peer.roles, peer.expires_unix_s) == (
+        made.own.public,
+        None,
+        {"submit", "read_weights"},
+        None,
+    )
+    done(
+        keys(
+            "k",
+            "--client",
+            "edge.8@lab",
+            "--client-id",
+            "luna",
+            "--client-id",
+            "mars",
+            "--role",
+            "admin",
+            "--expires",
+            "2999-01-01",
+        )
+    )
+    peer = load_access(tmp_path / "k" / "clients.toml").by_name["edge.8@lab"]
+    assert (peer.client_ids, peer.roles, peer.expires_unix_s) == ({"luna", "mars"}, {"admin"}, 32472144000.0)
+    assert "there already: k/clients.toml: edge-7, edge.8@lab" in done(keys("k"))
+
+
+@pytest.mark.parametrize(
+    ("expires", "unix_s"), [("2999-01-01T12:00:00Z", 32472187200.0), ("2999-01-01T12:00:00+02:00", 32472180000.0)]
+)
+def test_a_time_is_taken_too(tmp_path: Path, expires: str, unix_s: float) -> None:
+    done(keys("k"))
+    done(keys("k", "--client", "a", "--expires", expires))
+    assert load_access(tmp_path / "k" / "clients.toml").by_name["a"].expires_unix_s == unix_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["k", "--client", "there"], "listed already"),
+        (["k", "--client", "left"], "is there already"),
+        (["k", "--client", "a/b"], "is no name"),
+        (["k", "--client", "x" * 65], "is no name"),
+        (["k", "--client", "a", "--client-id", "a\nb"], "is no name"),
+        (["k", "--client", "a", "--role", "boss"], "boss"),
+        (["k", "--client", "a", "--expires", "soon"], "no date"),
+        (["k", "--client", "a", "--expires", "2020-01-01"], "over already"),
+        (["k", "--client", "a", "--revoke", "b"], "either --client or --revoke"),
+        (["k", "--role", "admin"], "name it"),
+        (["k", "--revoke", "nobody"], "'nobody' is not listed; there are: there"),
+        (["none", "--client", "a"], "rl4sys-learner keys none"),
+        (["file"], "no folder to use"),
+        (["empty", "--client", "a"], "make the keys first"),
+        (["empty", "--revoke", "a"], "cannot be read"),
+        ([], "DIR"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_changes_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done(keys("k"))
+    done(keys("k", "--client", "there"))
+    (tmp_path / "k" / "left.keys").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert said in refused(keys(*arguments))
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+LIST = """\
+# first words
+
+[edge-1]   # the lab's
+key = "{a}"
+client_ids = [
+    "luna",  # both of them
+    "mars",
+]
+roles = ["submit"]
+# about its quota
+[edge-1.quota]
+actors = 3
+
+# about edge-2
+["edge-2"]
+key = "{b}"
+client_ids = ["*"]
+roles = ["read_weights"]
+# last words
+"""
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Path:
+    """A list as a person has edited it, mode 0640, of edge-1 and edge-2."""
+    done(keys("k"))
+    public = [module.new_key_pair().public for _ in range(2)]
+    path = tmp_path / "k" / "clients.toml"
+    path.write_text(LIST.replace("{a}", public[0]).replace("{b}", public[1]))
+    path.chmod(0o640)
+    return path
+
+
+def test_comments_and_mode_stay(edited: Path) -> None:
+    before = edited.read_text()
+    done(keys("k", "--client", "new"))
+    assert edited.read_text().startswith(before)
+    assert mode(edited) == 0o640
+    done(keys("k", "--revoke", "new"))
+    assert edited.read_text() == before
+    done(keys("k", "--revoke", "edge-1"))
+    text = edited.read_text()
+    assert text.startswith("# first words\n\n# about edge-2\n")
+    assert text.endswith("# last words\n")
+    assert "luna" not in text
+    assert list(load_access(edited).by_name) == ["edge-2"]
+    done(keys("k", "--revoke", "edge-2"))
+    assert load_access(edited).by_name == {}
+    assert edited.read_text() == "# first words\n\n# about edge-2\n# last words\n"
+    assert mode(edited) == 0o640
+    assert [p.name for p in edited.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_table_that_is_no_lines_is_left_to_its_writer(edited: Path) -> None:
+    text = edited.read_text() + f'[x]\nkey = "{module.new_key_pair().public}"\nclient_ids = []\nroles = []\n'
+    inline = f'y = {{key = "{module.new_key_pair().public}", client_ids = [], roles = []}}\n'
+    edited.write_text(inline + text)
+    before = edited.read_text()
+    assert "by hand" in refused(keys("k", "--revoke", "y"))
+    assert edited.read_text() == before
+
+
+def test_a_damaged_list_is_not_touched(edited: Path) -> None:
+    edited.write_text("[edge-1\n")
+    assert "not TOML" in refused(keys("k", "--client", "a"))
+    assert "not TOML" in refused(keys("k", "--revoke", "edge-1"))
+    assert "not TOML" in keys("k").stderr
+    assert edited.read_text() == "[edge-1\n"
+    assert not (edited.parent / "a.keys").exists()
+
+
+def test_a_list_that_cannot_be_written_leaves_no_key(edited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = edited.read_text()
+    monkeypatch.setattr(module.os, "replace", full)
+    assert "No space left" in refused(keys("k", "--client", "a"))
+    assert not (edited.parent / "a.keys").exists()
+    assert edited.read_text() == before
+    assert [p.name for p in edited.parent.iterdir() if p.name.startswith(".")] == []
+
+
+def test_many_at_once_lose_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done(keys("k"))
+    names = [f"n{i}" for i in range(12)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: module.add_client(tmp_path / "k", name, ["*"], ["submit"], None), names))
+    capsys.readouterr()
+    assert sorted(load_access(tmp_path / "k" / "clients.toml").by_name) == sorted(names)
+
+
+def test_options_come_from_the_environment(tmp_path: Path) -> None:
+    done(keys("k"))
+    done(keys("k", RL4SYS_LEARNER_KEYS_CLIENT="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
+    assert load_access(tmp_path / "k" / "clients.toml").by_name["env"].roles == {"admin", "read_weights"}
+
+
+def test_a_running_learner_follows(tmp_path: Path) -> None:
+    done(keys("k"))
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path / "k")) as learner:
+
+        def lets_in(name: str) -> bool:
+            try:
+                request_status(learner.address, 5.0, read_client_keys(tmp_path / "k" / f"{name}.keys")[1])
+            except ProtocolError:
+                return False
+            return True
+
+        done(keys("k", "--client", "me", "--role", "admin"))
+        until(lambda: lets_in("me"))
+        began = time.monotonic()
+        done(keys("k", "--revoke", "me"))
+        until(lambda: not lets_in("me"))
+        assert time.monotonic() - began < 5.0
+
+
+def test_an_error_of_the_list_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no folder to use"):
+        module.revoke_client(tmp_path / "nowhere", "a")
+
+
+def test_a_learner_and_an_actor_meet_by_the_keys_they_were_made(spawn: Spawn, tmp_path: Path) -> None:
+    for module_name in ("torch", "tensorboard", "rich", "gymnasium"):
+        pytest.importorskip(module_name)
+    for arguments in ([], ["--client", "actor", "--client-id", "luna"], ["--client", "me", "--role", "admin"]):
+        done(keys("k", *arguments))
+    server = spawn("learner", "serve", "--port", "0", "--keys", "k")
+    address = server.wait_for(r"learner at (\S+) ").group(1)
+    run = ("run", "--env", "CartPole-v1", "--learner", address, "--client-id", "luna", "--algorithm", "PPO", "--episodes", "2")
+    player = spawn("actor", *run, "--keys", "k/actor.keys", "--spool", "s", "--sidecar")
+    assert player.end() == 0, player.errors
+    assert any((tmp_path / "s").iterdir())
+    without = spawn("actor", *run, "--connect-timeout", "5")
+    assert without.end() == 1
+    assert "one side uses keys and the other does not" in without.errors
+    healthy = spawn("learner", "doctor", address, "--keys", "k/actor.keys")
+    assert healthy.end() == 0, healthy.lines
+    watcher = spawn("learner", "status", address, "--keys", "k/me.keys", "--watch")
+    watcher.wait_for("luna: running, PPO")
+    assert watcher.signal(signal.SIGINT) == 130
+    assert server.signal(signal.SIGTERM) == 0, server.errors
+
+
+def test_an_actor_names_keys_that_are_not_there() -> None:
+    pytest.importorskip("gymnasium")
+    arguments = ["run", "--env", "CartPole-v1", "--client-id", "a", "--keys", "none.keys"]
+    assert "none.keys: no such file" in refused(CliRunner().invoke(actor, arguments))
+    environment = {"RL4SYS_ACTOR_RUN_KEYS": "other.keys"}
+    assert "other.keys: no such file" in refused(CliRunner(env=environment).invoke(actor, arguments[:-2]))

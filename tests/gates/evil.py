@@ -1,0 +1,185 @@
+"""A learner that has turned evil: it says whatever it is told to, to one actor."""
+
+from __future__ import annotations
+
+import queue
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.testing import fake_spec, fake_weights
+from rl4sys_zmq.transports import Poller, Socket, Wakeup
+from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.weights import Codec, WeightsHeader, digest, encode_update
+from rl4sys_zmq.wire import decode, encode, spec_to_document
+from rl4sys_zmq.wire.messages import Ack, Fetch, Heartbeat, Hello, Message, Submit, Verdict, Weights, Welcome
+
+POLICY, TOPIC, GENERATION = b"\x01" + bytes(7), b"secret!!", 1_000
+SPEC = fake_spec((1024,))
+
+
+def state(version: int) -> PolicySnapshot:
+    """A sound state of the policy."""
+    flat = fake_weights(SPEC, version)
+    return PolicySnapshot(GENERATION, version, digest(flat), flat)
+
+
+def sound(version: int) -> tuple[bytes, bytes]:
+    """The update that a good learner sends: a whole snapshot."""
+    return encode_update(POLICY, GENERATION, None, state(version))
+
+
+def update(version: int, payload: bytes, *, codec: Codec = Codec.SNAPSHOT, elements: int = SPEC.size, **fields: Any) -> Any:
+    """A well-formed header for whatever payload."""
+    given: dict[str, Any] = {
+        "policy_id": POLICY,
+        "generation": GENERATION,
+        "base_version": version,
+        "new_version": version,
+        "codec": codec,
+        "elements": elements,
+        "payload_bytes": len(payload),
+        "payload_hash": xxhash.xxh3_64_intdigest(payload),
+        "state_hash": state(version).digest,
+    }
+    return WeightsHeader(**{**given, **fields}).pack(), payload
+
+
+def planes(*frames: bytes) -> bytes:
+    """The payload of a compressed state of four planes."""
+    return np.array([len(f) for f in frames], "<u4").tobytes() + b"".join(frames)
+
+
+def expands(nbytes: int, *, declared: int, window_log: int = 10) -> bytes:
+    """A zstd frame of zeros that says another size, or another window, than it needs: run-length blocks, 4 bytes each."""
+    blocks = [min(1 << 17, nbytes - start) for start in range(0, nbytes, 1 << 17)]
+    head = struct.pack("<I", 0xFD2FB528) + bytes([0x80, (window_log - 10) << 3]) + struct.pack("<I", declared)
+    last = [False] * (len(blocks) - 1) + [True]
+    return head + b"".join((n << 3 | 0b010 | end).to_bytes(3, "little") + b"\0" for n, end in zip(blocks, last, strict=True))
+
+
+class Evil(Worker):
+    """Answers HELLO with `welcome`, FETCH with `weights`, a heartbeat with `marks`; sends what `say` and `publish` are given."""
+
+    def __init__(self) -> None:
+        super().__init__("rl4sys-evil")
+        self.welcome: dict[str, Any] = {}
+        self.weights: Sequence[Any] = sound(0)
+        self.marks: dict[str, Any] = {}
+        self.heard: list[Message] = []
+        self.address = self._pub = ""
+        self._peer = b""
+        self._orders: queue.SimpleQueue[tuple[str, list[Any]]] = queue.SimpleQueue()
+        self._open, self._over = threading.Event(), threading.Event()
+        self._wakeup = Wakeup()
+        self.start()
+        assert self._open.wait(10.0)
+
+    def say(self, *messages: Message | list[Any]) -> None:
+        """Sends messages, or frames, to the actor."""
+        for message in messages:
+            self._orders.put(("router", message if isinstance(message, list) else encode(message)))
+        self._wakeup.set()
+
+    def publish(self, *messages: list[Any]) -> None:
+        """Publishes messages; their first frame is the topic."""
+        for message in messages:
+            self._orders.put(("pub", message))
+        self._wakeup.set()
+
+    def ack(self, **fields: Any) -> Ack:
+        """An ack of what `marks` says, or other things."""
+        return Ack(**{**dict.fromkeys(Ack.__slots__, 0), "generation": GENERATION, "verdicts": {}, **self.marks, **fields})
+
+    def welcoming(self, **fields: Any) -> Welcome:
+        """A welcome that an actor can use, or one with other things in it."""
+        given: dict[str, Any] = {
+            "policy_id": POLICY,
+            "topic": TOPIC,
+            "ledger_id": 7,
+            "gap": 0,
+            "generation": GENERATION,
+            "version": 0,
+            "digest": state(0).digest,
+            "spec": spec_to_document(SPEC),
+            "pub": self._pub,
+            "received": 0,
+            "durable": 0,
+            "accepted_steps": 0,
+            "algorithm_name": "EVIL",
+            "algorithm_type": "onpolicy",
+            "rollout_length": 16,
+            "max_policy_lag": -1,
+            "on_lag": "drop",
+            "max_message_bytes": 1 << 20,
+            "max_segment_steps": 1 << 10,
+            "heartbeat_s": 1.0,
+        }
+        return Welcome(**{**given, **fields})
+
+    def run(self) -> None:
+        """Until it is closed."""
+        with Socket.router("tcp://127.0.0.1:0") as router, Socket.xpub("tcp://127.0.0.1:0", hwm=1000) as pub, Poller() as poller:
+            self.address, self._pub = router.bound.uri, pub.bound.uri
+            for source in (router, pub, self._wakeup):
+                poller.register(source)
+            self._open.set()
+            while not self._over.is_set():
+                poller.poll(1.0)
+                self._wakeup.clear()
+                while pub.recv() is not None:
+                    pass
+                while (frames := router.recv(256)) is not None:
+                    self._peer = bytes(frames[0])
+                    for answer in self._answers(frames[1:]):
+                        router.send([self._peer, *encode(answer)])
+                while not self._orders.empty():
+                    where, message = self._orders.get()
+                    if where == "pub":
+                        pub.send(message)
+                    else:
+                        router.send([self._peer, *message])
+
+    def _answers(self, frames: list[Any]) -> list[Message]:
+        try:
+            message = decode(frames)
+        except ProtocolError:
+            return []
+        self.heard.append(message)
+        match message:
+            case Hello():
+                return [self.welcoming(**self.welcome)]
+            case Fetch():
+                return [Weights(tuple(self.weights))]
+            case Heartbeat():
+                return [self.ack()]
+        return []
+
+    @property
+    def submitted(self) -> int:
+        """How many segments the actor has sent, repetitions included."""
+        return sum(message.count for message in self.heard if isinstance(message, Submit))
+
+    def accept(self, received: int) -> None:
+        """Acknowledges so many segments."""
+        self.marks = {"received": received, "durable": received, "trained": received, "credit_steps": 1 << 20}
+        self.marks.update(credit_items=1 << 20, credit_bytes=1 << 20, verdicts={Verdict.TRAINED: received})
+        self.say(self.ack())
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._over.set()
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Ends it and waits."""
+        self.stop()
+        assert self.join(10.0)
+        self._wakeup.close()
+        self.raise_if_dead()

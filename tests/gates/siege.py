@@ -1,0 +1,389 @@
+"""A learner under attack: its keys, a good client that trains beside it, attackers that may say anything, and what was counted."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zmq
+
+from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.transports import (
+    ClientKeys,
+    KeyPair,
+    MonitorEvent,
+    Poller,
+    ServerKeys,
+    Socket,
+    context,
+    curve_client,
+    new_key_pair,
+    write_client_keys,
+    write_server_keys,
+)
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, Submit, Welcome
+from rl4sys_zmq.wire.prefix import Prefix
+from rl4sys_zmq.wire.values import pack_header
+
+from .conftest import PATIENCE_S, check_law, join, play, until
+
+ALGORITHM = "SIEGE"
+STEPS = 16
+register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=STEPS))
+
+BUSINESS = ("hellos", "connections.accepted", "connections.handshake_succeeded", "connections.disconnected", "security.accepted")
+"""Counters that good clients move too."""
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A count that depends on how often libzmq redials, or on how far a flood comes before it is stopped."""
+
+    count: int = 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int) and other >= self.count
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# ---- keys
+
+
+class KeyRing:
+    """A folder of keys as ``rl4sys-learner keys`` makes it, and the list of who may do what."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server = ServerKeys(new_key_pair())
+        self.peers: dict[str, dict[str, Any]] = {}
+        self._pairs: dict[str, KeyPair] = {}
+        write_server_keys(folder / "learner.secret", self.server)
+
+    @property
+    def list_file(self) -> Path:
+        """``clients.toml``."""
+        return self.folder / "clients.toml"
+
+    def pair(self, name: str) -> KeyPair:
+        """The keys of a name, listed or not."""
+        if name not in self._pairs:
+            self._pairs[name] = new_key_pair()
+        return self._pairs[name]
+
+    def client(self, name: str) -> ClientKeys:
+        """What a client of that name has."""
+        return ClientKeys(self.pair(name), self.server.learner.public)
+
+    def file(self, name: str) -> Path:
+        """The key file of a name."""
+        path = self.folder / f"{name}.keys"
+        if not path.exists():
+            write_client_keys(path, name, self.client(name))
+        return path
+
+    def new_pair(self, name: str) -> None:
+        """Gives a name other keys."""
+        self._pairs[name] = new_key_pair()
+        (self.folder / f"{name}.keys").unlink(missing_ok=True)
+
+    def allow(self, name: str, roles: Sequence[str] = ("submit", "read_weights"), ids: Sequence[str] = ("lab",), **more: Any) -> None:
+        """Lists a name; `more` are ``expires`` and ``quota``."""
+        self.peers[name] = {"key": self.pair(name).public, "client_ids": list(ids), "roles": list(roles), **more}
+
+    def write(self) -> None:
+        """Puts the list into force: one rename, as an editor or a configuration tool does it."""
+        text = "".join(_table(name, {**peer, "key": self.pair(name).public}) for name, peer in self.peers.items())
+        fresh = self.list_file.with_suffix(".new")
+        fresh.write_text(text)
+        fresh.rename(self.list_file)
+
+
+def _table(name: str, peer: Mapping[str, Any]) -> str:
+    lines = [f"[{name}]", f"key = '{peer['key']}'", f"client_ids = {peer['client_ids']}", f"roles = {peer['roles']}"]
+    if "expires" in peer:
+        lines.append(f"expires = {peer['expires']}")
+    if quota := peer.get("quota"):
+        lines += [f"[{name}.quota]", *(f"{key} = {value}" for key, value in quota.items())]
+    return "\n".join(lines) + "\n"
+
+
+# ---- words
+
+
+def hello(actor_id: str = "mallory", incarnation: int = 5, **fields: Any) -> Hello:
+    """A HELLO."""
+    given = {"client_id": "lab", "actor_id": actor_id, "incarnation": incarnation, "first_seq": 0}
+    return Hello(**{**given, "held_generation": 0, "held_version": 0, **fields})
+
+
+def segment(steps: int = 3, **changes: Any) -> Segment:
+    """A whole episode of the laboratory's client."""
+    fields: dict[str, Any] = {
+        "observations": np.zeros((steps, 4), np.float32),
+        "actions": np.zeros(steps, np.int64),
+        "rewards": np.zeros(steps, np.float32),
+        "log_probs": np.zeros(steps, np.float32),
+        "versions": np.zeros(steps, np.uint64),
+        "masks": None,
+        "generation": 0,
+        "episode_id": 1,
+        "segment_index": 0,
+        "terminated": True,
+        "truncated": False,
+        "episode_return": 0.0,
+        "episode_length": steps,
+    }
+    return Segment(**{**fields, **changes})
+
+
+def submit(first_seq: int, *segments: Segment) -> list[Any]:
+    """The frames of a SUBMIT."""
+    return encode(join_submit(first_seq, 0, [pack_segment(s) for s in segments or (segment(),)]))
+
+
+def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix: int) -> list[bytes]:
+    """A message with a right checksum and whatever header, as bytes or as a value."""
+    raw = header if isinstance(header, bytes) else pack_header(header)
+    made = Prefix(kind, len(body), len(raw), sum(map(len, body)), **prefix)
+    return [made.join(raw, body), *body]
+
+
+def submit_with(columns: Mapping[str, tuple[Any, Any]], **numbers: Any) -> list[Any]:
+    """The frames of a SUBMIT of one segment whose header says something else of some columns, by letter: dtype, shape."""
+    packed = pack_segment(segment())
+    described = [[c, *columns.get(c, (d, s))] for c, d, s in packed.header[8]]
+    length, steps = numbers.get("length", packed.header[5]), numbers.get("steps", packed.header[6])
+    header = [*packed.header[:5], length, steps, packed.header[7], described]
+    return encode(Submit(numbers.get("first_seq", 0), 1, 0, [header], (packed.blob,)))
+
+
+# ---- who attacks
+
+
+class Attacker:
+    """A DEALER with or without keys that may send anything."""
+
+    def __init__(self, address: str, keys: ClientKeys | None, *, identity: bytes = b"") -> None:
+        def secure(raw: zmq.Socket[bytes]) -> None:
+            if keys is not None:
+                curve_client(keys)(raw)
+            if identity:
+                raw.setsockopt(zmq.ROUTING_ID, identity)
+
+        self.socket = Socket.dealer(address, secure=secure, watch=True, send_hwm=100_000)
+        self._poller = Poller()
+        self._poller.register(self.socket)
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Sends a message."""
+        assert self.socket.send(frames)
+
+    def say(self, message: Message) -> None:
+        """Sends a well-formed message."""
+        self.send(encode(message))
+
+    def listen(self, timeout_s: float) -> Message | None:
+        """The next message, or None when none comes."""
+        deadline = time.monotonic() + timeout_s
+        while (frames := self.socket.recv(256)) is None:
+            if time.monotonic() >= deadline:
+                return None
+            self._poller.poll(max(0.0, deadline - time.monotonic()))
+        return decode(frames)
+
+    def hear(self, kind: type[Any], enough: Callable[[Any], bool] = lambda message: True) -> Any:
+        """The next message of a kind that is enough."""
+        while True:
+            message = self.listen(PATIENCE_S)
+            assert message is not None, f"no {kind.__name__}"
+            if isinstance(message, kind) and enough(message):
+                return message
+
+    def refused(self, frames: Sequence[Any] | Message) -> str:
+        """The code of the refusal that a message earns."""
+        self.send(encode(frames) if not isinstance(frames, list) else frames)
+        return str(self.hear(Refused).code)
+
+    def join(self, **fields: Any) -> Welcome:
+        """Says HELLO, and is welcome."""
+        self.say(hello(**fields))
+        welcome: Welcome = self.hear(Welcome)
+        return welcome
+
+    def acked(self, enough: Callable[[Ack], bool]) -> Ack:
+        """The first ack that is enough."""
+        ack: Ack = self.hear(Ack, enough)
+        return ack
+
+    def failure(self) -> MonitorEvent:
+        """Why it does not get in."""
+        found: list[MonitorEvent] = []
+        until(lambda: found.extend(e for e in self.socket.events() if e.is_failure) or found, "a failed handshake")
+        return found[0]
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._poller.close()
+        self.socket.close()
+
+
+class GoodClient(threading.Thread):
+    """Trains without end, as fast as it gets new versions, and keeps the first error."""
+
+    def __init__(self, agent: RL4SysAgent) -> None:
+        super().__init__(name="good-client")
+        self.agent = agent
+        self.rounds = 0
+        self.error: BaseException | None = None
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Episodes, each of which makes a version."""
+        try:
+            while not self._over.wait(0.005):
+                version = self.agent.version
+                play(self.agent, STEPS)
+                self.agent.wait_version(version + 1, PATIENCE_S)
+                self.rounds += 1
+        except BaseException as exc:
+            self.error = exc
+
+    def served(self, rounds: int = 2) -> None:
+        """Waits until it has got so many versions from now on."""
+        target = self.rounds + rounds
+        until(lambda: self.rounds >= target or self.error, f"{rounds} versions for the good client")
+        assert self.error is None, repr(self.error)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._over.set()
+        if self.ident is not None:
+            self.join(PATIENCE_S)
+            assert not self.is_alive()
+
+
+class Siege:
+    """A learner over tcp, a good client on it, and attackers."""
+
+    def __init__(self, folder: Path, stack: ExitStack, *, keys: bool, run_dir: Path | None = None, **config: Any) -> None:
+        self.stack = stack
+        self.ring = KeyRing(folder / "keys") if keys else None
+        if self.ring is not None:
+            _list_everybody(self.ring)
+            config["keys"] = self.ring.folder
+        self.learner = stack.enter_context(Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=run_dir, **config)))
+        self.good = GoodClient(self.agent("good", actor_id="good", overflow="wait"))
+        stack.callback(self.good.stop)
+        self.good.start()
+        self.good.served(1)
+        self._before = self.counts()
+
+    def agent(self, name: str = "good", **options: Any) -> RL4SysAgent:
+        """An actor with the keys of a name, if this learner has any."""
+        if self.ring is not None and "keys" not in options:
+            options["keys"] = self.ring.file(name)
+        return self.stack.enter_context(join(self.learner.address, algorithm_name=ALGORITHM, **options))
+
+    def attacker(self, name: str = "mallory", *, keys: ClientKeys | None = None, identity: bytes = b"") -> Attacker:
+        """Somebody with the keys of a name, listed or not; an empty name has none."""
+        if keys is None and self.ring is not None and name:
+            keys = self.ring.client(name)
+        attacker = Attacker(self.learner.address, keys, identity=identity)
+        self.stack.callback(attacker.close)
+        return attacker
+
+    def subscriber(self, name: str = "mallory") -> Socket:
+        """A SUB on the publisher."""
+        secure = curve_client(self.ring.client(name)) if self.ring is not None else None
+        return self.stack.enter_context(Socket.sub(self.learner.pub_address, secure=secure, watch=True))
+
+    def raw(self, kind: int, name: str = "mallory") -> zmq.Socket[bytes]:
+        """A socket of a kind that nobody should use there, connected to the publisher."""
+        raw = self.stack.enter_context(context().socket(kind))
+        raw.linger = 0
+        if self.ring is not None:
+            curve_client(self.ring.client(name))(raw)
+        raw.connect(self.learner.pub_address)
+        return raw
+
+    def status(self) -> dict[str, Any]:
+        """The learner's."""
+        return self.learner.status()
+
+    def counts(self) -> dict[str, int]:
+        """Everything that is counted, but for what is trained."""
+        status = self.status()
+        found = {name: int(value) for name, value in status["counters"].items()}
+        security = status["security"] or {}
+        counted = (key for key in security if key == "accepted" or key.startswith("denied."))
+        found.update({f"security.{key}": int(security[key]) for key in counted})
+        for client_id, client in status["clients"].items():
+            verdicts = {key: n for key, n in client["verdicts"].items() if key != "trained"}
+            more = {"rolled_back": client["rolled_back"], "gap": client["gap"], "restarts": client["restarts"]}
+            for key, value in {**client["counters"], **verdicts, **more}.items():
+                found[f"{client_id}.{key}"] = int(value)
+        good = status["clients"].get("lab", {"actors": {}})["actors"].get("good")
+        if good is not None:  # on a busy machine it sends again what is about to be acknowledged
+            found["lab.duplicate"] -= good["verdicts"]["duplicate"]
+        return found
+
+    def moved(self) -> dict[str, int]:
+        """What has been counted since the attack began."""
+        after = self.counts()
+        return {key: after[key] - self._before.get(key, 0) for key in after if after[key] != self._before.get(key, 0)}
+
+    def check(self, expected: Mapping[str, int | AtLeast]) -> None:
+        """The good client was not disturbed, and nothing was counted but what is expected."""
+
+        def counted() -> dict[str, int]:
+            return {key: value for key, value in self.moved().items() if key in expected or key not in BUSINESS}
+
+        self.good.served(2)
+        deadline = time.monotonic() + PATIENCE_S / 4
+        pause = threading.Event()
+        while counted() != expected and time.monotonic() < deadline:
+            pause.wait(0.02)
+        assert counted() == expected, f"{counted()}, not {expected}"
+        self.good.served(1)
+        self.good.stop()
+        agent = self.good.agent
+        agent.flush(PATIENCE_S)
+        until(lambda: agent.stats()["verdicts"]["trained"] == agent.stats()["submitted"], "the good client's segments")
+        stats = agent.stats()
+        check_law(stats)
+        assert stats["submitted"] == stats["accepted"] == self.good.rounds * 1 > 0
+        assert not [name for name in stats["counters"] if name.startswith(("refused", "sessions_lost", "redials", "io_restarts"))]
+        assert agent.digest == self.learner.digest("lab", agent.version)
+        self.learner.raise_if_dead()
+        for client in self.status()["clients"].values():
+            judged = sum(client["verdicts"][verdict] for verdict in ("trained", "stale", "quarantined"))
+            assert client["accepted"] == judged + client["pending"] + client["rolled_back"]
+        assert counted() == expected, f"{counted()}, not {expected}"
+
+
+def _list_everybody(ring: KeyRing) -> None:
+    ring.allow("good")
+    ring.allow("victim")
+    ring.allow("mallory", ids=["lab", "wide"])
+    ring.allow("reader", ["read_weights"])
+    ring.allow("writer", ["submit"])
+    ring.allow("operator", ["admin"])
+    ring.allow("foreign", ids=["other"])
+    ring.allow("late", expires="2020-01-01T00:00:00Z")
+    ring.allow("chatty", quota={"messages_per_s": 5})
+    ring.allow("bulky", quota={"bytes_per_s": 500})
+    ring.allow("grabby", quota={"fetches_per_min": 1})
+    ring.allow("lengthy", quota={"segment_steps": 10})
+    ring.allow("crowded", quota={"actors": 1})
+    ring.write()

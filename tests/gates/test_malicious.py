@@ -1,0 +1,926 @@
+"""Forty ways to be malicious: each earns its typed refusal, is counted, and disturbs nobody.
+
+A real learner, over tcp, a good client that trains beside the attacker without a break; with keys, unless the case is about
+the protocol alone. After each case nothing has moved but the counters that the table names (``>=`` where it depends on how
+often libzmq redials), the good client has got new versions meanwhile, and all of its segments are trained on. A code stands
+for ``Refused.code`` as the attacker hears it, and for the counter ``refused.CODE``.
+
+====  ==============================================  =======================================  ==================================
+case  what is done                                    what the attacker gets                   what is counted besides
+====  ==============================================  =======================================  ==================================
+1     no keys, at a port that asks for them           handshake_failed.protocol 0x11000002     connections.handshake_failed.*
+2     another learner's public key                    handshake_failed.no_detail 32            connections.handshake_failed.* >=
+3     a key that is not listed                        handshake_failed.auth 400                security.denied.unlisted
+4     a key that has expired                          handshake_failed.auth 400                security.denied.expired
+5     a key without the role submit: HELLO, SUBMIT    forbidden, twice
+6     a key without read_weights: HELLO, FETCH, SUB   forbidden, twice; hears no weights       subscriptions_refused
+7     the client of another key                       identity
+8     the routing id of another connection            nothing; once that has gone: identity
+9     SUBMIT, HEARTBEAT, FETCH, BYE before HELLO      no_session
+10    an older incarnation                            fenced
+11    two live incarnations of one actor              conflict (two actors of one key: welcome)
+12    a sequence number left out                      gap, with the one that is expected
+13    a segment again                                 an ack                                   verdict duplicate
+14    another segment under an old number             equivocation
+15    2^64-1, 2^63, a leap of 2^40, -1                range; -1: malformed
+16    wrong magic                                     magic
+17    another major version                           version
+18    a flag that must be understood                  feature
+19    no content, frames missing, frames too many     magic, frames
+20    256 frames and more, 200 000                    frames
+21    a frame over 64 MiB                             the connection ends                      connections.disconnected
+22    a header over 1 MiB, a message over 64 MiB      too_large
+23    MORE without end                                the process's memory limit (long tier)   nothing acknowledged is lost
+24    msgpack: cut, longer, no UTF-8, deep, 2^32      malformed
+25    msgpack: keys twice, integer keys, ext          malformed
+26    dtypes of objects, records, text, big-endian    dtype
+27    shapes: negative, bool, float, 9-d, overflow    shape
+28    other spaces than the client's                  mismatch (HELLO)                         items_refused.spec
+29    NaN, infinity, an action outside the space      an ack                                   verdict quarantined
+30    no steps, too many steps, a lie about them      an ack; no segment at all: malformed     items_refused.range, .shape
+31    versions and generations from the future        an ack                                   verdict quarantined
+32    timestamps                                      no message has one; malformed
+33    zstd: bombs and lies, to an actor               the old policy acts on                   weights_refused.payload
+34    floods, of messages, bytes, segments, wishes    quota
+35    FETCH without end, lies about what is held      quota; nobody reads: dropped             replies_dropped.full >=
+36    200 000 subscriptions; data on the XPUB         cut off                                  subscriptions_refused >=
+37    words of a learner, or of a learner thread      direction
+38    names: ../, control characters, 300, 64 KiB     config; 64 KiB: malformed                no file outside dead/
+39    half-open, silent, a byte now and then          the connection ends                      connections.handshake_failed.* >=
+40    an evil learner, to an actor                    the old policy acts on                   ignored.*, weights_refused.*, ...
+====  ==============================================  =======================================  ==================================
+
+The study's codes are older than the design; where they differ, the design holds: E_REHELLO is ``no_session``, E_VALUE and
+E_POLICY are the verdict ``quarantined``, an incarnation of 0 is like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+import zstandard
+
+from rl4sys_zmq.transports import ClientKeys, MonitorEvent, new_key_pair
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
+from rl4sys_zmq.weights import Codec
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
+from rl4sys_zmq.wire import messages as m
+
+from ..wire.conftest import build
+from . import evil
+from .conftest import PATIENCE_S, SOAK, Spawn, Tier, join, play, until
+from .siege import ALGORITHM, AtLeast, Attacker, GoodClient, Siege, craft, hello, segment, submit, submit_with
+from .zmtp import MORE, dial, frame, greeting, hear_ready, ready
+
+pytestmark = pytest.mark.timeout(600 if SOAK else 120)
+
+HANDSHAKE_S = 3.0
+"""The HANDSHAKE_IVL of every socket."""
+
+Expected = dict[str, Any]
+Attack = Callable[[Siege], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the table."""
+
+    number: int
+    name: str
+    attack: Attack
+    expected: Expected
+    keys: bool
+    disk: bool
+
+    @property
+    def id(self) -> str:
+        """Of the test."""
+        return f"case-{self.number:02}-{self.name}"
+
+
+CASES: list[Case] = []
+
+
+def case(number: int, name: str, expected: Expected, *, keys: bool = True, disk: bool = False) -> Callable[[Attack], Attack]:
+    """Enters a case into the table."""
+
+    def enter(attack: Attack) -> Attack:
+        CASES.append(Case(number, name, attack, expected, keys, disk))
+        return attack
+
+    return enter
+
+
+@pytest.fixture
+def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Case], Siege]]:
+    """Makes the siege of a case."""
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)  # which is how often it looks at its connections
+    monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.05)
+    with ExitStack() as stack:
+        yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)
+
+
+# ---- the door
+
+
+@case(1, "no-keys-to-a-port-that-asks-for-them", {"connections.handshake_failed.protocol": 1})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker("")
+    attacker.say(hello())
+    assert named(attacker.failure()) == ("handshake_failed.protocol", 0x11000002)
+
+
+@case(2, "wrong-server-key", {"connections.handshake_failed.protocol": AtLeast(1)})
+def _(siege: Siege) -> None:
+    assert siege.ring is not None
+    attacker = siege.attacker(keys=ClientKeys(siege.ring.pair("mallory"), new_key_pair().public))
+    assert named(attacker.failure()) == ("handshake_failed.no_detail", 32)
+    attacker.close()
+
+
+@case(3, "unlisted-key", {"connections.handshake_failed.auth": 1, "security.denied.unlisted": 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker("nobody")
+    attacker.say(hello())
+    assert named(attacker.failure()) == ("handshake_failed.auth", 400)
+    subscriber = siege.subscriber("nobody")
+    until(lambda: ("handshake_failed.auth", 400) in map(named, subscriber.events()), "the publisher's denial")
+
+
+@case(4, "expired-key", {"connections.handshake_failed.auth": 1, "security.denied.expired": 1})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker("late")
+    attacker.say(hello())
+    assert named(attacker.failure()) == ("handshake_failed.auth", 400)
+
+
+def named(event: MonitorEvent) -> tuple[str, int]:
+    return event.name, event.detail
+
+
+# ---- rights
+
+
+@case(5, "no-role-submit", {"refused.forbidden": 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker("reader")
+    assert attacker.refused(hello(submits=True)) == "forbidden"
+    attacker.join(submits=False)
+    assert attacker.refused(submit(0)) == "forbidden"
+
+
+@case(6, "no-role-read-weights", {"refused.forbidden": 2, "subscriptions_refused": 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker("writer")
+    assert attacker.refused(hello(submits=False)) == "forbidden"
+    welcome = attacker.join()
+    assert attacker.refused(m.Fetch(0, 0)) == "forbidden"
+    subscriber = siege.subscriber("writer")
+    subscriber.subscribe(b"W" + welcome.topic)
+    subscriber.subscribe(b"B" + welcome.topic)
+    until(lambda: siege.moved().get("subscriptions_refused") == 2, "the refusal of both subscriptions")
+    siege.good.served(2)
+    assert subscriber.recv() is None
+
+
+@case(7, "client-id-of-another-key", {"refused.identity": 2})
+def _(siege: Siege) -> None:
+    assert siege.attacker("foreign").refused(hello()) == "identity"
+    assert siege.attacker("mallory").refused(hello(actor_id="good", incarnation=1 << 62)) == "identity"
+
+
+@case(8, "routing-id-of-another", {"refused.identity": 1})
+def _(siege: Siege) -> None:
+    victim = siege.attacker("victim", identity=b"me")
+    victim.join(actor_id="victim")
+    thief = siege.attacker("mallory", identity=b"me")
+    thief.say(m.Fetch(0, 0))
+    victim.say(m.Fetch(0, 0))
+    victim.hear(m.Weights)
+    assert thief.listen(0.1) is None
+    thief.close()
+    victim.close()
+
+    def heir() -> str:
+        """Takes the name once it is free, which libzmq says to nobody."""
+        attacker = siege.attacker("mallory", identity=b"me")
+        attacker.say(m.Heartbeat(0))
+        while (message := attacker.listen(0.2)) is not None:
+            if isinstance(message, m.Refused):
+                return message.code
+        attacker.close()
+        return ""
+
+    assert until(heir, "the name to be free") == "identity"
+
+
+# ---- sessions and order
+
+
+@case(9, "data-before-hello", {"refused.no_session": 4})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    for message in (decode(submit(0)), m.Heartbeat(1), m.Fetch(0, 0), m.Bye()):
+        assert attacker.refused(message) == "no_session"
+
+
+@case(10, "older-incarnation", {"refused.fenced": 1})
+def _(siege: Siege) -> None:
+    siege.attacker().join(incarnation=5)
+    assert siege.attacker().refused(hello(incarnation=4)) == "fenced"
+
+
+@case(11, "two-live-incarnations", {"refused.conflict": 1})
+def _(siege: Siege) -> None:
+    siege.attacker().join(incarnation=5)
+    siege.attacker().join(actor_id="another")
+    assert siege.attacker().refused(hello(incarnation=6)) == "conflict"
+
+
+@case(12, "sequence-jump", {"refused.gap": 1})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    attacker.send(submit(0))
+    attacker.send(submit(3))
+    refused = attacker.hear(m.Refused)
+    assert (refused.code, refused.expected_seq) == ("gap", 1)
+
+
+@case(13, "sequence-replay", {"lab.duplicate": 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    for _ in range(3):
+        attacker.send(submit(0))
+    ack = attacker.acked(lambda a: a.verdicts["duplicate"] == 2)
+    assert (ack.received, ack.durable) == (1, 1)
+    ack = attacker.acked(lambda a: a.trained == 1)
+    assert ack.verdicts["trained"] == 1
+
+
+@case(14, "same-number-other-content", {"refused.equivocation": 1})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    attacker.send(submit(0))
+    assert attacker.refused(submit(0, segment(episode_id=2))) == "equivocation"
+    assert attacker.acked(lambda a: True).received == 1
+
+
+@case(15, "numbers-out-of-range", {"refused.range": 5, "refused.malformed": 1})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join(incarnation=0)
+    body = decode(submit(0))
+    for seq in ((1 << 64) - 1, 1 << 63):
+        assert attacker.refused(encode(replace(body, first_seq=seq))) == "range"
+    for fields in ({"incarnation": 1 << 63}, {"first_seq": 1 << 63}, {"incarnation": 7, "first_seq": (1 << 40) + 1}):
+        assert attacker.refused(hello(**{"actor_id": "ranger", **fields})) == "range"
+    assert attacker.refused(encode(hello(incarnation=-1))) == "malformed"
+
+
+# ---- the prefix
+
+
+def patched(at: int, value: bytes) -> list[bytes]:
+    """A heartbeat with other bytes in its prefix."""
+    good = bytes(encode(m.Heartbeat(0))[0])
+    return [good[:at] + value + good[at + len(value) :]]
+
+
+@case(16, "bad-magic", {"refused.magic": 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    assert attacker.refused(patched(0, b"HTTP")) == "magic"
+    assert attacker.refused([b"GET / HTTP/1.1\r\n\r\n"]) == "magic"
+
+
+@case(17, "unsupported-major", {"refused.version": 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    for major in (0, 2):
+        assert attacker.refused(patched(4, bytes([major]))) == "version"
+
+
+@case(18, "unknown-must-understand-flag", {"refused.feature": 16, "refused.no_session": 1})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    for bit in range(16):
+        assert attacker.refused(craft(3, {"want_steps": 0}, flags=1 << bit)) == "feature"
+    assert attacker.refused(craft(3, {"want_steps": 0}, flags=1 << 16)) == "no_session", "what may be ignored is"
+
+
+@case(19, "no-frames", {"refused.magic": 1, "refused.frames": 3})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    assert attacker.refused([b""]) == "magic"  # less than one frame does not exist
+    attacker.join()
+    assert attacker.refused([submit(0)[0]]) == "frames"
+    assert attacker.refused([*encode(m.Heartbeat(0)), b""]) == "frames"
+    assert attacker.refused(craft(2, {"want_steps": 0, "segments": [[]]}, count=1)) == "frames"
+
+
+@case(20, "too-many-frames", {"refused.frames": 3})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    for count in (256, 257, 200_000):
+        assert attacker.refused([submit(0)[0], *[b""] * (count - 1)]) == "frames"
+
+
+@case(21, "frame-too-large", {"connections.disconnected": AtLeast(1)}, keys=False)
+def _(siege: Siege) -> None:
+    with dial(siege.learner.address) as connection:
+        connection.sendall(greeting() + ready())
+        assert hear_ready(connection)
+        connection.sendall(frame(bytes(64), declared=(1 << 26) + 1))
+        connection.settimeout(PATIENCE_S)
+        assert ended(connection)
+
+
+def ended(connection: socket.socket) -> bool:
+    """Reads until the other side hangs up."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(1 << 16):
+            pass
+    return True
+
+
+@case(22, "message-too-large", {"refused.too_large": 2}, keys=False)
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    assert attacker.refused(craft(3, bytes((1 << 20) + 1))) == "too_large"
+    assert attacker.refused([bytes(1 << 20)] * 65) == "too_large"
+
+
+# ---- the header
+
+DEEP = b"\x91" * 100_000 + b"\xc0"
+MSGPACK = {
+    "cut": b"\x81\xaawant_",
+    "longer": b"\x81\xaawant_steps\x01\xc0",
+    "no UTF-8": b"\x81\xaawant_ste\xff\xfe\x01",
+    "deep": DEEP,
+    "deep in a field": b"\x81\xaawant_steps" + DEEP,
+    "2^32 items": b"\xdd\xff\xff\xff\xff",
+    "2^32 pairs": b"\xdf\xff\xff\xff\xff",
+    "2^32 bytes": b"\xc6\xff\xff\xff\xff",
+    "a reserved byte": b"\xc1",
+    "a list": b"\x90",
+    "nothing": b"",
+    "true for 1": b"\x81\xaawant_steps\xc3",
+    "NaN": b"\x81\xaawant_steps\xcb\x7f\xf8\0\0\0\0\0\0",
+}
+
+
+@case(24, "malformed-msgpack", {"refused.malformed": len(MSGPACK)})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    for name, header in MSGPACK.items():
+        assert attacker.refused(craft(3, header)) == "malformed", name
+
+
+KEYS = {
+    "twice": b"\x82\xaawant_steps\x01\xaawant_steps\x02",
+    "integers": b"\x82\x01\x02\xaawant_steps\x01",
+    "nil": b"\x81\xc0\x01",
+    "ext": b"\x81\xaawant_steps\xd4\x01\x00",
+    "a timestamp": b"\x81\xaawant_steps\xd6\xff\0\0\0\0",
+    "bytes": b"\x81\xc4\x0awant_steps\x01",
+}
+
+
+@case(25, "keys-and-ext-types", {"refused.malformed": len(KEYS)})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    for name, header in KEYS.items():
+        assert attacker.refused(craft(3, header)) == "malformed", name
+
+
+BAD_DTYPES: list[Any] = [
+    "O",
+    "|O",
+    [["a", "O"]],
+    "V8",
+    "|V8",
+    "S1000000000",
+    "<M8[ns]",
+    "<m8[ns]",
+    ">f4",
+    ">i8",
+    "f4,O",
+    "no such",
+    "",
+    7,
+    None,
+    b"<f4",
+    "<c8",
+    "<f16",
+]
+
+
+def array(dtype: Any = "<f4", shape: Any = (2,), data: bytes = bytes(8), **more: Any) -> dict[Any, Any]:
+    """An array as msgpack-numpy writes it, with lies in it."""
+    return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": list(shape), b"data": data, **more}
+
+
+def hello_with(value: Any) -> list[bytes]:
+    """A HELLO with a value among its parameters."""
+    fields = {f.name: getattr(hello(), f.name) for f in dataclasses.fields(m.Hello)}
+    return craft(1, {**fields, "algorithm_parameters": {"x": value}})
+
+
+@case(26, "dtypes", {"refused.dtype": 2 * len(BAD_DTYPES)})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    for dtype in BAD_DTYPES:
+        assert attacker.refused(hello_with(array(dtype))) == "dtype", dtype
+        assert attacker.refused(submit_with({"o": (dtype, [3, 4])})) == "dtype", dtype
+
+
+BAD_SHAPES: list[list[Any]] = [
+    [-1],
+    [-3, -4],
+    [True, 4],
+    [3.0, 4],
+    ["3", 4],
+    [None],
+    [1] * 9,
+    [1 << 62, 0],
+    [0, 1 << 62],
+    [1 << 62, 1 << 62],
+    [3, 5],
+    [1 << 40],
+]
+
+
+@case(27, "shapes", {"refused.shape": 2 * len(BAD_SHAPES) + 2})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    for shape in BAD_SHAPES:
+        assert attacker.refused(hello_with(array(shape=shape))) == "shape", shape
+        assert attacker.refused(submit_with({"o": ("<f4", shape)})) == "shape", shape
+    packed = pack_segment(segment())
+    for blob in (packed.blob + bytes(16), packed.blob[:-16]):
+        assert attacker.refused(encode(m.Submit(0, 1, 0, [packed.header], (blob,)))) == "shape"
+
+
+# ---- segments
+
+
+def judged(siege: Siege, *segments: Any, refused: int = 0, quarantined: int = 0) -> None:
+    """An attacker sends these, all of which are acknowledged, with these verdicts."""
+    attacker = siege.attacker()
+    attacker.join()
+    attacker.send(submit(0, *segments))
+    verdicts = {"refused": refused, "quarantined": quarantined}
+    ack = attacker.acked(lambda a: {key: a.verdicts[key] for key in verdicts} == verdicts)
+    assert ack.received == ack.durable == len(segments)
+
+
+@case(28, "other-spaces", {"refused.mismatch": 2, "lab.items_refused.spec": 5, "lab.refused": 5})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    assert attacker.refused(hello(observation_space=space_to_json(BoxSpace((5,))))) == "mismatch"
+    assert attacker.refused(hello(action_space=space_to_json(DiscreteSpace(3)))) == "mismatch"
+    judged(
+        siege,
+        segment(observations=np.zeros((3, 5), np.float32)),
+        segment(observations=np.zeros((3, 4), np.float64)),
+        segment(observations=np.zeros((3, 2, 2), np.float32)),
+        segment(actions=np.zeros(3, np.float32)),
+        segment(masks=np.ones((3, 7), np.bool_)),
+        refused=5,
+    )
+
+
+@case(29, "content", {"lab.quarantined": 7})
+def _(siege: Siege) -> None:
+    bad = np.array([0.0, np.nan, 0.0], np.float32)
+    judged(
+        siege,
+        segment(rewards=bad),
+        segment(rewards=np.full(3, np.inf, np.float32)),
+        segment(observations=np.full((3, 4), -np.inf, np.float32)),
+        segment(log_probs=bad),
+        segment(actions=np.array([0, 7, 0])),
+        segment(actions=np.array([0, -1, 0])),
+        segment(episode_return=float("nan")),
+        quarantined=7,
+    )
+
+
+@case(30, "steps", {"lab.items_refused.range": 3, "lab.items_refused.shape": 1, "lab.refused": 4, "refused.malformed": 2}, keys=False)
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    attacker.join()
+    assert attacker.refused(m.Submit(0, 0, 0, [], (b"",))) == "malformed"
+    good = pack_segment(segment())
+    assert attacker.refused(m.Submit(0, 2, 0, [good.header], (good.blob,))) == "malformed"
+    empty = pack_segment(replace(segment(1), actions=np.zeros(1, np.int64)))
+    nothing = [*empty.header[:6], 0, 0, [[c, d, [0, *s[1:]]] for c, d, s in empty.header[8]]]
+    attacker.send(encode(m.Submit(0, 1, 0, [nothing], (b"",))))
+    attacker.send(submit_with({}, steps=1_000_000, length=1_000_000, first_seq=1))
+    attacker.send(submit(2, segment(episode_length=2)))  # an episode that is shorter than its end
+    attacker.send(submit(3, segment((1 << 20) + 1)))
+    ack = attacker.acked(lambda a: a.verdicts["refused"] == 4)
+    assert ack.received == 4 and ack.verdicts["trained"] == 0
+
+
+@case(31, "policy-from-the-future", {"lab.quarantined": 3})
+def _(siege: Siege) -> None:
+    generation = siege.good.agent.generation
+    judged(
+        siege,
+        segment(generation=generation, versions=np.full(3, 1 << 62, np.uint64)),
+        segment(generation=generation + 1),
+        segment(generation=(1 << 64) - 1),
+        quarantined=3,
+    )
+
+
+@case(32, "timestamps", {"refused.malformed": 2})
+def _(siege: Siege) -> None:
+    """There is nothing to forge: all times are the learner's own. An actor's incarnation is a number, whatever it was made of."""
+    said = {f.name for kind in (m.Hello, m.Submit, m.Heartbeat, m.Fetch, m.StatusRequest, m.Bye) for f in dataclasses.fields(kind)}
+    assert not {name for name in said if name.endswith(("_s", "_ns", "_ms", "_unix", "_at")) or "time" in name}
+    attacker = siege.attacker()
+    for key in ("timestamp", "at_unix_s"):
+        assert attacker.refused(craft(3, {"want_steps": 0, key: time.time() + 1e9})) == "malformed"
+    for number, when in enumerate((1, time.time_ns() - 10 * 365 * 86_400 * 10**9, time.time_ns() + 10**18, (1 << 63) - 1)):
+        attacker.join(actor_id=f"clock-{number}", incarnation=when)
+    assert siege.status()["clients"]["lab"]["actors"]["clock-3"]["live"]
+
+
+# ---- floods
+
+
+@case(34, "floods", {"refused.quota": AtLeast(20), "refused.no_session": AtLeast(10)})
+def _(siege: Siege) -> None:
+    chatty, bulky, lengthy, greedy = (siege.attacker(name) for name in ("chatty", "bulky", "lengthy", "mallory"))
+    for _ in range(30):
+        chatty.say(m.Heartbeat(0))
+    assert chatty.hear(m.Refused, lambda r: r.code != "no_session").code == "quota"
+    bulky.join(actor_id="bulky")
+    bulky.send(submit(0, segment(20)))
+    for _ in range(10):
+        bulky.say(m.Heartbeat(0))
+    assert bulky.hear(m.Refused).code == "quota"
+    lengthy.join(actor_id="lengthy")
+    assert lengthy.refused(submit(0, segment(11))) == "quota"
+    greedy.join()
+    packed = pack_segment(segment(1))
+    overrun = m.Submit(0, 8193, (1 << 63) - 1, [packed.header] * 8193, (packed.blob * 8193,))
+    assert greedy.refused(overrun) == "quota"
+    greedy.say(m.Heartbeat((1 << 63) - 1))  # all the credit that there is, and then silence
+    siege.good.served(2)
+
+
+@case(35, "fetches", {"refused.quota": 3, "refused.range": 1, "replies_dropped.full": AtLeast(1)})
+def _(siege: Siege) -> None:
+    grabby = siege.attacker("grabby")
+    grabby.join(actor_id="grabby")
+    grabby.say(m.Fetch(0, 0))
+    grabby.hear(m.Weights)
+    for _ in range(3):
+        assert grabby.refused(m.Fetch(0, 0)) == "quota"
+    liar = siege.attacker()
+    liar.join()
+    for held in ((0, (1 << 63) - 1), ((1 << 63) - 1, 3), (siege.good.agent.generation, 1 << 62)):
+        liar.say(m.Fetch(*held))
+        assert len(liar.hear(m.Weights).body) == 2
+    assert liar.refused(m.Fetch(1 << 63, 0)) == "range"
+    deaf = siege.attacker()
+    wide = space_to_json(BoxSpace((8_000,)))
+    deaf.join(client_id="wide", actor_id="deaf", algorithm_name=ALGORITHM, observation_space=wide, action_space=two())
+    for _ in range(400):
+        deaf.say(m.Fetch(0, 0))
+    until(lambda: siege.moved().get("replies_dropped.full"), "its queue to be full")
+
+
+def two() -> dict[str, Any]:
+    return space_to_json(DiscreteSpace(2))
+
+
+@case(36, "subscriptions", {"subscriptions_refused": AtLeast(65)})
+def _(siege: Siege) -> None:
+    subscriber = siege.subscriber()
+    for number in range(200_000 if SOAK else 20_000):
+        subscriber.subscribe(number.to_bytes(4, "little"))
+    until(lambda: any(event.name == "disconnected" for event in subscriber.events()), "the cut")
+    subscriber.close()
+    upstream = siege.raw(zmq.XSUB)
+    for data in (b"", b"\x02", b"hello", bytes(4096)):
+        upstream.send(data)
+    upstream.send_multipart([b"\x01" + bytes(8), b"more"])
+    refused = siege.moved()["subscriptions_refused"]
+    upstream.send(b"\x01the last")
+    until(lambda: siege.moved()["subscriptions_refused"] > refused, "the last of it")
+
+
+@case(37, "words-of-the-other-side", {"refused.direction": 19})
+def _(siege: Siege) -> None:
+    attacker = siege.attacker()
+    others = [message for message in build().values() if message.KIND >= 17]
+    assert len({message.KIND for message in others}) == 19
+    for message in {message.KIND: message for message in others}.values():
+        assert attacker.refused(message) == "direction", message
+
+
+BAD_NAMES = ["../../escape", "..", ".", "", " ", "a/b", "a\\b", "c:", "a\0b", "a\nb", "\x1b[2J", ".hidden", "x" * 201, "\u202egnirts"]
+
+
+@case(
+    38,
+    "names",
+    {"refused.config": 2 * len(BAD_NAMES), "refused.malformed": 3, "lab.quarantined": 3, "refused.identity": 1},
+    disk=True,
+)
+def _(siege: Siege) -> None:
+    assert siege.ring is not None
+    root = siege.ring.folder.parent
+    siege.learner.save(timeout_s=PATIENCE_S)
+    before = files(root)
+    attacker = siege.attacker()
+    for name in BAD_NAMES:
+        assert attacker.refused(hello(actor_id=name)) == "config", name
+        assert attacker.refused(hello(client_id=name)) == "config", name
+    assert attacker.refused(hello(client_id="con%2f..%2fx")) == "identity"
+    for field in ("actor_id", "client_id", "library"):
+        fields = {f.name: getattr(hello(), f.name) for f in dataclasses.fields(m.Hello)}
+        assert attacker.refused(craft(1, {**fields, field: "x" * 65_536})) == "malformed"
+    odd = ["%2e%2e%2fup", "$(reboot)~*?'\"", "ümlaut-" + "é" * 190]
+    for name in odd:
+        another = siege.attacker()
+        another.join(actor_id=name)
+        another.send(submit(0, segment(rewards=np.full(3, np.nan, np.float32))))
+        another.acked(lambda a: a.verdicts["quarantined"] == 1)
+    new = until(lambda: (found := files(root) - before) and len(dead(found)) == 2 * len(odd) and found, "three dead letters")
+    assert {path for path in new - dead(new) if path.parts[1] != "checkpoints"} == set()
+    assert not list(root.parent.glob("*escape*"))
+
+
+def files(root: Path) -> set[Path]:
+    found = {path.relative_to(root) for path in root.rglob("*") if path.is_file()}
+    return {path for path in found if not path.name.endswith(("-wal", "-shm", "-journal")) and ".tmp" not in str(path)}
+
+
+def dead(paths: set[Path]) -> set[Path]:
+    return {path for path in paths if path.parts[:2] == ("run", "dead")}
+
+
+@case(39, "half-open", {"connections.handshake_failed.no_detail": AtLeast(2)})
+def _(siege: Siege) -> None:
+    began = time.monotonic()
+    silent = siege.attacker()
+    silent.join()
+    with dial(siege.learner.address) as quiet, dial(siege.learner.address) as slow, dial(siege.learner.address) as half:
+        half.sendall(greeting(mechanism=b"CURVE"))
+        words = iter(greeting(mechanism=b"CURVE"))
+        over: set[socket.socket] = set()
+        while len(over) < 3:
+            assert time.monotonic() - began < PATIENCE_S
+            for connection in {quiet, slow, half} - over:
+                connection.settimeout(0.05)
+                try:
+                    if connection is slow:
+                        connection.sendall(bytes([next(words)]))
+                    if not connection.recv(1 << 16):
+                        over.add(connection)
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    over.add(connection)
+    took = time.monotonic() - began
+    assert not SOAK or took < HANDSHAKE_S + 2.0, f"closed after {took:.1f} s"
+    until(lambda: not siege.status()["clients"]["lab"]["actors"]["mallory"]["live"], "the end of a session that is silent")
+
+
+# ---- an evil learner
+
+
+class Host:
+    """A host with an agent on an evil learner, which must notice nothing."""
+
+    def __init__(self, siege: Siege) -> None:
+        self.learner = evil.Evil()
+        siege.stack.callback(self.learner.close)
+        self.agent = join(self.learner.address, algorithm_name=None)
+        siege.stack.callback(self.agent.close, 0.0)
+        self._before = self.counted()
+        self.version, self.digest = self.agent.version, self.agent.digest
+
+    def counted(self) -> dict[str, int]:
+        told = ("refused.", "ignored.", "weights_", "refused_by_learner.", "io_restarts", "redials", "resyncs", "sessions_lost")
+        counters = self.agent.stats()["counters"]
+        return {key: int(value) for key, value in counters.items() if key.startswith(told) and key != "weights_applied"}
+
+    def suffers(self, *messages: Any, policy: bool = False, **expected: int) -> None:
+        """It is told things, which are counted, and change nothing."""
+        if policy:
+            self.learner.publish(*messages)
+        else:
+            self.learner.say(*messages)
+        wanted = {key.replace("__", "."): count for key, count in expected.items()}
+
+        def moved() -> dict[str, int]:
+            after = self.counted()
+            return {key: after[key] - self._before.get(key, 0) for key in after if after[key] != self._before.get(key, 0)}
+
+        until(lambda: moved() == wanted, f"{wanted}, not {moved()}", 20.0)
+        self._before = self.counted()
+        self.act()
+
+    def act(self) -> None:
+        """The host goes on, by the policy that it had."""
+        play(self.agent, 3)
+        assert (self.agent.version, self.agent.digest) == (self.version, self.digest)
+
+    def recovers(self, version: int) -> None:
+        """A sound update is taken up, as if nothing had been."""
+        self.learner.weights = evil.sound(version)
+        self.learner.publish([b"W" + evil.TOPIC, *evil.sound(version)])
+        until(lambda: self.agent.version == version, "a sound update")
+        assert self.agent.digest == evil.state(version).digest
+        self.version, self.digest = version, self.agent.digest
+        self._before = self.counted()
+
+
+ZEROS = zstandard.ZstdCompressor(level=1).compress(bytes(evil.SPEC.size))
+
+
+def bombs() -> dict[str, bytes]:
+    """What is not a plane of the policy."""
+    size = evil.SPEC.size
+    return {
+        "a bomb": evil.expands(256 << 20, declared=256 << 20),
+        "a bomb that declares little": evil.expands(256 << 20, declared=size),
+        "more than it declares": evil.expands(2 * size, declared=size),
+        "less than it declares": evil.expands(size // 2, declared=size),
+        "4 GiB declared": evil.expands(size, declared=(1 << 32) - 1),
+        "no size": zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size)),
+        "another frame behind": ZEROS + ZEROS,
+        "a skippable frame behind": ZEROS + b"\x50\x2a\x4d\x18\x04\0\0\0skip",
+        "no frame": b"\x28\xb5\x2f\xfd" + bytes(9),
+        "nothing": b"",
+    }
+
+
+def squeezed(*planes: bytes, version: int = 1, base: int | None = None) -> list[Any]:
+    """An update for the PUB, of these planes."""
+    codec = Codec.SNAPSHOT_ZSTD if base is None else Codec.PLANES_ZSTD
+    fields = {} if base is None else {"base_version": base}
+    return [b"W" + evil.TOPIC, *evil.update(version, evil.planes(*planes), codec=codec, **fields)]
+
+
+@case(33, "zstd", {"refused.direction": 1})
+def _(siege: Siege) -> None:
+    """A learner expands nothing: who sends it weights gets ``direction``. So the bombs go to an actor."""
+    assert siege.attacker().refused(m.Weights(tuple(squeezed(*[ZEROS] * 4)[1:]))) == "direction"
+    host = Host(siege)
+    for name, bomb in bombs().items():
+        for base in (None, 0):
+            print(name)
+            host.suffers(squeezed(ZEROS, ZEROS, ZEROS, bomb, base=base), policy=True, weights_refused__payload=1)
+    # A window of 2 GiB asks for nothing when a frame is expanded in one go; what comes of it counts like any other.
+    wide = evil.expands(evil.SPEC.size, declared=evil.SPEC.size, window_log=31)
+    host.suffers(squeezed(ZEROS, ZEROS, ZEROS, wide), policy=True, weights_refused__digest=1)
+    host.recovers(1)
+
+
+@case(40, "evil-learner", {})
+def _(siege: Siege) -> None:
+    host = Host(siege)
+    marks(host)
+    weights(host)
+    host.recovers(1)
+    words(host)
+    welcomes(host)
+    host.recovers(2)
+
+
+def marks(host: Host) -> None:
+    """Acks and refusals that cannot be."""
+    learner = host.learner
+    host.suffers(learner.ack(received=9, durable=9), ignored__ack=1)
+    host.suffers(learner.ack(durable=1), ignored__ack=1)
+    host.suffers(learner.ack(generation=evil.GENERATION - 1), ignored__ack=1)
+    learner.accept(0)
+    play(host.agent, 3)
+    until(lambda: learner.submitted, "segments")
+    host.suffers()
+    learner.accept(2)
+    until(lambda: host.agent.stats()["accepted"] == 2, "the ack")
+    host.suffers(learner.ack(received=1, durable=1), ignored__ack=1)
+    host.suffers(learner.ack(received=3, durable=1), ignored__ack=1)
+    for name in ("credit_steps", "credit_items", "credit_bytes", "min_version", "received"):
+        host.suffers(learner.ack(**{name: 1 << 63}), refused__range=1)
+    top = (1 << 63) - 1
+    host.suffers(learner.ack(credit_steps=top, credit_items=top, credit_bytes=top, min_version=top))
+    host.suffers(learner.ack(verdicts={"trained": "many", "stale": -3, "refused": None, "quarantined": [], "x": {}}))
+    host.suffers(m.Refused("gap", "", "", 1 << 40), ignored__gap=1, refused_by_learner__gap=1)
+    host.suffers(m.Refused("no such code", "x" * 9_000, "\x1b[2J"), refused_by_learner__malformed=1)
+
+
+def weights(host: Host) -> None:
+    """Updates that must not be taken up, from both sockets."""
+    size, flat = evil.SPEC.size, evil.state(1).flat
+    nan = np.where(np.arange(size) == 7, np.float32(np.nan), flat).astype(np.float32)
+    huge = bytes(4 * 5_000_000)
+    bad: list[tuple[str, Any]] = [
+        ("size", evil.update(1, flat[:-1].tobytes(), elements=size - 1)),
+        ("size", evil.update(1, huge, elements=5_000_000)),
+        ("payload", evil.update(1, flat[:-1].tobytes())),
+        ("payload", evil.update(1, flat.tobytes(), payload_hash=1)),
+        ("payload", evil.update(1, flat.tobytes(), chunk=1, chunks=2)),
+        ("digest", evil.update(1, flat.tobytes(), state_hash=1)),
+        ("finite", evil.update(1, nan.tobytes(), state_hash=evil.digest(nan))),
+        ("gap", evil.update(9, flat.tobytes(), codec=Codec.RAW, base_version=8)),
+    ]
+    for reason, update in bad:
+        host.suffers(m.Weights(update), **{f"weights_refused__{reason}": 1})
+        host.suffers([b"W" + evil.TOPIC, *update], policy=True, **{f"weights_refused__{reason}": 1})
+    sound = evil.sound(1)
+    host.suffers(m.Weights((*sound, b"one more")), refused__frames=1)
+    host.suffers(m.Weights(()), refused__frames=1)
+    host.suffers(m.Weights((bytes(72), sound[1])), refused__magic=1)
+    host.suffers(m.Weights((sound[0][:-1] + b"\0", sound[1])), refused__checksum=1)
+    host.suffers(m.Weights((sound[0] + b"\0", sound[1])), refused__malformed=1)
+    for other in ({"policy_id": bytes(8)}, {"generation": evil.GENERATION + 1}):
+        host.suffers(m.Weights(evil.update(1, flat.tobytes(), **other)), weights_ignored=1)
+
+
+def words(host: Host) -> None:
+    """Messages that are none, or are not for an actor."""
+    host.suffers([b""], refused__magic=1)
+    host.suffers([b"x"] * 300, refused__frames=1)
+    host.suffers(craft(18, b"\xc1"), refused__malformed=1)
+    host.suffers([b"B" + evil.TOPIC, b"garbage"], policy=True, refused__magic=1)
+    host.suffers([b"B" + evil.TOPIC, *[b""] * 60], policy=True, refused__frames=1)
+    host.suffers([b"W" + evil.TOPIC, b"", b""], policy=True, refused__malformed=1)
+    host.suffers([b"W" + evil.TOPIC], [b"B" + evil.TOPIC, *encode(m.Heartbeat(0))], policy=True)
+    for message in build().values():
+        if not isinstance(message, m.Welcome | m.Ack | m.Refused | m.Weights):
+            host.suffers(message)
+
+
+def welcomes(host: Host) -> None:
+    """Welcomes that cannot be used: the error shows in `stats`, and nothing else."""
+    learner = host.learner
+    spec = spec_to_document(evil.SPEC)
+    other = {"generation": evil.GENERATION + 1}
+    host.suffers(learner.welcoming(received=1 << 40, durable=1 << 40, **other), ignored__welcome=1)
+    host.suffers(learner.welcoming(received=1, durable=2, **other), ignored__welcome=1)
+    host.suffers(learner.welcoming(heartbeat_s=1e300))
+    giant = {**spec, "hidden_sizes": [1 << 40, 1 << 40], "tensors": [["layers.0.weight", [1 << 40, 4]]]}
+    for number, bad in enumerate(
+        (
+            {"spec": {}},
+            {"spec": {**spec, "activation": "os.system"}},
+            {"spec": {**spec, "tensors": [["x", [-1]]]}},
+            {"spec": giant},
+            {"spec": spec_to_document(replace(evil.SPEC, observation_space=BoxSpace((5,)), tensors=()))},
+            {"pub": "no address"},
+            {"pub": "tcp://256.256.256.256:99999"},
+            {"pub": ""},
+        ),
+        2,
+    ):
+        print(bad)
+        learner.welcome = {"generation": evil.GENERATION + number, **bad}
+        learner.say(m.Refused("no_session", "", ""))
+        until(lambda n=number: host.agent.stats()["error"], "the error of a welcome")
+        host.act()
+        learner.welcome = {}
+        until(lambda: host.agent.stats()["state"] == "joined" and not host.agent.stats()["error"], "a welcome that is none")
+    host.learner.welcome = {}
+
+
+# ---- the test
+
+
+@pytest.mark.parametrize("case", sorted(CASES, key=lambda c: c.number), ids=lambda c: c.id)
+def test_malicious(case: Case, siege_of: Callable[[Case], Siege]) -> None:
+    siege = siege_of(case)
+    case.attack(siege)
+    siege.check(case.expected)
+
+
+def test_the_table_is_complete() -> None:
+    assert sorted(case.number for case in CASES) == [n for n in range(1, 41) if n != 23]

@@ -1,0 +1,187 @@
+"""A status report in words: all that matters, in 80 columns, and what is wrong loudly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.ops.report import MAX_ACTORS_SHOWN, broken_law, byte_text, printable, report_lines, span_text
+
+NOW = 1_800_000_000.0
+
+
+def actor(**changes: Any) -> dict[str, Any]:
+    return {
+        "live": True,
+        "incarnation": 1,
+        "spooled": False,
+        "silent_s": 0.25,
+        "received": 1042,
+        "durable": 1041,
+        "trained": 1040,
+        "checkpointed": 1039,
+        "pending": 2,
+        "accepted_steps": 9000,
+        "credit_steps": 2048,
+        "verdicts": {},
+        **changes,
+    }
+
+
+def client(**changes: Any) -> dict[str, Any]:
+    return {
+        "state": "running",
+        "error": "",
+        "algorithm": "PPO",
+        "generation": int((NOW - 300) * 1000),
+        "version": 1234,
+        "updates": 61,
+        "steps": 12_345_678,
+        "steps_per_s": 12345.6,
+        "episodes": 123_456,
+        "mean_return": -475.25,
+        "policy_lag": 0.5,
+        "accepted": 131,
+        "pending": 7,
+        "rolled_back": 11,
+        "gap": 4,
+        "resuming": False,
+        "queued": 5,
+        "queued_bytes": 1_234_567,
+        "checkpoint": {"number": 12, "version": 59, "age_s": 3.25, "duration_s": 0.1, "error": ""},
+        "verdicts": {"trained": 100, "stale": 10, "quarantined": 3, "refused": 2, "duplicate": 9},
+        "actors": {"3f2a9c41-long-name-of-it": actor()},
+        **changes,
+    }
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    return {
+        "address": "tcp://127.0.0.1:50051",
+        "pub": "tcp://127.0.0.1:50052",
+        "pid": 4242,
+        "uptime_s": 12.5,
+        "counters": {"hellos": 3, "refused.forbidden": 2, "refused.malformed": 1, "refused.gap": 0},
+        "security": {
+            "listed": 3,
+            "loads": 1,
+            "problem": "",
+            "alive": True,
+            "accepted": 9,
+            "denied.unlisted": 2,
+            "denied.expired": 1,
+        },
+        "ledger": {
+            "durable": True,
+            "used_bytes": 12_345_678,
+            "max_bytes": 4 << 30,
+            "queued_bytes": 100,
+            "queued_items": 17,
+            "error": "",
+            "commits": 1,
+            "failures": 0,
+            "commit_s": 0.0,
+            "damaged": 0,
+        },
+        "clients": {"luna": client()},
+        **changes,
+    }
+
+
+def text(**changes: Any) -> str:
+    return "\n".join(report_lines(report(**changes), NOW))
+
+
+def test_everything_is_there_in_80_columns() -> None:
+    lines = report_lines(report(), NOW)
+    assert max(map(len, lines)) <= 80
+    assert lines == [
+        "learner at tcp://127.0.0.1:50051, process 4242, up 12 s",
+        "ledger on disk, 12.3 MB of 4.3 GB used, 17 queued",
+        "security: 3 keys listed; denied: 1 expired, 2 unlisted",
+        "messages refused: 2 forbidden, 1 malformed",
+        "",
+        "luna: running, PPO, version 1,234, generation 5 min old",
+        "  return -475.2  episodes 123,456  steps 12,345,678  steps/s 12,346  lag 0.50",
+        "  accepted 131: trained 100  stale 10  quarantined 3  pending 7  rolled_back 11",
+        "  refused 2  duplicate 9  gap 4  queue 5 (1.2 MB)",
+        "  checkpoint 12: version 59, 3.2 s ago",
+        "  actor             live  silent  received  durable  trained  saved  credit",
+        "  3f2a9c41-long-n…  yes    0.2 s     1,042    1,041    1,040  1,039   2,048",
+    ]
+
+
+def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
+    broken = client(accepted=132)
+    assert broken_law(broken).startswith("accepted 132, but trained 100 + stale 10")
+    assert "!! SEGMENTS ARE UNACCOUNTED FOR: accepted 132" in text(clients={"luna": broken})
+    assert broken_law(client()) == ""
+    assert "!!" not in text()
+    for harmless in ({"state": "failed"}, {"state": "starting"}, {"resuming": True}):
+        assert broken_law({**broken, **harmless}) == ""
+    assert "luna: running (resuming), PPO" in text(clients={"luna": client(resuming=True)})
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"ledger": {**report()["ledger"], "error": "it is full"}}, "!! ledger: it is full"),
+        ({"ledger": {**report()["ledger"], "damaged": 2}}, "!! ledger: 2 damaged entries"),
+        (
+            {"ledger": {**report()["ledger"], "durable": False}},
+            "ledger in memory: what is not trained on is lost with the process",
+        ),
+        ({"security": None}, "security: no keys; whoever reaches the port may do everything"),
+        (
+            {"security": {**report()["security"], "problem": "not TOML"}},
+            "!! the list of clients on disk is not in force: not TOML",
+        ),
+        (
+            {"security": {**report()["security"], "alive": False}},
+            "!! nobody checks keys any more, so nobody gets in: restart the learner",
+        ),
+        ({"clients": {}}, "no clients yet"),
+        ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),
+        ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  no checkpoint yet"),
+        ({"clients": {"a": client(checkpoint={"number": 0, "error": "no space"})}}, "  !! checkpoint: no space"),
+    ],
+)
+def test_what_is_wrong_has_a_line(changes: dict[str, Any], line: str) -> None:
+    assert line in text(**changes).splitlines()
+
+
+def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
+    actors = {f"a{i:03}": actor(live=i >= 40, silent_s=float(i)) for i in range(45)}
+    lines = report_lines(report(clients={"luna": client(actors=actors)}), NOW)
+    assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
+    assert lines[11].split()[:2] == ["a040", "yes"]
+    assert sum(" yes " in line for line in lines) == 5
+
+
+def test_a_real_report_can_be_said() -> None:
+    with Learner(LearnerConfig(bind="inproc://report", run_dir=None)) as learner:
+        lines = report_lines(learner.status(), NOW)
+    assert lines[-1] == "no clients yet"
+
+
+def test_spans_and_sizes() -> None:
+    assert [span_text(s) for s in (0.04, 9.96, 59, 119, 600, 7200, 200_000)] == [
+        "0.0 s",
+        "10.0 s",
+        "59 s",
+        "119 s",
+        "10 min",
+        "2 h",
+        "2 d",
+    ]
+    assert [byte_text(n) for n in (0, 999, 1000, 123_456, 5_000_000, 4 << 30)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "123 kB",
+        "5.0 MB",
+        "4.3 GB",
+    ]
+    assert printable("a\x1b[2J\u202eb\u00e9") == "a\\x1b[2J\\u202eb\u00e9"

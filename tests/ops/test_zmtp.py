@@ -1,0 +1,156 @@
+"""What answers at an address: real listeners that say nothing, or something else."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.ops import zmtp
+from rl4sys_zmq.ops.zmtp import Unreachable, dial, greet, look_up
+from rl4sys_zmq.transports import Address
+
+SHORT_S = 0.3
+
+
+@contextmanager
+def listener(serve: Callable[[socket.socket], None] | None) -> Iterator[Address]:
+    """A plain TCP listener; `serve` is called with each connection, None accepts and says nothing."""
+    held: list[socket.socket] = []
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def run() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                held.append(connection)
+                try:
+                    if serve is not None:
+                        serve(connection)
+                except OSError:
+                    pass
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            yield Address("tcp", "127.0.0.1", listening.getsockname()[1])
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(5.0)
+            for connection in held:
+                connection.close()
+
+
+def says(words: bytes, after: bytes = b"") -> Callable[[socket.socket], None]:
+    """Says something at once, or once it has heard a line."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.settimeout(2.0)
+        heard = b""
+        while after and after not in heard:
+            data = connection.recv(256)
+            if not data:
+                return
+            heard += data
+        connection.sendall(words)
+
+    return serve
+
+
+HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("serve", "cause"),
+    [
+        (None, "says nothing within"),
+        (says(HTTP), "an HTTP server answers"),
+        (says(HTTP, after=b"\r\n"), "an HTTP server answers"),
+        (says(b"SSH-2.0-OpenSSH_9.6\r\n"), "an SSH server answers"),
+        (says(b"\x15\x03\x01\x00\x02\x02\x46"), "a TLS server answers"),
+        (says(b"\x1b[31mhello"), r"is not ZeroMQ: b'\\x1b\[31mhello'"),
+        (lambda connection: connection.close(), "hangs up without a word"),
+        (says(b"\xff" + bytes(8) + b"\x7f\x01\x05" + bytes(52)), r"ZMTP 1\.5"),
+    ],
+)
+def test_what_is_not_zeromq_is_named(serve: Callable[[socket.socket], None] | None, cause: str) -> None:
+    with listener(serve) as address, pytest.raises(Unreachable, match=cause) as caught:
+        greet(address, SHORT_S)
+    assert caught.value.mend
+    assert str(caught.value) == f"{caught.value.cause}; {caught.value.mend}"
+
+
+def test_a_learner_greets_with_its_mechanism(tmp_path: Path) -> None:
+    for bind in ("tcp://127.0.0.1:0", f"ipc://{tmp_path}/learner"):
+        with Learner(LearnerConfig(bind=bind, run_dir=None)) as learner:
+            for address in (learner.address, learner.pub_address):
+                assert greet(Address.parse(address), 5.0) == zmtp.Greeting("3.1", "NULL")
+
+
+def test_nobody_there_is_named(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(Unreachable, match="nobody listens there"):
+            dial(Address("tcp", "127.0.0.1", closed.getsockname()[1]), 5.0)
+    with pytest.raises(Unreachable, match="no such socket"):
+        dial(Address("ipc", name=str(tmp_path / "none")), 5.0)
+    (tmp_path / "file").touch()
+    with pytest.raises(Unreachable, match="is no socket"):
+        dial(Address("ipc", name=str(tmp_path / "file")), 5.0)
+
+
+def test_a_full_backlog_is_a_timeout() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        where = full.getsockname()
+        fillers = [socket.socket() for _ in range(3)]
+        try:
+            for filler in fillers:
+                filler.setblocking(False)
+                filler.connect_ex(where)
+            with pytest.raises(Unreachable, match="nothing answers at"):
+                dial(Address("tcp", *where), SHORT_S)
+        finally:
+            for filler in fillers:
+                filler.close()
+
+
+def test_a_name_without_an_address_is_named() -> None:
+    with pytest.raises(Unreachable, match=r"'nobody\.invalid' has no address"):
+        look_up(Address("tcp", "nobody.invalid", 1), 30.0)
+    with pytest.raises(Unreachable, match="has no address"):
+        look_up(Address("tcp", "x" * 80, 1), 30.0)  # no label is that long
+    assert look_up(Address("tcp", "127.0.0.1", 5), 5.0) == [(socket.AF_INET, ("127.0.0.1", 5))]
+
+
+def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def slow(*_: object, **__: object) -> list[object]:
+        ended.wait(30.0)
+        return []
+
+    monkeypatch.setattr(zmtp.socket, "getaddrinfo", slow)
+    try:
+        with pytest.raises(Unreachable, match=r"not resolved within 0\.1 s"):
+            look_up(Address("tcp", "slow", 1), 0.1)
+    finally:
+        ended.set()
+
+
+def test_a_name_with_ipv6_addresses_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    six = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))]
+    monkeypatch.setattr(zmtp.socket, "getaddrinfo", lambda *_, **__: six)
+    with pytest.raises(Unreachable, match="IPv6 addresses only"):
+        look_up(Address("tcp", "six", 1), 1.0)
+    assert look_up(Address("tcp", "::1", 1), 1.0) == [(socket.AF_INET6, ("::1", 1))]

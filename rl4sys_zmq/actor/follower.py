@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rl4sys_zmq.actor.policies import Policy, build_policy
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
-from rl4sys_zmq.transports import Address, Frame
+from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, Network
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import WeightsHeader, apply_update
@@ -26,6 +26,8 @@ WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
 FETCH_RETRY_S = 1.0
 HWM = 64
 PREVIOUS_KEPT = 2
+MAX_PARAMETERS = MAX_FRAME_BYTES // 4
+"""No larger state fits into a frame; a few bytes could announce one all the same, and have it allocated."""
 
 
 class Follower:
@@ -123,6 +125,9 @@ class Follower:
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
+        if spec.size > MAX_PARAMETERS:
+            reason = f"its policy has {spec.size} parameters; this side takes {MAX_PARAMETERS}"
+            raise HandshakeRefused(Refusal.TOO_LARGE, reason, "spec")
         if self.spec is not None and (spec.observation_space, spec.action_space) != (
             self.spec.observation_space,
             self.spec.action_space,

@@ -77,8 +77,9 @@ class Terms:
 
     @classmethod
     def of(cls, welcome: Welcome) -> Terms:
-        """Those that a learner says."""
-        return cls(**{name: getattr(welcome, name) for name in cls.__slots__})
+        """Those that a learner says; a host can't act in segments of no steps."""
+        said = {name: getattr(welcome, name) for name in cls.__slots__}
+        return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
 class ActorIO(Worker):

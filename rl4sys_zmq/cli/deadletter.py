@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import struct
 import time
@@ -192,13 +193,14 @@ def _outline(path: Path) -> str:
 def _described(segment: Segment) -> dict[str, Any]:
     how = "terminated" if segment.terminated else "truncated" if segment.truncated else "capped" if segment.capped else "cut"
     columns = ((name, getattr(segment, name)) for name in _COLUMNS)
+    total = segment.episode_return
     return {
         "steps": segment.steps,
         "generation": segment.generation,
         "episode_id": segment.episode_id,
         "segment_index": segment.segment_index,
         "ended": how,
-        "episode_return": segment.episode_return,
+        "episode_return": total if total is None or math.isfinite(total) else str(total),  # JSON has no NaN
         "episode_length": segment.episode_length,
         "columns": {name: _column(column) for name, column in columns if column is not None},
     }

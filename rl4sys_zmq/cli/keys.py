@@ -6,6 +6,7 @@ result is read again before it takes the file's place.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -244,6 +245,10 @@ def _replace(path: Path, text: str, mode: int) -> None:
         fd, made = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
+                if target.exists():
+                    found = target.stat()
+                    with contextlib.suppress(PermissionError):  # root edits a list that the learner's user must read
+                        os.fchown(file.fileno(), found.st_uid, found.st_gid)
                 os.fchmod(file.fileno(), mode)
                 file.write(text)
                 file.flush()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rl4sys_zmq.cli.app import require, say
 from rl4sys_zmq.cli.signals import Signals
-from rl4sys_zmq.errors import ConfigError, LearnerUnavailable
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
@@ -45,7 +46,7 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
             say(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
         else:
             lead = CLEAR if watch and sys.stdout.isatty() else ""
-            say(lead + "\n".join(report_lines(report, time.time())))
+            say(lead + "\n".join(_lines(report)))
         if not watch:
             return
         _pause(signals)
@@ -55,6 +56,14 @@ def _pause(signals: Signals | None) -> None:
     time.sleep(WATCH_S)
     if signals is not None:
         signals.check()
+
+
+def _lines(report: Mapping[str, Any]) -> list[str]:
+    try:
+        return report_lines(report, time.time())
+    except (LookupError, TypeError, ValueError) as exc:
+        words = "its status is not what this version expects; --json shows it, and the same version on both sides reads it"
+        raise ProtocolError(Refusal.MALFORMED, words) from exc
 
 
 def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:

@@ -53,11 +53,14 @@ class AccessWatcher(Worker):
         self._stopping = threading.Event()
 
     def check(self, credentials: Credentials) -> str | Denied:
-        """Whom a connection belongs to; called by the ZAP handler in its thread."""
+        """The key that a connection has, if it is listed; called by the ZAP handler in its thread.
+
+        The key rather than its name: a name may be given another key while the old one is connected.
+        """
         peer = self.access.by_key.get(credentials.key_z85)
         if peer is None:
             return Denied("unlisted")
-        return Denied("expired") if peer.expired(time.time()) else peer.name
+        return Denied("expired") if peer.expired(time.time()) else peer.key
 
     def run(self) -> None:
         """The thread's body."""

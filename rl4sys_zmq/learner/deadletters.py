@@ -28,6 +28,7 @@ __all__ = ["DeadLetters", "Letter", "list_letters", "read_letter"]
 
 MAX_LETTERS = 1_000
 MAX_BYTES = 256 << 20
+MAX_FRAMES = 256
 _LENGTH = struct.Struct("<I")
 
 
@@ -119,12 +120,14 @@ def read_letter(path: Path) -> Sequence[Frame]:
 
     Raises:
         OSError: when it cannot be read.
-        ValueError: when it was cut short.
+        ValueError: when it was cut short, or is none.
     """
     content = memoryview(path.read_bytes())
     frames: list[Frame] = []
     start = 0
     while start < len(content):
+        if len(frames) == MAX_FRAMES:
+            raise ValueError(f"{path} has more than {MAX_FRAMES} frames")
         if start + _LENGTH.size > len(content):
             raise ValueError(f"{path} is cut short")
         (size,) = _LENGTH.unpack_from(content, start)

@@ -404,6 +404,7 @@ class Gateway(Worker):
         return {
             "address": self.address,
             "pub": self.pub_address,
+            "advertise": self._config.advertise,
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._counters.snapshot(),

@@ -26,7 +26,7 @@ class _Meter:
 class Guard:
     """The rules of one learner. Without an access list everybody who reaches the sockets may do everything.
 
-    A *user* is the name of a key in the list, as the ZAP handler gave it to the connection; empty without keys. Used in the
+    A *user* is a key, as the ZAP handler found it in the list and gave it to the connection; empty without keys. Used in the
     gateway thread.
     """
 
@@ -35,7 +35,7 @@ class Guard:
         self._meters: dict[str, _Meter] = {}
 
     def replace(self, access: AccessList) -> set[str]:
-        """Takes a new list; returns the users that may read less than before, or are gone."""
+        """Takes a new list; returns the names that may read less than before, or are gone."""
         old, self._access = self._access, access
         self._meters.clear()
         return {name for name, peer in old.by_name.items() if _reads_less(peer, access.by_name.get(name))} if old else set()
@@ -49,18 +49,18 @@ class Guard:
         """
         if self._access is None:
             return None
-        peer = self._access.by_name.get(user)
+        peer = self._access.by_key.get(user)
         if peer is None:
             raise ProtocolError(Refusal.FORBIDDEN, "this key is not in the list of clients any more")
         if peer.expired(time.time()):
-            raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user} has expired")
+            raise ProtocolError(Refusal.FORBIDDEN, f"the key of {peer.name} has expired")
         meter = self._meters.get(user)
         if meter is None:
             meter = self._meters[user] = _Meter(peer, now)
         if meter.messages is not None and not meter.messages.take(1, now):
-            raise ProtocolError(Refusal.QUOTA, f"more than {peer.quota.messages_per_s:g} messages/s from {user}")
+            raise ProtocolError(Refusal.QUOTA, f"more than {peer.quota.messages_per_s:g} messages/s from {peer.name}")
         if meter.nbytes is not None and not meter.nbytes.take(nbytes, now):
-            raise ProtocolError(Refusal.QUOTA, f"more than {peer.quota.bytes_per_s:g} bytes/s from {user}")
+            raise ProtocolError(Refusal.QUOTA, f"more than {peer.quota.bytes_per_s:g} bytes/s from {peer.name}")
         return peer
 
     def check_hello(self, peer: Peer | None, hello: Hello, owner: str, live: int) -> None:
@@ -103,7 +103,7 @@ class Guard:
         if peer is None:
             return
         self.check_role(peer, "read_weights")
-        meter = self._meters[peer.name]
+        meter = self._meters[peer.key]
         if meter.fetches is not None and not meter.fetches.take(1, now):
             raise ProtocolError(Refusal.QUOTA, f"more than {peer.quota.fetches_per_min:g} fetches/min from {peer.name}")
 
@@ -118,7 +118,7 @@ class Guard:
         """Whether a subscription to a client's weights is granted."""
         if self._access is None:
             return True
-        peer = self._access.by_name.get(user)
+        peer = self._access.by_key.get(user)
         allowed = peer is not None and "read_weights" in peer.roles and peer.serves(client_id)
         return allowed and not (peer is not None and peer.expired(time.time()))
 

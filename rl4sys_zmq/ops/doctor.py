@@ -268,6 +268,7 @@ def _refused(answer: Refused) -> Unreachable:
         Refusal.IDENTITY: "list this client under the key's client_ids on the learner, or mend client_id",
         Refusal.FORBIDDEN: "give the key that role on the learner, in clients.toml",
         Refusal.FAILED: "mend what its learner thread died of, and restart the client",
+        Refusal.QUOTA: "wait until another actor has ended, or raise the limit on the learner",
         Refusal.CONFIG: f"mend {answer.field}" if answer.field else "mend the configuration",
     }
     code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.INTERNAL

@@ -100,6 +100,7 @@ def test_one_is_shown_by_number_and_by_file(tmp_path: Path) -> None:
     shown = json.loads(said(deadletter(tmp_path, "--show", 1, "--json")))
     assert shown["segments"][0]["columns"]["rewards"]["not_finite"] == 1
     assert shown["problem"] == ""
+    assert shown["segments"][0]["episode_return"] == "nan"
 
 
 def test_a_column_without_a_finite_value_has_no_least_one() -> None:

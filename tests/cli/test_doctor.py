@@ -16,6 +16,7 @@ import zmq
 from click.testing import CliRunner, Result
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.cli import look
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
@@ -346,3 +347,10 @@ def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path)
         refused = run("status", learner.address, *arguments)
         assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (1, "", 1), refused.output
         assert said in refused.stderr
+
+
+def test_a_status_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "request_status", lambda *_: {"address": "a"})
+    result = run("status", "127.0.0.1:1")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.output
+    assert "--json shows it" in result.stderr

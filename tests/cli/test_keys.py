@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import stat
 import threading
@@ -219,6 +220,21 @@ def test_comments_and_mode_stay(edited: Path) -> None:
     assert edited.read_text() == "# first words\n\n# about edge-2\n# last words\n"
     assert mode(edited) == 0o640
     assert [p.name for p in edited.parent.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_list_stays_its_owners(edited: Path) -> None:
+    os.chown(edited, 1234, 5678)
+    done(keys("k", "--client", "new"))
+    assert (edited.stat().st_uid, edited.stat().st_gid, mode(edited)) == (1234, 5678, 0o640)
+
+
+def test_a_link_to_a_list_stays_one(edited: Path, tmp_path: Path) -> None:
+    real = edited.rename(tmp_path / "real.toml")
+    edited.symlink_to(real)
+    done(keys("k", "--client", "new"))
+    assert edited.is_symlink()
+    assert "new" in load_access(real).by_name
 
 
 def test_a_table_that_is_no_lines_is_left_to_its_writer(edited: Path) -> None:

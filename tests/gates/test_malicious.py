@@ -806,6 +806,7 @@ def _(siege: Siege) -> None:
 
 @case(40, "evil-learner", {})
 def _(siege: Siege) -> None:
+    terms(siege)
     host = Host(siege)
     marks(host)
     weights(host)
@@ -813,6 +814,28 @@ def _(siege: Siege) -> None:
     words(host)
     welcomes(host)
     host.recovers(2)
+
+
+def terms(siege: Siege) -> None:
+    """Rules that nobody can follow: a host that joins acts all the same."""
+    top = (1 << 63) - 1
+    for rules in (
+        {"max_segment_steps": 0, "rollout_length": 0},
+        {"max_segment_steps": top, "rollout_length": top},
+        {"max_message_bytes": 0},
+        {"heartbeat_s": -5.0},
+        {"heartbeat_s": 1e300},
+        {"accepted_steps": top},
+        {"version": top, "max_policy_lag": 0},
+    ):
+        with contextlib.closing(evil.Evil()) as learner:
+            learner.welcome = rules
+            agent = join(learner.address, algorithm_name=None)
+            try:
+                play(agent, 20)
+                assert agent.stats()["state"] == "joined"
+            finally:
+                agent.close(0.0)
 
 
 def marks(host: Host) -> None:
@@ -895,6 +918,7 @@ def welcomes(host: Host) -> None:
             {"spec": {**spec, "activation": "os.system"}},
             {"spec": {**spec, "tensors": [["x", [-1]]]}},
             {"spec": giant},
+            {"spec": spec_to_document(evil.fake_spec((1 << 30,)))},
             {"spec": spec_to_document(replace(evil.SPEC, observation_space=BoxSpace((5,)), tensors=()))},
             {"pub": "no address"},
             {"pub": "tcp://256.256.256.256:99999"},
@@ -910,6 +934,47 @@ def welcomes(host: Host) -> None:
         learner.welcome = {}
         until(lambda: host.agent.stats()["state"] == "joined" and not host.agent.stats()["error"], "a welcome that is none")
     host.learner.welcome = {}
+
+
+# ---- what only the memory limit of the process stops
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not SOAK, reason="fills a gigabyte: RL4SYS_SOAK=1")
+def test_case_23_endless_more(spawn: Spawn, tmp_path: Path, report: Any) -> None:
+    options = {"run_dir": str(tmp_path / "run"), "spare_bytes": 1 << 30}
+    learner = spawn("besieged", {**options, "bind": "tcp://127.0.0.1:0"})
+    address = learner.hear()["address"]
+    with join(address, algorithm_name=ALGORITHM, actor_id="good") as agent:
+        good = GoodClient(agent)
+        good.start()
+        try:
+            good.served(20)
+            sent = 0
+            with dial(address) as connection, contextlib.suppress(OSError):
+                connection.sendall(greeting() + ready())
+                assert hear_ready(connection)
+                chunk = frame(bytes(60_000), MORE) * 16
+                while True:
+                    connection.sendall(chunk)
+                    sent += len(chunk)
+            died = learner.end(-6, expect="")
+            before, stats = agent.version, agent.stats()
+            began = time.monotonic()
+            learner = spawn("besieged", {**options, "bind": address})
+            assert learner.hear()["address"] == address
+            until(lambda: agent.version > before, "a version after the restart")
+            took = time.monotonic() - began
+            good.served(20)
+        finally:
+            good.stop()
+        agent.flush(PATIENCE_S)
+        client = learner.ask("status")["clients"]["lab"]
+        after = agent.stats()
+    report(sent_mib=sent >> 20, died_after_s=round(died, 3), served_after_s=round(took, 2), acked_before=stats["accepted"])
+    assert (client["rolled_back"], client["gap"], after["in_doubt"]) == (0, 0, 0)
+    assert client["accepted"] == after["accepted"] == after["submitted"] >= stats["accepted"]
+    assert took < 3.0
 
 
 # ---- the test

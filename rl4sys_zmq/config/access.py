@@ -111,7 +111,7 @@ def load_access(path: Path) -> AccessList:
     except OSError as exc:
         mend = "`rl4sys-learner keys DIR --client NAME` makes one"
         raise ConfigError(f"the list of clients cannot be read ({exc.strerror}); {mend}", source=str(path)) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"not TOML: {exc}", source=str(path)) from exc
     by_name: dict[str, Peer] = {}
     by_key: dict[str, Peer] = {}

@@ -24,7 +24,7 @@ INSERT_ROWS = 64
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE clients (client_id TEXT PRIMARY KEY, generation INTEGER NOT NULL, settings TEXT NOT NULL,"
-    " accepted INTEGER NOT NULL, refused INTEGER NOT NULL, gap INTEGER NOT NULL) WITHOUT ROWID",
+    " accepted INTEGER NOT NULL, refused INTEGER NOT NULL, gap INTEGER NOT NULL, expired INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE streams (client_id TEXT, actor_id TEXT, origin INTEGER, incarnation INTEGER NOT NULL,"
     " first_seq INTEGER NOT NULL, received INTEGER NOT NULL, accepted_steps INTEGER NOT NULL, refused INTEGER NOT NULL,"
     " submits INTEGER NOT NULL, spooled INTEGER NOT NULL, PRIMARY KEY (client_id, actor_id, origin)) WITHOUT ROWID",
@@ -46,7 +46,7 @@ _STREAM = (
     "submits",
     "spooled",
 )
-_CLIENT_UPSERT = "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (client_id) DO UPDATE SET "
+_CLIENT_UPSERT = "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (client_id) DO UPDATE SET "
 _STREAM_UPSERT = (
     f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (client_id, actor_id, origin) DO UPDATE SET "
@@ -222,7 +222,7 @@ class Tables:
 
     def _put_client(self, statement: str, row: ClientRow) -> None:
         settings = json.dumps(row.settings, sort_keys=True)
-        self._db.execute(statement, (row.client_id, row.generation, settings, row.accepted, row.refused, row.gap))
+        self._db.execute(statement, (row.client_id, row.generation, settings, row.accepted, row.refused, row.gap, row.expired))
 
     def _put_stream(self, statement: str, row: StreamRow) -> None:
         self._db.execute(statement, [getattr(row, name) for name in _STREAM])
@@ -232,6 +232,7 @@ class Tables:
         (freed,) = self._db.execute(f"SELECT coalesce(sum(nbytes), 0) FROM entries WHERE {_OF_STREAM}", key).fetchone()
         self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM}", key)
         self._db.execute(f"DELETE FROM streams WHERE {_OF_STREAM}", key)
+        self._db.execute("UPDATE clients SET expired = max(expired, ?) WHERE client_id = ?", (drop.origin, drop.client_id))
         return int(freed)
 
     def _trim(self, trim: Trim) -> tuple[int, list[Trim]]:

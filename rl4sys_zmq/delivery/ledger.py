@@ -93,6 +93,7 @@ class ClientRow:
         accepted: segments accepted in all streams that there ever were, those of a GAP included.
         refused: segments refused as items.
         gap: how many of `accepted` were in a GAP.
+        expired: the latest origin of the streams that were dropped: an actor of a later one has not been forgotten.
     """
 
     client_id: str
@@ -101,6 +102,7 @@ class ClientRow:
     accepted: int
     refused: int
     gap: int
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class Ledger(Protocol):
         """A new stream, or what a HELLO changes in a known one: incarnation, `first_seq` and `received`, which only grow."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
-        """Forgets a stream and its entries. Its client's totals stay."""
+        """Forgets a stream and its entries, but for its origin in its client's `expired`. The totals stay."""
 
     def add_gap(self, client_id: str, count: int) -> None:
         """Counts segments that were acknowledged by a lineage that is gone."""

@@ -38,6 +38,9 @@ class StreamTable:
 
     Each actor has one *current* stream; earlier ones of it stay as long as something of them is pending. An actor is *live*
     while a peer (a ROUTER's routing id) speaks for it. A routing id is no identity: it only says where answers go.
+
+    Attributes:
+        expired: the latest origin among the streams that were forgotten.
     """
 
     def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, ledger_id: int = 0) -> None:
@@ -52,6 +55,7 @@ class StreamTable:
         """
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._ledger_id = silence_s, lease_s, max_actors, ledger_id
+        self.expired = 0
         self._streams: dict[Key, Stream] = {}
         self._current: dict[str, Stream] = {}
         self._peers: dict[str, bytes] = {}
@@ -111,7 +115,8 @@ class StreamTable:
         return Opened(stream, old if old != peer else None, gap, fresh=fresh)
 
     def _begin(self, hello: Hello, origin: int, now: float) -> Stream:
-        if hello.ledger_id and hello.ledger_id == self._ledger_id and not hello.spooled:
+        ours = hello.ledger_id and hello.ledger_id == self._ledger_id
+        if ours and not hello.spooled and hello.incarnation <= self.expired:
             raise ProtocolError(Refusal.EXPIRED, f"incarnation {hello.incarnation} was silent for longer than its lease")
         if hello.actor_id not in self._current:
             if sum(s.actor_id in self._peers or now - s.last_seen <= self._lease_s for s in self.current()) >= self._max_actors:
@@ -188,6 +193,7 @@ class StreamTable:
             if over and not stream.pending and trimmed(stream):
                 gone.append(stream)
         for stream in gone:
+            self.expired = max(self.expired, stream.origin)
             del self._streams[stream.key]
             if self._current.get(stream.actor_id) is stream:
                 del self._current[stream.actor_id]

@@ -64,11 +64,12 @@ class AccessWatcher(Worker):
 
     def run(self) -> None:
         """The thread's body."""
+        last = self._seen
         while not self._stopping.wait(LOOK_S):
-            seen = _signature(self._path)
-            if seen == self._seen:
-                continue
-            self._seen = seen
+            before, last = last, _signature(self._path)
+            if last == self._seen or last != before:
+                continue  # nothing new, or still being written: half a list would lock the other half out
+            self._seen = last
             try:
                 access = load_access(self._path)
             except ConfigError as exc:

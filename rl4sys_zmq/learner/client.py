@@ -137,7 +137,7 @@ class Client:
 
     def row(self) -> ClientRow:
         """What the ledger should know of it."""
-        return ClientRow(self.client_id, self.publications.generation, self.settings.to_json(), self.accepted, 0, self.gap)
+        return ClientRow(self.client_id, self.publications.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: Stream) -> StreamRow:
         """What the ledger should know of a stream."""

@@ -104,6 +104,7 @@ class Roster:
             client = self._make(resettle(self._config, row.client_id, row.settings), row.generation)
             client.known = True
             client.accepted, client.gap = row.accepted, row.gap
+            client.table.expired = row.expired
             client.table.restore((s for s in restored.streams if s.client_id == row.client_id), now)
             self._clients[row.client_id] = client
             self._start(client)

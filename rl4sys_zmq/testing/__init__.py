@@ -12,9 +12,11 @@ from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address
 from rl4sys_zmq.testing.chaos import ChaosProxy, Faults
 from rl4sys_zmq.testing.chaos_frames import ChaosFrames
 from rl4sys_zmq.testing.check_transport import CHECKS, check_transport
+from rl4sys_zmq.testing.children import Child, ProcessFailed
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeFactory, FakeParameters, fake_spec, fake_weights
-from rl4sys_zmq.testing.kills import Child, KillLoop, ProcessFailed
-from rl4sys_zmq.testing.trace import Outcome, TraceBroken, TraceTail, TraceWriter, check_trace, read_trace
+from rl4sys_zmq.testing.kills import KillLoop
+from rl4sys_zmq.testing.trace import TraceBroken, TraceTail, TraceWriter, read_trace
+from rl4sys_zmq.testing.trace_check import Outcome, check_trace
 
 __all__ = [
     "CHECKS",

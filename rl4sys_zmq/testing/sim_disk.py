@@ -90,8 +90,8 @@ class SimDisk:
                 self._count(e.accepted, e.refused, 0)
             case ClientRow() as c:
                 known = self.clients.get(c.client_id)
-                totals = (known.accepted, known.refused, known.gap) if known else (c.accepted, c.refused, c.gap)
-                self.clients[c.client_id] = ClientRow(c.client_id, c.generation, c.settings, *totals)
+                totals = known or c
+                self.clients[c.client_id] = replace(totals, generation=c.generation, settings=c.settings)
             case StreamRow() as s:
                 self._put_stream(s)
             case Gap():
@@ -100,6 +100,8 @@ class SimDisk:
                 key = operation.actor_id, operation.origin
                 self.streams.pop(key, None)
                 self.entries = [(row, e) for row, e in self.entries if (e.actor_id, e.origin) != key]
+                client = self.clients.get(operation.client_id, NOBODY)
+                self.clients[client.client_id] = replace(client, expired=max(client.expired, operation.origin))
             case Trim():
                 marks = dict(operation.marks)
                 self.entries = [(row, e) for row, e in self.entries if e.end_seq > marks.get((e.actor_id, e.origin), 0)]
@@ -116,8 +118,9 @@ class SimDisk:
 
     def _count(self, accepted: int, refused: int, gap: int) -> None:
         row = self.clients.get(NOBODY.client_id, NOBODY)
-        totals = row.accepted + accepted, row.refused + refused, row.gap + gap
-        self.clients[row.client_id] = ClientRow(row.client_id, row.generation, row.settings, *totals)
+        self.clients[row.client_id] = replace(
+            row, accepted=row.accepted + accepted, refused=row.refused + refused, gap=row.gap + gap
+        )
 
 
 class SlowLedger(MemoryLedger):

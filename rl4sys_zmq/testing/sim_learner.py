@@ -66,6 +66,7 @@ class SimLearner(SimReception):
         if disk is not None and row is not None:
             client.accepted, client.gap = row.accepted, row.gap
             table.restore(disk.streams.values(), now)
+            table.expired = row.expired
         self._begin_thread([])
         self._on_ready()
 

@@ -1,9 +1,9 @@
-"""What happened in real processes, written down by themselves outside the system, and what it must have been.
+"""What happened in real processes, written down by themselves outside the system.
 
 Each process under test appends to a file of its own: a host before it hands a segment over (`submitted`), and when somebody has
 promised to keep it (`acked`: the learner's durable mark covers it; `kept`: its own spool has it); a learner what its counters
-say (`law`), and at the end what its state holds (`applied`). `check_trace` holds these against each other. A segment is a text
-that stands for no other: nothing of the library's own numbering is trusted.
+say (`law`), and at the end what its state holds (`applied`). `check_trace` (its own module) holds these against each other. A
+segment is a text that stands for no other: nothing of the library's own numbering is trusted.
 """
 
 from __future__ import annotations
@@ -12,22 +12,17 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Event", "Outcome", "TraceBroken", "TraceTail", "TraceWriter", "check_trace", "read_trace"]
-
-SHOWN = 5
-"""How many examples a message names."""
+__all__ = ["ACTOR_LAW", "LEARNER_LAW", "Event", "TraceBroken", "TraceTail", "TraceWriter", "read_trace"]
 
 LEARNER_LAW = ("accepted", ("trained", "stale", "quarantined", "pending", "rolled_back"))
 ACTOR_LAW = ("submitted", ("dropped_at_source", "in_actor", "refused", "accepted", "in_doubt"))
-COUNTED = ("stale", "quarantined", "rolled_back")
-"""The verdicts that explain why an acknowledged segment is not in the state."""
 
 
 class TraceBroken(AssertionError):
@@ -195,166 +190,3 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return document if isinstance(document, dict) and "kind" in document and "at_ns" in document else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The place of each segment, by its name.
-
-    Attributes:
-        submitted, acked, applied: how many segments each event names; what was kept counts as acked.
-        ok: acked, and once in the state.
-        lost: acked, and not in the state. `counted` may explain them.
-        duplicate: more than once in the state.
-        unexpected: acked or in the state, and never submitted.
-        recovered: in the state, though nobody was told that it was kept. That is allowed.
-        unacked: neither acked nor in the state: with the actor still, dropped, or refused.
-        reordered: in the state before another segment that its process submitted earlier.
-        counted: by the learner's last words, its ``stale``, ``quarantined`` and ``rolled_back`` segments.
-        breaches: laws that did not hold, in words.
-        laws: how many were checked.
-        lives: how many starts of a process there were.
-    """
-
-    submitted: int
-    acked: int
-    applied: int
-    ok: int
-    lost: tuple[str, ...]
-    duplicate: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    recovered: tuple[str, ...]
-    unacked: tuple[str, ...]
-    reordered: tuple[str, ...]
-    counted: Mapping[str, int] = field(default_factory=dict)
-    breaches: tuple[str, ...] = ()
-    laws: int = 0
-    lives: int = 0
-
-    def check(self, *, delivered: bool = True) -> None:
-        """Holds the outcome against the guarantees: each loss is counted, nothing is doubled, and every law held.
-
-        Args:
-            delivered: nothing may be unacked either.
-
-        Raises:
-            TraceBroken: when it breaks one; it names them all.
-        """
-        unexplained = max(0, len(self.lost) - sum(self.counted.values()))
-        wrong = [
-            f"{len(found)} {name} segments, such as {', '.join(found[:SHOWN])}"
-            for name, found in (
-                ("lost", self.lost if unexplained else ()),
-                ("duplicate", self.duplicate),
-                ("unexpected", self.unexpected),
-                ("reordered", self.reordered),
-                ("unacked", self.unacked if delivered else ()),
-            )
-            if found
-        ]
-        wrong += [f"{len(self.breaches)} breaches, such as {self.breaches[0]}"] if self.breaches else []
-        if wrong:
-            raise TraceBroken(f"{'; '.join(wrong)} ({self})")
-
-    def __str__(self) -> str:
-        counted = ", ".join(f"{name} {count}" for name, count in self.counted.items())
-        return (
-            f"{self.submitted} submitted, {self.acked} acked, {self.applied} applied: {self.ok} ok, {len(self.lost)} lost, "
-            f"{len(self.duplicate)} duplicate, {len(self.unexpected)} unexpected, {len(self.recovered)} recovered, "
-            f"{len(self.unacked)} unacked, {len(self.reordered)} reordered; {counted}; {self.laws} laws in {self.lives} lives, "
-            f"{len(self.breaches)} breached"
-        )
-
-
-def check_trace(events: Iterable[Event], *, one_lineage: bool = True) -> Outcome:
-    """Classifies every segment and checks every law.
-
-    Args:
-        events: of all processes; those of one process in order.
-        one_lineage: no learner's state was ever put back or thrown away, so that at each moment it had accepted all that had
-            been acked to its client's actors before.
-    """
-    events = list(events)
-    submitted: dict[str, tuple[str, int]] = {}
-    acked: set[str] = set()
-    states: dict[str, tuple[str, ...]] = {}
-    places: Counter[str] = Counter()
-    for event in events:
-        if event.kind == "submitted":
-            for name in event.ids:
-                submitted[name] = event.who, places[event.who]
-                places[event.who] += 1
-        elif event.kind in ("acked", "kept"):
-            acked.update(event.ids)
-        elif event.kind == "applied":
-            states[event.client] = event.ids
-    applied = Counter(name for ids in states.values() for name in ids)
-    once = {name for name, count in applied.items() if count == 1}
-    laws = [event for event in events if event.kind == "law"]
-    return Outcome(
-        submitted=len(submitted),
-        acked=len(acked),
-        applied=sum(applied.values()),
-        ok=len(acked & once & submitted.keys()),
-        lost=_names(acked - applied.keys()),
-        duplicate=_names(name for name, count in applied.items() if count > 1),
-        unexpected=_names((acked | applied.keys()) - submitted.keys()),
-        recovered=_names((applied.keys() - acked) & submitted.keys()),
-        unacked=_names(submitted.keys() - acked - applied.keys()),
-        reordered=_names(name for ids in states.values() for name in _overtaken(ids, submitted)),
-        counted=_counted(laws),
-        breaches=(*_lawless(laws), *_mute(events), *(_forgotten(events, laws) if one_lineage else ())),
-        laws=len(laws),
-        lives=sum(event.kind == "life" for event in events),
-    )
-
-
-def _names(ids: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(ids))
-
-
-def _overtaken(ids: Sequence[str], submitted: Mapping[str, tuple[str, int]]) -> Iterable[str]:
-    """The segments in a state that stand behind one that its process submitted later."""
-    latest: dict[str, int] = {}
-    seen: set[str] = set()
-    for name in ids:
-        who, place = submitted.get(name, ("", -1))
-        if place < latest.get(who, -1) and name not in seen:
-            yield name
-        seen.add(name)
-        latest[who] = max(place, latest.get(who, -1))
-
-
-def _counted(laws: Sequence[Event]) -> dict[str, int]:
-    last = {law.client: law.fields for law in laws if law.fields["side"] == "learner"}
-    return {name: sum(int(numbers[name]) for numbers in last.values()) for name in COUNTED}
-
-
-def _lawless(laws: Sequence[Event]) -> Iterable[str]:
-    for law in laws:
-        total, parts = LEARNER_LAW if law.fields["side"] == "learner" else ACTOR_LAW
-        numbers = {name: law.fields[name] for name in (total, *parts)}
-        if numbers[total] != sum(numbers[name] for name in parts) or min(numbers.values()) < 0:
-            yield f"{law.who} in life {law.life}: {numbers}"
-
-
-def _mute(events: Sequence[Event]) -> Iterable[str]:
-    """The lives of learners that were ready to work and said nothing of their counters."""
-    said = {(event.who, event.life) for event in events if event.kind == "law"}
-    for event in events:
-        if event.kind == "ready" and (event.who, event.life) not in said:
-            yield f"{event.who} in life {event.life} was ready and told no counters"
-
-
-def _forgotten(events: Sequence[Event], laws: Sequence[Event]) -> Iterable[str]:
-    """The moments at which a learner knew less than had been acknowledged before them."""
-    words = sorted((e for e in events if e.kind in ("acked", "law")), key=lambda e: e.at_ns)
-    promised: Counter[str] = Counter()
-    for event in words:
-        if event.kind == "acked":
-            promised[event.client] += len(event.ids)
-        elif event.fields["side"] == "learner" and event.fields["accepted"] < promised[event.client]:
-            yield (
-                f"{event.who} in life {event.life}: {event.fields['accepted']} accepted for {event.client!r}, "
-                f"{promised[event.client]} were acked before"
-            )

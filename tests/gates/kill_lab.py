@@ -13,8 +13,10 @@ from typing import Any
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.ops.status import request_status
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.testing.kills import Child, KillLoop
-from rl4sys_zmq.testing.trace import Outcome, TraceTail, check_trace, read_trace
+from rl4sys_zmq.testing.children import Child
+from rl4sys_zmq.testing.kills import KillLoop
+from rl4sys_zmq.testing.trace import TraceTail, read_trace
+from rl4sys_zmq.testing.trace_check import Outcome, check_trace
 
 from .conftest import PACKAGE, PROCESSES
 

@@ -5,6 +5,7 @@ The quick tier asserts the outcome with a few kills; the long one has the number
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 import time
@@ -70,25 +71,26 @@ def assert_gate(lab: Lab, client: str, status: dict[str, Any], actors: list[Chil
     assert all(each["stats"]["dropped_at_source"] == 0 for each in done)
 
 
-QUICK_CLIENT = {"tcp": "on", "ipc": "off"}
+def only_long(tier: Tier) -> None:
+    if not tier.long:
+        pytest.skip("the long tier alone: RL4SYS_SOAK=1")
 
 
-@pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report, scheme: str) -> None:
-    for client in ("on", "off") if tier.long else (QUICK_CLIENT[scheme],):
-        with Lab(folder / client, seed, scheme=scheme, parameters=BATCH) as lab:
+def test_a_learner_that_is_killed(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+    for scheme, client in itertools.product(("tcp", "ipc"), ("on", "off")) if tier.long else [("tcp", "on")]:
+        with Lab(folder / f"{scheme}-{client}", seed, scheme=scheme, parameters=BATCH) as lab:
             lab.serving()
             actors = three_actors(lab, client)
             lab.loop.run([lab.learner], kills=tier.size(2, 100), progress=lab.acked, least=LEAST)
             lab.learner.pause()  # SIGSTOP is no death: nothing of what is queued for it may be taken twice
             lab.loop.wait(0.2)
             lab.learner.resume()
-            assert_gate(lab, client, lab.finish(*actors), actors, report)
+            assert_gate(lab, client, lab.finish(*actors), actors, report, scheme=scheme)
 
 
 # ---- at the worst moments
 
-QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "start.loaded:1"]
+QUICK_POINTS = ["checkpoint.rename:1", "commit.applied:4", "replay:5"]
 ALL_POINTS = [
     *(f"checkpoint.begin:{n}" for n in (1, 3)),
     *(f"checkpoint.fsync:{n}" for n in (1, 2, 3, 4, 5, 6, 11)),
@@ -141,15 +143,16 @@ def dies_within_steps(folder: Path, seed: int, tier: Tier, report: Report, clien
 
 def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """A large backlog: nothing is in a checkpoint, everything comes from the journal, each time from the start."""
-    backlog = tier.size(400, 6_000, least=400)
+    only_long(tier)
+    backlog = tier.size(0, 6_000, least=400)
     with Lab(folder, seed, parameters={"steps_per_update": 50 * backlog}) as lab:
         lab.serving()
         actors = three_actors(lab, "on", rate=300.0)
         lab.loop.until(lambda: lab.acked() >= backlog, 90.0, "a backlog")
         lab.learner.kill()
-        for n in (1, backlog // 3, backlog // 2) if tier.long else (backlog // 3,):
+        for n in (1, backlog // 3, backlog // 2):
             dies_at(lab, f"replay:{n}")
-        for _ in range(tier.size(1, 10)):
+        for _ in range(tier.size(0, 10)):
             lab.learner.prepare()
             lab.loop.wait(0.3)
             lab.learner.start()
@@ -160,16 +163,27 @@ def test_a_learner_that_dies_while_it_is_fed_again(folder: Path, seed: int, tier
 
 
 def test_a_learner_that_stands_still(folder: Path, seed: int, tier: Tier, report: Report) -> None:
-    """For longer than its actors wait: they give it up, dial again, and speak to it when it wakes with their old words queued."""
+    """For longer than its actors wait: they give it up, dial again, and speak to it when it wakes with their old words queued.
+
+    libzmq must not abort a process that wakes: with ZMTP heartbeats it does, at a full queue (its issues 3937, 4767, 4841).
+    """
+    only_long(tier)
     with Lab(folder, seed, parameters=BATCH) as lab:
         lab.serving()
         actors = three_actors(lab, "off")
-        for pause_s in (3.5, 0.5, 8.0, 4.0) if tier.long else (3.2,):
+        for pause_s in (3.5, 0.5, 8.0, 4.0):
             before = lab.acked()
             lab.loop.until(lambda b=before: lab.acked() >= b + LEAST, 30.0, "acks")
             lab.learner.pause()
             lab.loop.wait(pause_s)
             lab.learner.resume()
+        for actor in actors:
+            actor.pause()
+        lab.loop.wait(8.0)
+        for actor in actors:
+            actor.resume()
+        before = lab.acked()
+        lab.loop.until(lambda: lab.acked() >= before + LEAST, 30.0, "acks of actors that stood still")
         assert_gate(lab, "off", lab.finish(*actors), actors, report)
 
 
@@ -239,9 +253,10 @@ def test_a_bad_network_and_a_learner_that_is_killed(folder: Path, seed: int, tie
 
 def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int, tier: Tier, report: Report) -> None:
     """What the spool has taken is delivered once, whoever dies."""
-    with Lab(folder, seed, parameters=BATCH) as lab:
+    client = "on" if tier.long else "off"
+    with Lab(folder, seed, scheme="tcp" if tier.long else "ipc", parameters=BATCH) as lab:
         lab.serving()
-        actors = [lab.actor(f"a{i}", "on", rate=120.0, spool=str(folder / f"spool{i}")) for i in range(3)]
+        actors = [lab.actor(f"a{i}", client, rate=120.0, spool=str(folder / f"spool{i}")) for i in range(3)]
         for actor in actors:
             actor.start()
         accepted = lab.traces["learner"]
@@ -256,5 +271,5 @@ def test_actors_with_a_spool_are_killed_too(folder: Path, seed: int, tier: Tier,
         report(kills={name: child.kills for name, child in lab.loop.children.items()}, outcome=str(outcome))
         outcome.check(delivered=False)  # what was never in the spool died with its process
         assert outcome.lost == outcome.duplicate == ()
-        numbers = status["clients"]["on"]
+        numbers = status["clients"][client]
         assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)

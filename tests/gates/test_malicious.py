@@ -59,7 +59,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -75,13 +74,13 @@ import zstandard
 from rl4sys_zmq.transports import ClientKeys, MonitorEvent, new_key_pair
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.weights import Codec
-from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
+from rl4sys_zmq.wire import decode, encode, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
 
 from ..wire.conftest import build
 from . import evil
-from .conftest import PATIENCE_S, SOAK, Spawn, Tier, join, play, until
-from .siege import ALGORITHM, AtLeast, Attacker, GoodClient, Siege, craft, hello, segment, submit, submit_with
+from .conftest import PATIENCE_S, SOAK, Spawn, join, play, until
+from .siege import ALGORITHM, AtLeast, GoodClient, Siege, craft, hello, segment, submit, submit_with
 from .zmtp import MORE, dial, frame, greeting, hear_ready, ready
 
 pytestmark = pytest.mark.timeout(600 if SOAK else 120)
@@ -526,7 +525,12 @@ def _(siege: Siege) -> None:
     )
 
 
-@case(30, "steps", {"lab.items_refused.range": 3, "lab.items_refused.shape": 1, "lab.refused": 4, "refused.malformed": 2}, keys=False)
+@case(
+    30,
+    "steps",
+    {"lab.items_refused.range": 3, "lab.items_refused.shape": 1, "lab.refused": 4, "refused.malformed": 2},
+    keys=False,
+)
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
     attacker.join()
@@ -558,7 +562,8 @@ def _(siege: Siege) -> None:
 @case(32, "timestamps", {"refused.malformed": 2})
 def _(siege: Siege) -> None:
     """There is nothing to forge: all times are the learner's own. An actor's incarnation is a number, whatever it was made of."""
-    said = {f.name for kind in (m.Hello, m.Submit, m.Heartbeat, m.Fetch, m.StatusRequest, m.Bye) for f in dataclasses.fields(kind)}
+    kinds = (m.Hello, m.Submit, m.Heartbeat, m.Fetch, m.StatusRequest, m.Bye)
+    said = {f.name for kind in kinds for f in dataclasses.fields(kind)}
     assert not {name for name in said if name.endswith(("_s", "_ns", "_ms", "_unix", "_at")) or "time" in name}
     attacker = siege.attacker()
     for key in ("timestamp", "at_unix_s"):
@@ -643,7 +648,8 @@ def _(siege: Siege) -> None:
         assert attacker.refused(message) == "direction", message
 
 
-BAD_NAMES = ["../../escape", "..", ".", "", " ", "a/b", "a\\b", "c:", "a\0b", "a\nb", "\x1b[2J", ".hidden", "x" * 201, "\u202egnirts"]
+ODD = ["a\0b", "a\nb", "\x1b[2J", "x" * 201, "\u202egnirts"]
+BAD_NAMES = ["../../escape", "..", ".", "", " ", "a/b", "a\\b", "c:", ".hidden", *ODD]
 
 
 @case(
@@ -950,15 +956,13 @@ def test_case_23_endless_more(spawn: Spawn, tmp_path: Path, report: Any) -> None
         good.start()
         try:
             good.served(20)
-            sent = 0
-            with dial(address) as connection, contextlib.suppress(OSError):
-                connection.sendall(greeting() + ready())
-                assert hear_ready(connection)
-                chunk = frame(bytes(60_000), MORE) * 16
-                while True:
-                    connection.sendall(chunk)
-                    sent += len(chunk)
-            died = learner.end(-6, expect="")
+            sent = [endless(address) for _ in range(3) if learner.process.poll() is None]
+            survived = learner.process.poll() is None
+            if survived:  # libzmq could not get more, and has closed the connection
+                good.served(5)
+                learner.kill()
+            else:
+                learner.end(-6, expect="")
             before, stats = agent.version, agent.stats()
             began = time.monotonic()
             learner = spawn("besieged", {**options, "bind": address})
@@ -971,10 +975,23 @@ def test_case_23_endless_more(spawn: Spawn, tmp_path: Path, report: Any) -> None
         agent.flush(PATIENCE_S)
         client = learner.ask("status")["clients"]["lab"]
         after = agent.stats()
-    report(sent_mib=sent >> 20, died_after_s=round(died, 3), served_after_s=round(took, 2), acked_before=stats["accepted"])
+    report(sent_mib=[n >> 20 for n in sent], survived=survived, served_after_s=round(took, 2), acked=stats["accepted"])
+    assert max(sent) < 2 << 30
     assert (client["rolled_back"], client["gap"], after["in_doubt"]) == (0, 0, 0)
     assert client["accepted"] == after["accepted"] == after["submitted"] >= stats["accepted"]
     assert took < 3.0
+
+
+def endless(address: str) -> int:
+    """Sends frames of one message until nobody takes them; returns how many bytes."""
+    sent, chunk = 0, frame(bytes(60_000), MORE) * 16
+    with dial(address) as connection, contextlib.suppress(OSError):
+        connection.sendall(greeting() + ready())
+        assert hear_ready(connection)
+        while True:
+            connection.sendall(chunk)
+            sent += len(chunk)
+    return sent
 
 
 # ---- the test

@@ -12,7 +12,7 @@ from rl4sys_zmq.testing import KillLoop, ProcessFailed, TraceTail
 
 WORKER = """
 import os, sys, threading
-from rl4sys_zmq.testing.kills import SPARE, TRY_AGAIN
+from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.trace import TraceWriter
 if SPARE in os.environ and not sys.stdin.readline():
     sys.exit(0)

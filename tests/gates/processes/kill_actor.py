@@ -19,7 +19,7 @@ import numpy as np
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.errors import LearnerUnavailable
-from rl4sys_zmq.testing.kills import SPARE
+from rl4sys_zmq.testing.children import SPARE
 from rl4sys_zmq.testing.trace import TraceWriter
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 

@@ -31,8 +31,8 @@ from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.reception import Reception
 from rl4sys_zmq.learner.thread import _Learning
+from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.testing.kills import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.trace import TraceWriter
 from rl4sys_zmq.values import PolicySpec
 

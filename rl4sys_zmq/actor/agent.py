@@ -465,6 +465,7 @@ class RL4SysAgent(Resource):
             "dropped": dropped,
             "in_actor": self._in_actor,
             "in_flight": session.in_flight,
+            "durable": session.durable,
             "refused": refused,
             "accepted": session.accepted,
             "in_doubt": session.in_doubt,

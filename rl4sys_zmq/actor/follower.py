@@ -26,6 +26,8 @@ WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
 FETCH_RETRY_S = 1.0
 HWM = 64
 PREVIOUS_KEPT = 2
+SILENT_S = 5.0
+"""A PUB that has said nothing for so long, though it says a beacon each second, is dialled again."""
 MAX_PARAMETERS = MAX_FRAME_BYTES // 4
 """No larger state fits into a frame; a few bytes could announce one all the same, and have it allocated."""
 
@@ -72,6 +74,8 @@ class Follower:
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
+        self._pub: Address | None = None
+        self._heard_at = 0.0
         self._sub: Line | None = None
         self._poller: LinePoller | None = None
         self._fetch_at = 0.0
@@ -135,8 +139,12 @@ class Follower:
             raise HandshakeRefused(Refusal.MISMATCH, "it came back with other spaces than before", "observation_space")
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
+        self.spec, self._welcome, self._pub = spec, welcome, pub
+        self._dial(welcome, pub, poller)
+
+    def _dial(self, welcome: Welcome, pub: Address, poller: LinePoller) -> None:
         self.leave()
-        self.spec, self._welcome, self._poller = spec, welcome, poller
+        self._poller, self._heard_at = poller, time.monotonic()
         self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
         self._sub.subscribe(WEIGHTS_TOPIC + welcome.topic)
         self._sub.subscribe(BEACON_TOPIC + welcome.topic)
@@ -157,6 +165,7 @@ class Follower:
                 frames = self._sub.recv()
                 if frames is None:
                     return
+                self._heard_at = time.monotonic()
                 topic = bytes(frames[0][:1])
                 if topic == WEIGHTS_TOPIC and len(frames) == 3:
                     self._on_update(frames[1], frames[2])
@@ -177,7 +186,12 @@ class Follower:
             self._on_update(header, payload)
 
     def tick(self, now: float) -> None:
-        """Asks again for what has not come."""
+        """Asks again for what has not come; a PUB that is silent for too long is dialled again: it may be half open."""
+        quiet = self._sub is not None and now - self._heard_at > SILENT_S
+        if quiet and self._welcome is not None and self._pub is not None and self._poller is not None:
+            self._counters.add("redials.weights")
+            self._dial(self._welcome, self._pub, self._poller)
+            return
         if self._fetch_at and now >= self._fetch_at:
             self._fetch(whole=self._whole)
 

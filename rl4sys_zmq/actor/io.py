@@ -130,6 +130,7 @@ class ActorIO(Worker):
         self._joined = False
         self._stage = self.gate.stage
         self._redial = False
+        self._foreign = 0
         self._saved = (0, 0)
         self._first_version = 0
         self._dealer: Line
@@ -346,9 +347,12 @@ class ActorIO(Worker):
                     self._follower.on_fetched(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
-                if exc.code is Refusal.VERSION:
+                self._foreign += exc.code is Refusal.VERSION
+                # One may be a flipped bit, and a learner that has welcomed us speaks our version.
+                if exc.code is Refusal.VERSION and self._foreign > 1 and self._session.state is not SessionState.JOINED:
                     self._set_error(HandshakeRefused(exc.code, f"it answers in {exc.detail}; install the same major version"))
                 continue
+            self._foreign = 0
             self._do(self._session.on_message(time.monotonic(), message))
             if self._session.state is SessionState.JOINED:
                 self.current_at = time.monotonic()

@@ -42,7 +42,14 @@ STEPS = 16
 WORKER = ("submit", "read_weights")
 register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=STEPS, rollout_length=STEPS))
 
-BUSINESS = ("hellos", "connections.accepted", "connections.handshake_succeeded", "connections.disconnected", "security.accepted")
+BUSINESS = (
+    "hellos",
+    "connections.accepted",
+    "connections.handshake_succeeded",
+    "connections.disconnected",
+    "replies_dropped.gone",
+    "security.accepted",
+)
 """Counters that good clients move too."""
 
 

@@ -105,7 +105,7 @@ class Acting:
             self._latencies.append(time.perf_counter() - began)
 
     def _note_acks(self) -> None:
-        durable = 0 if self._spooled else self.agent._io.session.durable
+        durable = 0 if self._spooled else self.agent.stats()["durable"]
         if durable > self._acked:
             self._trace.acked(self._names[self._acked : durable])
             self._acked = durable

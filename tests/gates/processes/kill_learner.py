@@ -37,6 +37,7 @@ from rl4sys_zmq.testing.trace import TraceWriter
 from rl4sys_zmq.values import PolicySpec
 
 SAMPLE_S = 0.05
+LAST_WORDS_S = 0.1
 
 
 def name_of(episode_id: int, segment_index: int) -> str:
@@ -104,6 +105,7 @@ class Fuse:
     def __call__(self) -> None:
         self._left -= 1
         if self._left == 0:
+            threading.Event().wait(LAST_WORDS_S)  # the other threads go on: an ack that leaves too early gets away
             die()
 
 

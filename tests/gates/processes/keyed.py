@@ -1,0 +1,44 @@
+"""A learner or an actor with keys, in a process of its own: libzmq can end one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from talk import obey, options, say
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+
+
+def play(agent: RL4SysAgent, episodes: int) -> int:
+    """Episodes of three steps; returns how many segments the agent has had in all."""
+    for _ in range(episodes):
+        traj = action = None
+        for _ in range(3):
+            traj, action = agent.request_for_action(traj, np.zeros(4, np.float32))
+            action.update_reward(1.0)
+            agent.add_to_trajectory(traj, action)
+        agent.mark_end_of_trajectory(traj, action)
+    return int(agent.stats()["submitted"])
+
+
+def settle(agent: RL4SysAgent) -> dict[str, Any]:
+    """Delivers everything; returns the figures, and how long it took."""
+    began = time.monotonic()
+    agent.flush(30.0)
+    return {**agent.stats(), "took_s": time.monotonic() - began}
+
+
+given = options()
+if "agent" in given:
+    with RL4SysAgent(config=AgentConfig.from_mapping(given["agent"])) as agent:
+        say("joined")
+        obey(play=lambda episodes: play(agent, episodes), settle=lambda: settle(agent))
+else:
+    register_algorithm("SIEGE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=given["keys"])) as learner:
+        say({"address": learner.address})
+        obey(status=learner.status)

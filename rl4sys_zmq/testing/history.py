@@ -128,10 +128,10 @@ class History:
 
     def expire(self, stream: Key) -> None:
         """An actor was told that its stream is forgotten."""
-        known = stream in self.lineage.streams
-        if known and stream not in self.lineage.forgotten:
+        forgotten = stream in self.lineage.forgotten
+        if not forgotten and stream in self.lineage.streams:
             raise Violation("expired", f"{stream} was refused")
-        self.counts["expired" if known else "expired.unwritten"] += 1
+        self.counts["expired" if forgotten else "expired.unwritten"] += 1
         if stream in self._estranged:  # forgotten by a copied disk that is older than the stream: nobody can tell
             self.counts["lost.unannounced"] += sum(key == stream for key, _ in self._released)
 

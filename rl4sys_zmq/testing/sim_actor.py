@@ -93,8 +93,10 @@ class SimActor:
 
     def start(self) -> None:
         """A process begins, with nothing or with what is in its spool."""
-        self._starts += not (self._sim.actor_parts.reuse_incarnations and self._starts)
-        incarnation = RENEWALS * self._starts
+        if not (self._sim.actor_parts.reuse_incarnations and self._starts):
+            self._starts += 1
+            self._incarnation = RENEWALS * next(self._sim.starts)
+        incarnation = self._incarnation
         if self._spooled and self._starts > 1:
             self._spool.reopen(self._sim.rng)
         else:

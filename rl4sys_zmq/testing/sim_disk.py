@@ -99,6 +99,8 @@ class SimDisk:
             case DropStream():
                 key = operation.actor_id, operation.origin
                 self.streams.pop(key, None)
+                known = self.clients.get(NOBODY.client_id, NOBODY)
+                self.clients[NOBODY.client_id] = replace(known, expired=max(known.expired, operation.origin))
                 self.entries = [(row, e) for row, e in self.entries if (e.actor_id, e.origin) != key]
                 client = self.clients.get(operation.client_id, NOBODY)
                 self.clients[client.client_id] = replace(client, expired=max(client.expired, operation.origin))

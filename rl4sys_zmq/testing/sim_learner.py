@@ -64,7 +64,7 @@ class SimLearner(SimReception):
         self._save_at = now + rng.expovariate(1 / schedule.checkpoint_s)
         row = disk.clients.get("sim") if disk is not None else None
         if disk is not None and row is not None:
-            client.accepted, client.gap = row.accepted, row.gap
+            client.accepted, client.gap, table.expired = row.accepted, row.gap, row.expired
             table.restore(disk.streams.values(), now)
             table.expired = row.expired
         self._begin_thread([])
@@ -95,7 +95,7 @@ class SimLearner(SimReception):
         client = self.client
         self._history.counts["thread_restarts"] += 1
         if self._disk is not None:
-            if self._rng.random() < 0.5:
+            if self.ready and self._rng.random() < 0.5:
                 client.thread.work(flush=self._rng.random() < 0.5)
                 client.thread.save(self._disk, self.reach)  # nobody hears of it
             judged = []

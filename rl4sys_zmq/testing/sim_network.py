@@ -30,6 +30,7 @@ class SimNetwork:
         messages: how many were sent.
         quiet: the faults are over.
         life: of the learner.
+        starts: how often an actor has started.
         actors: all of them.
     """
 
@@ -43,6 +44,7 @@ class SimNetwork:
         self.actor_parts = actor_parts
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self.starts = itertools.count(1)
         self._partitioned: dict[int, float] = {}
         self._peers: dict[bytes, tuple[SimActor, Link]] = {}
         self.actors = [SimActor(self, index) for index in range(self.schedule.actors)]

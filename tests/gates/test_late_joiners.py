@@ -35,10 +35,10 @@ class Driver(threading.Thread):
     def stop(self) -> int:
         """Ends it; returns the last version."""
         self._over.set()
-        self.join(PATIENCE_S)
+        self.join(2 * PATIENCE_S)
+        self._agent.close()
         assert not self.is_alive()
         assert self.error is None, repr(self.error)
-        self._agent.close()
         return self.version
 
 

@@ -1,0 +1,216 @@
+"""A learner that goes on: over restarts of it and of its learner threads, nothing acknowledged is lost or trained twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.config import ClientConfig
+from rl4sys_zmq.errors import ClientFailed, ConfigError, JournalError
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.deadletters import list_letters, read_letter
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
+from rl4sys_zmq.wire import decode, read_submit
+
+from .conftest import Lab
+
+FACTORY = FakeAlgorithm.factory(steps_per_update=8, rollout_length=16)
+register_algorithm("GOES_ON", FACTORY)
+
+
+class Picky(FakeAlgorithm):
+    """Does not take segments of three steps."""
+
+    def observe(self, segment: Any, *, correct: bool = False) -> None:
+        if segment.steps == 3:
+            raise RuntimeError("three steps are not for me")
+        super().observe(segment, correct=correct)
+
+
+def picky(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
+    """Makes one."""
+    return Picky(fake_spec(), FakeParameters(steps_per_update=8, rollout_length=16))
+
+
+register_algorithm("PICKY", picky)
+
+
+def start(lab: Lab, run_dir: Path, **options: Any) -> Learner:
+    """A learner with files."""
+    config = LearnerConfig(bind=lab.new_address(), run_dir=run_dir, **{"checkpoint_every_s": 0.05, **options})
+    return lab.stack.enter_context(Learner(config))
+
+
+def settled(learner: Learner, client_id: str = "lab") -> dict[str, Any]:
+    """A client's status once it is not going back any more; the law holds then."""
+    learner.wait(client_id=client_id, version=0, timeout_s=20.0)
+    while (client := learner.status()["clients"][client_id])["resuming"]:
+        pass
+    v = client["verdicts"]
+    assert client["accepted"] == v["trained"] + v["stale"] + v["quarantined"] + client["pending"] + client["rolled_back"], client
+    return dict(client)
+
+
+def joined(lab: Lab, learner: Learner, **options: Any) -> Any:
+    return lab.agent(learner, **{"algorithm_name": "GOES_ON", **options})
+
+
+def test_a_learner_that_is_started_again_goes_on(inproc_lab: Lab, tmp_path: Path) -> None:
+    first = start(inproc_lab, tmp_path / "run")
+    agent = joined(inproc_lab, first)
+    for _ in range(11):
+        inproc_lab.episode(agent, 2)
+    agent.flush(20.0)
+    first.wait(client_id="lab", version=2, timeout_s=20.0)
+    before = settled(first)
+    agent.close()
+    first.close()
+    second = start(inproc_lab, tmp_path / "run")
+    assert second.resumed_clients == ("lab",)
+    after = settled(second)
+    assert (after["accepted"], after["rolled_back"], after["gap"]) == (11, 0, 0)
+    assert (after["version"], after["digest"]) == (before["version"], before["digest"]), "closing writes a last checkpoint"
+    assert after["generation"] > before["generation"]
+    assert after["pending"] == 11 - after["verdicts"]["trained"] == 3, "what waited for a full batch waits again"
+    second.drain(timeout_s=20.0)
+    assert settled(second)["pending"] == 0
+    keys = FACTORY.made[-1].keys
+    assert len(keys) == len(set(keys)) == 11
+
+
+def test_a_learner_thread_that_is_restarted_is_fed_again(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = start(inproc_lab, tmp_path / "run", checkpoint_every_s=1e6)
+    agent = joined(inproc_lab, learner)
+    for _ in range(10):
+        inproc_lab.episode(agent, 2)
+    agent.flush(20.0)
+    learner.restart("lab")
+    for _ in range(6):
+        inproc_lab.episode(agent, 2)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    client = settled(learner)
+    assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
+    keys = FACTORY.made[-1].keys
+    assert len(keys) == len(set(keys)) == 16
+
+
+def test_a_busy_learner_thread_that_was_replaced_writes_no_checkpoint(inproc_lab: Lab, tmp_path: Path) -> None:
+    factory = FakeAlgorithm.factory(steps_per_update=4, rollout_length=4, slow_s=30.0)
+    register_algorithm("BUSY", factory)
+    learner = start(inproc_lab, tmp_path / "run", shutdown_timeout_s=20.0)
+    agent = joined(inproc_lab, learner, algorithm_name="BUSY")
+    learner.save(timeout_s=20.0)
+    inproc_lab.episode(agent, 4)
+    agent.flush(20.0)
+    learner.restart("lab")
+    settled(learner)
+    store = CheckpointStore(tmp_path / "run" / "checkpoints" / "lab")
+    factory.release.set()
+    learner.drain(timeout_s=20.0)
+    found = store.load()
+    assert found is not None and found[0].generation == settled(learner)["generation"]
+    assert settled(learner)["verdicts"]["trained"] == 1
+
+
+def test_what_an_algorithm_fails_on_can_be_given_up(inproc_lab: Lab, tmp_path: Path) -> None:
+    register_algorithm("FAILS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=4, fail_after_updates=0))
+    learner = start(inproc_lab, tmp_path / "run")
+    agent = joined(inproc_lab, learner, algorithm_name="FAILS")
+    inproc_lab.episode(agent, 4)
+    with pytest.raises(ClientFailed):
+        agent.wait_version(1, 20.0)
+    learner.restart("lab")
+    with pytest.raises(ClientFailed):
+        learner.wait(client_id="lab", version=1, timeout_s=20.0)
+    learner.restart("lab", give_up_pending=True)
+    client = settled(learner)
+    assert (client["accepted"], client["rolled_back"], client["pending"]) == (1, 1, 0)
+
+
+def test_a_segment_that_the_algorithm_does_not_take_is_buried(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = start(inproc_lab, tmp_path / "run")
+    agent = joined(inproc_lab, learner, algorithm_name="PICKY")
+    for steps in (2, 3, 4, 2):
+        inproc_lab.episode(agent, steps)
+    inproc_lab.episode(agent, 5, reward=1.0)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    client = settled(learner)
+    assert (client["verdicts"]["quarantined"], client["verdicts"]["trained"]) == (1, 4)
+    learner.close()
+    (letter,) = list_letters(tmp_path / "run" / "dead")
+    assert (letter.client_id, letter.actor_id, letter.seq) == ("lab", agent.actor_id, 1) and "three steps" in letter.reason
+    message = decode(list(read_letter(letter.path)))
+    (segment,) = read_submit(message)  # type: ignore[arg-type]
+    assert segment.steps == 3  # type: ignore[union-attr]
+
+
+def test_an_algorithm_that_takes_nothing_has_failed(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = start(inproc_lab, tmp_path / "run")
+    agent = joined(inproc_lab, learner, algorithm_name="PICKY")
+    for _ in range(4):
+        inproc_lab.episode(agent, 3)
+    with pytest.raises(ClientFailed, match="three steps"):
+        learner.wait(client_id="lab", version=1, timeout_s=20.0)
+
+
+def test_an_entry_that_contradicts_the_run_is_refused(inproc_lab: Lab, tmp_path: Path) -> None:
+    first = start(inproc_lab, tmp_path / "run")
+    joined(inproc_lab, first).close()
+    first.close()
+    entry = {"lab": ClientConfig(algorithm_name="PICKY")}
+    with pytest.raises(ConfigError, match="algorithm_name of client 'lab' is 'PICKY', and 'GOES_ON'"):
+        start(inproc_lab, tmp_path / "run", clients=entry)
+
+
+def test_one_run_directory_has_one_learner(inproc_lab: Lab, tmp_path: Path) -> None:
+    start(inproc_lab, tmp_path / "run")
+    with pytest.raises(JournalError, match="in use"):
+        start(inproc_lab, tmp_path / "run")
+
+
+def test_never_sets_the_old_state_aside(inproc_lab: Lab, tmp_path: Path) -> None:
+    first = start(inproc_lab, tmp_path / "run")
+    agent = joined(inproc_lab, first)
+    inproc_lab.episode(agent, 2)
+    agent.flush(20.0)
+    agent.close()
+    first.close()
+    second = start(inproc_lab, tmp_path / "run", resume="never")
+    assert second.resumed_clients == () and second.status()["clients"] == {}
+    assert len(list((tmp_path / "run").glob("before-*/journal.db"))) == 1
+
+
+def test_going_back_to_a_checkpoint_says_what_it_costs(inproc_lab: Lab, tmp_path: Path) -> None:
+    first = start(inproc_lab, tmp_path / "run", checkpoint_every_s=1e6)
+    agent = joined(inproc_lab, first)
+    digests = {}
+    for round_number in (1, 2, 3, 4):
+        for _ in range(4):
+            inproc_lab.episode(agent, 2)
+        agent.flush(20.0)
+        first.save(timeout_s=20.0)
+        digests[round_number] = settled(first)["digest"]
+    agent.close()
+    first.close()
+    folder = tmp_path / "run" / "checkpoints" / "lab"
+    numbers = sorted(int(path.name) for path in folder.iterdir())
+    target = numbers[0]
+    manifest = json.loads((folder / f"{target:08d}" / "manifest.json").read_text())
+    back = start(inproc_lab, tmp_path / "run", resume=str(folder / f"{target:08d}"))
+    assert back.rollback is not None and back.rollback.checkpoint == target
+    client = settled(back)
+    trained = manifest["verdicts"]["trained"]
+    assert client["accepted"] == 16 and client["verdicts"]["trained"] >= trained
+    back.drain(timeout_s=20.0)
+    client = settled(back)
+    assert client["pending"] == 0 and client["rolled_back"] == 16 - client["verdicts"]["trained"]
+    keys = FACTORY.made[-1].keys
+    assert len(keys) == len(set(keys)) == client["verdicts"]["trained"]
+    assert not np.isnan(client["steps"])

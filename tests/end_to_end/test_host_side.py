@@ -1,0 +1,224 @@
+"""The host's side of reliability: spools, cached and stale policies, going back a version, forks, sidecars."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
+from rl4sys_zmq.learner import Learner, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+
+from .conftest import Lab
+
+FACTORY = FakeAlgorithm.factory(steps_per_update=4, rollout_length=16)
+register_algorithm("HOSTED", FACTORY)
+NOBODY = {"connect_timeout_s": 0.3}
+
+
+def until(ready: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Waits for a condition that nobody announces."""
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
+    while not ready():
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+
+
+def agent_of(lab: Lab, learner: Learner | str, **options: Any) -> RL4SysAgent:
+    return lab.agent(learner, **{"algorithm_name": "HOSTED", **options})
+
+
+def check_law(stats: dict[str, Any]) -> None:
+    assert stats["submitted"] == stats["dropped_at_source"] + stats["in_actor"] + stats["refused"] + stats["accepted"], stats
+
+
+def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) -> None:
+    options = {"spool": tmp_path / "spool", "overflow": "drop_oldest"}
+    first = lab.learner()
+    address = first.address
+    agent = agent_of(lab, address, **options)
+    for _ in range(3):
+        lab.episode(agent, 4)
+    agent.flush(20.0)
+    first.close()
+    for _ in range(5):
+        lab.episode(agent, 4)
+    agent.close(0.1)
+    until(lambda: not agent._io.alive)  # a busy disk may take longer than closing waits
+    stats = agent.stats()
+    check_law(stats)
+    assert (stats["submitted"], stats["accepted"], stats["in_actor"]) == (8, 3, 5)
+    name = agent.actor_id
+    agent = agent_of(lab, address, **options, **NOBODY)  # acts by the policy in the spool's folder
+    assert agent.actor_id == name and agent.version >= 0
+    lab.episode(agent, 4)
+    second = lab.learner(address)
+    agent.flush(20.0)
+    check_law(agent.stats())
+    assert (agent.stats()["accepted"], agent.stats()["dropped_at_source"]) == (9, 0)
+    second.drain(timeout_s=20.0)
+    client = second.status()["clients"]["lab"]
+    assert client["verdicts"]["trained"] == 6 and client["gap"] == 3, "the first learner's memory is gone with it"
+
+
+def test_a_spool_has_one_process(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = inproc_lab.learner()
+    agent_of(inproc_lab, learner, spool=tmp_path / "spool")
+    with pytest.raises(SpoolError):
+        agent_of(inproc_lab, learner, spool=tmp_path / "spool")
+
+
+def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = inproc_lab.learner()
+    cache = tmp_path / "policy"
+    agent_of(inproc_lab, learner, policy_cache=cache).close()
+    learner.close()
+    agent = agent_of(
+        inproc_lab, "inproc://nobody-there", spool=tmp_path / "spool", policy_cache=cache, spool_max_bytes=1 << 16, **NOBODY
+    )
+    for _ in range(400):
+        inproc_lab.episode(agent, 16)
+    until(lambda: not len(agent._outbox))
+    stats = agent.stats()
+    check_law(stats)
+    assert stats["dropped"]["spool_bytes"] > 0 and stats["submitted"] == 400 and stats["spool"]["bytes"] <= 1 << 16
+
+
+def test_a_cache_of_somebody_else_is_not_used(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = inproc_lab.learner()
+    cache = tmp_path / "policy"
+    agent_of(inproc_lab, learner, policy_cache=cache).close()
+    with pytest.raises(LearnerUnavailable):
+        agent_of(inproc_lab, "inproc://nobody-there", client_id="other", policy_cache=cache, **NOBODY)
+    assert agent_of(inproc_lab, "inproc://nobody-there", policy_cache=cache, **NOBODY).version == 0
+
+
+def test_a_stale_policy_is_kept_replaced_or_raised(inproc_lab: Lab, tmp_path: Path) -> None:
+    learner = inproc_lab.learner()
+    cache = tmp_path / "policy"
+    agent_of(inproc_lab, learner, policy_cache=cache).close()
+    learner.close()
+    stale: dict[str, Any] = {"policy_cache": cache, "policy_max_age_s": 1e-9, **NOBODY}
+    observation = np.zeros(4, dtype=np.float32)
+
+    def alone(**options: Any) -> RL4SysAgent:
+        return agent_of(inproc_lab, "inproc://nobody-there", **stale, **options)
+
+    assert alone(on_stale="keep").request_for_action(None, observation)[1].log_prob != 0.0
+    with pytest.raises(PolicyStale, match="policy_max_age_s"):
+        alone(on_stale="raise").request_for_action(None, observation)
+    agent = alone(on_stale="baseline")
+    traj, action = agent.request_for_action(None, observation, mask=[0, 1])
+    assert action.act == 1, "the first that is allowed"
+    action.update_reward(1.0)
+    agent.mark_end_of_trajectory(traj, action)
+    assert agent.stats()["submitted"] == 0 and agent.stats()["counters"]["baseline_actions"] == 1
+    _, actions = agent.request_for_actions(None, np.zeros((3, 4), dtype=np.float32))
+    assert [a.act for a in actions] == [0, 0, 0]
+
+
+def test_going_back_a_version(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner()
+    agent = agent_of(inproc_lab, learner)
+    with pytest.raises(LearnerUnavailable, match="go back"):
+        agent.rollback()
+    inproc_lab.episode(agent, 4)
+    assert agent.wait_version(1, 20.0) == 1
+    assert agent.rollback() == 0 == agent.version
+    inproc_lab.episode(agent, 4)
+    assert agent.wait_version(2, 20.0) == 2, "the next one is taken"
+    assert agent.stats()["counters"]["rollbacks"] == 1
+
+
+def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) -> None:
+    learner = inproc_lab.learner()
+    agent = agent_of(inproc_lab, learner)
+    inproc_lab.episode(agent, 4)
+    agent.wait_version(1, 20.0)
+    bad = agent._policy
+    broken = type(bad).act
+    calls = []
+
+    def act(policy: Any, *arguments: Any) -> Any:
+        raw, chosen, log_prob = broken(policy, *arguments)
+        calls.append(policy.version)
+        return raw, chosen, float("nan") if policy is bad else log_prob
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(bad), "act", act)
+        _, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
+    assert calls == [1, 0] and action.version == 0 == agent.version and np.isfinite(action.log_prob)
+
+
+def in_a_child(work: Callable[[], None]) -> int:
+    """Runs something in a forked child; returns its exit code."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_is_another_actor(lab: Lab, tmp_path: Path) -> None:
+    if lab.new_address().startswith("inproc"):
+        pytest.skip("another process can't reach inproc")
+    learner = lab.learner()
+    agent = agent_of(lab, learner, spool=tmp_path / "spool")
+    running, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
+    action.update_reward(1.0)
+    agent.add_to_trajectory(running, action)
+    parent = agent.actor_id
+
+    def child() -> None:
+        traj, mine = agent.request_for_action(running, np.ones(4, dtype=np.float32))
+        assert traj is not running and agent.actor_id != parent
+        agent.add_to_trajectory(traj, mine)
+        mine.update_reward(1.0)
+        agent.mark_end_of_trajectory(traj, mine)
+        agent.flush(20.0)
+        assert agent.stats()["accepted"] == 1 and agent.stats()["spool"] is None
+        agent.close()
+
+    assert in_a_child(child) == 0
+    assert in_a_child(gc.collect) == 0, "a child that does not use it ends as ever"
+    agent.mark_end_of_trajectory(running, action)
+    agent.flush(20.0)
+    assert agent.actor_id == parent and agent.stats()["accepted"] == 1
+    actors = learner.status()["clients"]["lab"]["actors"]
+    assert len(actors) == 2 and sum(a["received"] for a in actors.values()) == 2
+
+
+def test_sockets_in_a_sidecar(lab: Lab) -> None:
+    address = lab.new_address()
+    if address.startswith("inproc"):
+        with pytest.raises(ConfigError, match="sidecar"):
+            agent_of(lab, address, sidecar=True)
+        return
+    agent = agent_of(lab, lab.learner(), sidecar=True)
+    lab.episode(agent, 4)
+    assert agent.wait_version(1, 20.0) >= 1
+    children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = {int(pid) for path in children for pid in path.read_text().split()}
+    (sidecar,) = [pid for pid in pids if b"relay_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(sidecar, signal.SIGKILL)
+    lab.episode(agent, 4)
+    agent.flush(30.0)
+    assert agent.stats()["accepted"] == 2 and agent.stats()["counters"]["io_restarts"] == 1

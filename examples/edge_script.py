@@ -3,8 +3,10 @@
     rl4sys-learner serve --port 50051
     python examples/edge_script.py --steps 40000
 
-The room loses heat to the outside; the heater has three settings. Stop the learner while this runs: the loop goes on
-with the policy that it has, and what the queue can't hold is counted.
+The room loses heat to the outside; the heater has three settings. Stop the learner while this runs, or kill it: the loop
+goes on with the policy that it has, and what the queue can't hold is counted. Start the learner again on the same run
+directory: it takes up the policy where its newest checkpoint has it. With ``spool="spool"`` in the configuration this
+program could be killed and started without a learner too.
 """
 
 import argparse

@@ -316,7 +316,11 @@ class RL4SysAgent(Resource):
         if traj.completed:
             raise ActionError("this trajectory has ended; request_for_action starts another")
         traj._last = action
-        if not self.config.explore or action._raw is None:
+        if not self.config.explore:
+            return
+        if action._raw is None:  # nothing that a policy chose: what comes after it does not follow what came before
+            if traj._builder.steps:
+                self._cut(traj, action.obs, action._mask, follows=False)
             return
         builder = traj._builder
         if not builder.steps:
@@ -562,8 +566,13 @@ class RL4SysAgent(Resource):
         steps = builder.steps
         return steps >= builder.limit or (steps > 0 and builder.generation != self._policy.generation)
 
-    def _cut(self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None) -> SegmentBuilder:
-        """Ends the running segment, of which `observation` is the one to bootstrap from, and begins the next."""
+    def _cut(
+        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, *, follows: bool = True
+    ) -> SegmentBuilder:
+        """Ends the running segment, of which `observation` is the one to bootstrap from, and begins the next.
+
+        With `follows` False steps are missing between the two: their indices are no neighbours, so nobody joins them.
+        """
         builder = traj._builder
         builder.close(observation, mask)
         traj._cap_left -= builder.steps
@@ -573,7 +582,9 @@ class RL4SysAgent(Resource):
         self._handover.close(traj, builder)
         traj._entered = False
         rows = min(self._rollout, traj._cap_left)
-        traj._builder = SegmentBuilder(self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + 1)
+        traj._builder = SegmentBuilder(
+            self._spec.observation_space, self._spec.action_space, rows, builder.segment_index + (1 if follows else 2)
+        )
         return traj._builder
 
     def _answer_bad_input(self, traj: RL4SysTrajectory | None, error: BadInput) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -585,6 +596,8 @@ class RL4SysAgent(Resource):
             traj = self._begin()
         act = self._host.last_act if self._host.last_act is not None else _baseline(self._spec)
         observation = np.zeros(self._spec.observation_space.shape, dtype=self._spec.observation_space.dtype)
+        if traj._builder.steps:  # the best that is known of where the episode is
+            observation = traj._builder.last_observation
         policy = self._policy
         return traj, RL4SysAction(self, observation, None, act, 0.0, (policy.generation, policy.version), None)
 

@@ -114,6 +114,11 @@ class SegmentBuilder:
                 self._set_mask(self.steps, mask)
 
     @property
+    def last_observation(self) -> NDArray[Any]:
+        """That of the last row, of which there is one."""
+        return np.array(self._observations[self.steps - 1])
+
+    @property
     def reward_sum(self) -> float:
         """The sum of all rewards of a complete segment."""
         return float(self._rewards[: self.steps].sum(dtype=np.float64))

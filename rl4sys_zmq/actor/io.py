@@ -267,7 +267,7 @@ class ActorIO(Worker):
     def _turn(self) -> None:
         now = time.monotonic()
         deadline = min(self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline())
-        if self._oldest_since is not None:
+        if self._oldest_since is not None and self._session.can_take():  # else an ack will wake it
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
         self._poller.poll(min(max(0.0, deadline - now), 1.0))
         self._wakeup.clear()

@@ -57,12 +57,12 @@ class Commands(click.Group):
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         name = prog_name or self.name
-        with Signals():
+        with Signals() as signals:
             code = _exit_code(
                 name or "", lambda: super(Commands, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
-        if args is None:  # this process is the command's own, not a test's
-            _leave(code)
+            if args is None:  # this process is the command's own, not a test's
+                _leave(code, at_once=signals.came)
         sys.exit(code)
 
 
@@ -96,11 +96,14 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _leave(code: int) -> None:
-    """Ends the process without the second that taking torch apart costs, or waiting for a thread that did not end in time."""
+def _leave(code: int, *, at_once: bool) -> None:
+    """Ends the process without the second that taking torch apart costs, or waiting for a thread that did not end in time.
+
+    And after a signal at once: while an interpreter ends, a second signal would find no handler, and spoil the exit code.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    if "torch" in sys.modules or any(t.name.startswith("rl4sys") for t in threading.enumerate()):
+    if at_once or "torch" in sys.modules or any(t.name.startswith("rl4sys") for t in threading.enumerate()):
         os._exit(code)
 
 

@@ -58,6 +58,11 @@ class Signals:
         if self._timer is not None:
             self._timer.cancel()
 
+    @property
+    def came(self) -> bool:
+        """A signal has come."""
+        return self._stopping is not None
+
     def check(self) -> None:
         """Raises `Stopping` again when a signal came and something (a finaliser, say) swallowed the first one."""
         if self._stopping is not None:

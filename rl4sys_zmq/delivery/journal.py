@@ -134,9 +134,9 @@ class Journal(Worker):
         """Forgets a stream and its entries."""
         self._enqueue(DropStream(client_id, actor_id, origin), hurry=True)
 
-    def add_gap(self, client_id: str, count: int) -> None:
-        """Counts segments that are gone."""
-        self._enqueue(Gap(client_id, count))
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
+        """Counts segments that are gone, and moves their stream's mark over them in the same transaction."""
+        self._enqueue(Gap(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Gives up the entries below the marks."""

@@ -15,7 +15,7 @@ from rl4sys_zmq.wire.messages import Frame
 
 __all__ = ["SCHEMA_VERSION", "DropStream", "Gap", "Read", "Tables", "Trim", "Write", "stored_bytes"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TRIM_ROWS = 2_000
 """How many entries one operation deletes at once; what is left of it goes on in the next transaction."""
 INSERT_ROWS = 64
@@ -27,7 +27,8 @@ _SCHEMA = (
     " accepted INTEGER NOT NULL, refused INTEGER NOT NULL, gap INTEGER NOT NULL, expired INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE streams (client_id TEXT, actor_id TEXT, origin INTEGER, incarnation INTEGER NOT NULL,"
     " first_seq INTEGER NOT NULL, received INTEGER NOT NULL, accepted_steps INTEGER NOT NULL, refused INTEGER NOT NULL,"
-    " submits INTEGER NOT NULL, spooled INTEGER NOT NULL, PRIMARY KEY (client_id, actor_id, origin)) WITHOUT ROWID",
+    " submits INTEGER NOT NULL, spooled INTEGER NOT NULL, owner TEXT NOT NULL,"
+    " PRIMARY KEY (client_id, actor_id, origin)) WITHOUT ROWID",
     "CREATE TABLE entries (row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, actor_id TEXT NOT NULL, origin INTEGER NOT NULL,"
     " first_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, steps INTEGER NOT NULL, skip INTEGER NOT NULL,"
     " refused INTEGER NOT NULL, nbytes INTEGER NOT NULL, checksum INTEGER NOT NULL, frames BLOB NOT NULL)",
@@ -45,16 +46,18 @@ _STREAM = (
     "refused",
     "submits",
     "spooled",
+    "owner",
 )
 _CLIENT_UPSERT = "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (client_id) DO UPDATE SET "
 _STREAM_UPSERT = (
-    f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (client_id, actor_id, origin) DO UPDATE SET "
 )
 _PUT_CLIENT = _CLIENT_UPSERT + "generation = max(generation, excluded.generation), settings = excluded.settings"
 _PUT_STREAM = _STREAM_UPSERT + (
     "incarnation = max(incarnation, excluded.incarnation), first_seq = max(first_seq, excluded.first_seq),"
-    " received = max(received, excluded.received), submits = excluded.submits, spooled = excluded.spooled"
+    " received = max(received, excluded.received), submits = excluded.submits, spooled = excluded.spooled,"
+    " owner = excluded.owner"
 )
 _SUM = "{0} = min({0} + excluded.{0}, 9223372036854775807)"  # beyond it SQLite would go on with a float
 _ADD_TO_CLIENT = _CLIENT_UPSERT + ", ".join(map(_SUM.format, ("accepted", "refused", "gap")))
@@ -75,10 +78,11 @@ class DropStream:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Count segments that are gone."""
+    """Count segments that are gone, and move their stream's mark over them: both or neither."""
 
     client_id: str
     count: int
+    stream: StreamRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +161,8 @@ class Tables:
             for client_id, generation, settings, *totals in self._db.execute("SELECT * FROM clients")
         ]
         streams = [
-            StreamRow(*(*numbers, bool(submits), bool(spooled)))
-            for *numbers, submits, spooled in self._db.execute(f"SELECT {', '.join(_STREAM)} FROM streams")
+            StreamRow(*(*numbers, bool(submits), bool(spooled), owner))
+            for *numbers, submits, spooled, owner in self._db.execute(f"SELECT {', '.join(_STREAM)} FROM streams")
         ]
         (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
@@ -181,6 +185,8 @@ class Tables:
                     self._put_stream(_PUT_STREAM, operation)
                 case Gap():
                     self._put_client(_ADD_TO_CLIENT, ClientRow(operation.client_id, 0, {}, operation.count, 0, operation.count))
+                    if operation.stream is not None:
+                        self._put_stream(_PUT_STREAM, operation.stream)
                 case DropStream():
                     grown -= self._drop(operation)
                 case Trim():

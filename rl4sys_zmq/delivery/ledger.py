@@ -68,6 +68,7 @@ class StreamRow:
         refused: how many of its segments were refused as items.
         submits: whether its actor sends segments at all.
         spooled: whether it goes on across the actor's starts.
+        owner: the user that it belongs to; empty without keys.
     """
 
     client_id: str
@@ -80,6 +81,7 @@ class StreamRow:
     refused: int
     submits: bool
     spooled: bool
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +197,8 @@ class Ledger(Protocol):
     def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
         """Forgets a stream and its entries, but for its origin in its client's `expired`. The totals stay."""
 
-    def add_gap(self, client_id: str, count: int) -> None:
-        """Counts segments that were acknowledged by a lineage that is gone."""
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
+        """Counts segments that were acknowledged by a lineage that is gone; `stream` is put with it, both or neither."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Gives up the entries whose `end_seq` is not above the mark of their (actor_id, origin)."""
@@ -248,7 +250,7 @@ class MemoryLedger:
     def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
         """Nothing: entries are not kept."""
 
-    def add_gap(self, client_id: str, count: int) -> None:
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Nothing, as `put_client`."""
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:

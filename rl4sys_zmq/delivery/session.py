@@ -33,6 +33,9 @@ RESEND_S = (0.5, 10.0)
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
 _PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
+RIGHTS = "keys"
+"""The field of a refusal that concerns the actor's rights, not one message."""
+
 _SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
 
 
@@ -350,7 +353,7 @@ class ActorSession:
                 self.state = SessionState.JOINING
                 self._next_hello = now
                 return []
-            if code is not Refusal.FAILED:
+            if code is not Refusal.FAILED and refused.field != RIGHTS:
                 return []  # a message refusal: the mark did not move, the resend timer takes care
         if code is Refusal.EXPIRED:  # a second answer to the same incarnation finds no ledger here any more
             return self._renew(now) if self.ledger_id and not self._hello.spooled else []

@@ -74,7 +74,7 @@ class StreamTable:
                 spooled=row.spooled,
             )
             stream.received = stream.durable = row.received
-            stream.accepted_steps, stream.refused = row.accepted_steps, row.refused
+            stream.accepted_steps, stream.refused, stream.owner = row.accepted_steps, row.refused, row.owner
             self._streams[stream.key] = stream
             known = self._current.get(row.actor_id)
             if known is None or known.incarnation < row.incarnation:

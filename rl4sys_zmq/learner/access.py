@@ -23,13 +23,13 @@ __all__ = ["LEARNER_SECRET", "AccessWatcher", "Door"]
 log = logging.getLogger(__name__)
 
 LEARNER_SECRET = "learner.secret"
-LOOK_S = 0.25
+LOOK_S = 0.1
 JOIN_S = 2.0
 _doors = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """Reads the list of clients, looks every quarter of a second whether it has changed, and answers the ZAP handler from it.
+    """Reads the list of clients, looks ten times a second whether it has changed, and answers the ZAP handler from it.
 
     Attributes:
         access: the list in force; replaced whole.

@@ -152,12 +152,14 @@ class Client:
             stream.refused,
             stream.submits,
             stream.spooled,
+            stream.owner,
         )
 
     def start(self, up: str, config: LearnerConfig, ledger: Ledger) -> None:
         """Gives it a (new) learner thread, whose pipeline ends are at `up` and below it."""
         self.life += 1
         self.replaying = self.life if ledger.durable else 0
+        self.page_after = None
         down = f"{up}-{self.key.hex()}"
         self.state, self.error = ClientState.STARTING, ""
         self.pool = CreditPool()
@@ -219,6 +221,12 @@ class Client:
             CreditPool.reclaim(stream)
         self.replayed = 0
         self.page_after = 0
+        if message.checkpoint:
+            self.saved, self.saved_at = Checkpointed(0, message.checkpoint, -1, [], 0.0, ""), time.monotonic()
+            for key, (seq, _) in marks.items():
+                known = self.table.get(*key)
+                if known is not None:
+                    known.checkpointed = max(known.checkpointed, min(seq, known.received))
         self._balance()
 
     def replay(self, entry: Entry) -> None:
@@ -313,7 +321,7 @@ class Client:
             "queued_bytes": self.delivered_bytes - self.taken_bytes,
             "checkpoint": {
                 "number": self.saved.number,
-                "version": self.saved.version,
+                "version": self.saved.version if self.saved.version >= 0 else pub.version,
                 "age_s": round(now - self.saved_at, 3) if self.saved.number else None,
                 "duration_s": round(self.saved.duration_s, 4),
                 "error": self.save_error,

@@ -46,7 +46,11 @@ class Feeder:
                 if stream is not None:
                     stream.commit(safe.end_seq)
                     client.dirty.add(stream.actor_id)
-                if not client.replaying and client.push is not None:
+                if client.replaying or client.push is None:
+                    continue
+                if stream is not None and not stream.counted(safe.end_seq):
+                    client.replay(safe)  # of the learner thread before; a full disk lets a page overtake it
+                else:
                     client.deliver(safe, safe.skip)
             elif safe.token == client.replaying:
                 self._on_page(client, safe)

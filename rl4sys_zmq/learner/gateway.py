@@ -30,7 +30,7 @@ from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, Poller, Socket, Wakeup, read_subscription
+from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
     Checkpointed,
@@ -353,6 +353,7 @@ class Gateway(Worker):
 
     def _each_second(self, now: float) -> None:
         self._feeder.relieve()
+        self._hide_from(self._guard.lapsed(time.time()))
         for event in self._reception.router.events():
             self._counters.add(f"connections.{event.name}")
         for client in self._roster:
@@ -373,7 +374,14 @@ class Gateway(Worker):
 
     def _read_subscriptions(self) -> None:
         """A new subscriber gets a beacon at once: what was published before it was there is invisible to it."""
-        while (frames := self._xpub.recv()) is not None:
+        while True:
+            try:
+                frames = self._xpub.recv()
+            except TooManyFrames as exc:
+                self._counters.add(f"refused.{exc.code.value}")
+                continue
+            if frames is None:
+                return
             notice = read_subscription(frames)
             if notice is None or not notice[0]:
                 continue
@@ -393,10 +401,13 @@ class Gateway(Worker):
         gets another topic, which its actors learn in a new handshake.
         """
         losers = self._guard.replace(access)
+        self._hide_from(losers)
+        self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
+
+    def _hide_from(self, losers: set[str]) -> None:
         for client in self._roster if losers else ():
             client.topic = new_topic()
             self._reception.dismiss(client, "the rights have changed: say HELLO again")
-        self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
     def status(self) -> dict[str, Any]:
         """The state of everything, as a JSON document; in the gateway thread."""

@@ -33,6 +33,15 @@ class Guard:
     def __init__(self, access: AccessList | None) -> None:
         self._access = access
         self._meters: dict[str, _Meter] = {}
+        self._lapsed: set[str] = set()
+
+    def lapsed(self, unix_s: float) -> set[str]:
+        """The users whose keys have expired since the last call and that could read weights."""
+        if self._access is None:
+            return set()
+        over = {name for name, peer in self._access.by_name.items() if peer.expired(unix_s) and "read_weights" in peer.roles}
+        fresh, self._lapsed = over - self._lapsed, over
+        return fresh
 
     def replace(self, access: AccessList) -> set[str]:
         """Takes a new list; returns the names that may read less than before, or are gone."""

@@ -96,7 +96,8 @@ class Reception:
                 sender = self._admit(peer, frames)
                 self._on_message(peer, sender, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
             except ProtocolError as exc:
-                self.refuse(peer, exc.code, exc.detail)
+                rights = exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY)
+                self.refuse(peer, exc.code, exc.detail, field="keys" if rights else "")
             except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
                 log.exception("a message of one peer was not handled")
                 self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
@@ -148,7 +149,11 @@ class Reception:
                 stream.wish(message.want_steps)
                 client.dirty.add(stream.actor_id)
             case Fetch():
-                self._guard.check_fetch(sender, stream.last_seen)
+                try:
+                    self._guard.check_fetch(sender, stream.last_seen)
+                except ProtocolError as exc:  # it may submit all the same
+                    self.refuse(peer, exc.code, exc.detail)
+                    return
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self.hang_up(peer, client, stream)
@@ -189,7 +194,7 @@ class Reception:
             client = self._roster.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
-                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, hello.actor_id))
+                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, hello))
             if client is None:
                 client = self._found(hello)
             else:
@@ -206,8 +211,10 @@ class Reception:
             case ClientState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "")
 
-    def _live_actors(self, user: str, but: str) -> int:
-        return sum(s.owner == user and s.actor_id != but for client in self._roster for s in client.table.live())
+    def _live_actors(self, user: str, but: Hello) -> int:
+        """The other actors of a key that are live, over all clients."""
+        live = [s for client in self._roster for s in client.table.live() if s.owner == user]
+        return sum((s.client_id, s.actor_id) != (but.client_id, but.actor_id) for s in live)
 
     def _found(self, hello: Hello) -> Client:
         client = self._roster.found(hello)
@@ -216,6 +223,9 @@ class Reception:
         return client
 
     def _welcome(self, peer: bytes, client: Client, hello: Hello, user: str) -> None:
+        owner = client.table.owner_of(hello.actor_id)
+        if owner not in ("", user):  # two may have waited for the learner thread under one name
+            raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
         opened = client.table.open(hello, peer, time.monotonic())
         stream = opened.stream
         stream.owner = user
@@ -224,7 +234,8 @@ class Reception:
         self._sessions[peer] = client, stream
         if opened.gap:
             self._on_gap(client, stream, opened.gap)
-        self._ledger.put_stream(client.stream_row(stream))
+        else:
+            self._ledger.put_stream(client.stream_row(stream))
         client.pool.reclaim(stream)
         client.dirty.add(stream.actor_id)
         pub, settings = client.publications, client.settings
@@ -259,7 +270,7 @@ class Reception:
         client.accepted += gap
         client.gap += gap
         client.rolled_back += gap
-        self._ledger.add_gap(client.client_id, gap)
+        self._ledger.add_gap(client.client_id, gap, client.stream_row(stream))
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def hang_up(self, peer: bytes, client: Client, stream: Stream) -> None:

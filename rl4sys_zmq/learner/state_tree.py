@@ -95,7 +95,7 @@ class _Packer:
         if isinstance(value, np.generic):
             return self._array("$scalar", np.asarray(value), path)
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, torch.Tensor):
+        if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):  # it may be half imported by another thread
             return self._tensor(value, path, torch)
         raise CheckpointError(path, f"a {kind.__module__}.{kind.__qualname__} cannot be stored")
 

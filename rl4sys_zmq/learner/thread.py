@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import sys
 import threading
@@ -213,8 +214,8 @@ class _Learning:
         a = self._assign
         spaces = space_from(a.observation_space), space_from(a.action_space)
         make = resolve_algorithm(a.algorithm_name)
-        torch = sys.modules.get("torch")
-        if torch is not None:
+        if "torch" in sys.modules:
+            torch = importlib.import_module("torch")  # another thread may be in the middle of it: this waits for the end
             # Small networks: a second thread doubles the CPU and gains nothing. Before anything is computed, because
             # the number of threads changes the last bits.
             torch.set_num_threads(1)

@@ -175,7 +175,7 @@ class SimJournal:
         """Queues a deletion."""
         self._backlog.extend([DropStream(client_id, actor_id, origin)])
 
-    def add_gap(self, client_id: str, count: int) -> None:
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""
         self._backlog.extend([Gap(client_id, count)])
 

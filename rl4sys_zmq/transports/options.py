@@ -1,9 +1,9 @@
 """The socket options of each role. All are set before the socket is bound or dials, where they still take effect.
 
 Never set: IDENTITY (any client may claim one), CONFLATE (keeps only the last frame of a message), IMMEDIATE (discards the
-queue on a disconnect), XPUB_NODROP (one slow subscriber stalls all), HEARTBEAT_IVL (libzmq 4.3.5 aborts the process when a ping or
-its timeout meets a connection whose full queue has stopped its input: libzmq issues 3937 and 4767; the protocol has heartbeats of
-its own).
+queue on a disconnect), XPUB_NODROP (one slow subscriber stalls all), HEARTBEAT_IVL (libzmq 4.3.5 aborts the process when a ping
+or its timeout meets a connection whose full queue has stopped its input: libzmq issues 3937 and 4767; the protocol has
+heartbeats of its own).
 """
 
 from __future__ import annotations

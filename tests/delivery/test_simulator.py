@@ -411,7 +411,7 @@ class ResendsReceived(SimSpool):
 TWELVE = {
     "ackearly": ({"parts": LearnerParts(journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
     "split": ({"parts": LearnerParts(thread=MarksApart), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
-    "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once", "verdicts"}),
+    "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
     "nodedupe": ({"parts": table_of(NoDedupe)}, {"identity", "order"}),
     "gapok": ({"parts": table_of(GapAccepted)}, {"order"}),
     "forgetjh": (
@@ -429,7 +429,7 @@ TWELVE = {
     ),
     "mark_before_train": (
         {"parts": LearnerParts(thread=MarksBeforeItTrains), "schedule": CRASHES},
-        {"disposed", "conserved", "lost"},
+        {"disposed", "conserved", "lost", "verdicts"},
     ),
     "credit_leak": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "credit"}),
     "dispose_twice": ({"parts": LearnerParts(thread=TrainsTwice)}, {"once"}),
@@ -440,12 +440,12 @@ MUTANTS = TWELVE | {
         {"conserved", "disposed", "lost", "verdicts"},
     ),
     "takes_the_expired": ({"parts": LearnerParts(table=TakesTheExpired), "schedule": LONG_SILENCES}, {"gap", "order"}),
-    "spool_off_by_one": ({"actor": ActorParts(spool=OffByOne), "schedule": SPOOLS}, {"identity", "released", "order"}),
+    "spool_off_by_one": ({"actor": ActorParts(spool=OffByOne), "schedule": SPOOLS}, {"identity", "released", "order", "gap"}),
     "spool_numbers_anew": (
         {"actor": ActorParts(spool=NumbersAnew), "schedule": SPOOLS},
         {"identity", "released", "conserved"},
     ),
-    "spool_resends_received": ({"actor": ActorParts(spool=ResendsReceived), "schedule": SPOOLS}, {"identity"}),
+    "spool_resends_received": ({"actor": ActorParts(spool=ResendsReceived), "schedule": SPOOLS}, {"identity", "gap"}),
     "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"promised", "released"}),
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
     "forgets_before_the_lease": (

@@ -100,9 +100,6 @@ def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) 
     return figures
 
 
-@pytest.mark.xfail(
-    strict=True, reason="ActorIO._turn: an outbox that waits for credit keeps a deadline in the past, so the I/O thread spins"
-)
 def test_the_io_thread_sleeps_while_nothing_can_be_sent(spawn: Spawn, learner: Start) -> None:
     """It would otherwise take a core, and the interpreter's lock from the control loop."""
     process, address = learner(**FAKE)

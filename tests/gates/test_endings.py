@@ -126,7 +126,6 @@ def test_sigterm_ends_an_actor_under_load(
         assert took < GRACE_S + (ACTOR_S if signals == 1 else 0)
 
 
-@pytest.mark.xfail(strict=True, reason="Signals puts the handlers back before the command's process has ended: -15, not 0")
 def test_a_second_sigterm_while_a_command_leaves(spawn: Spawn, learner: Start) -> None:
     pytest.importorskip("gymnasium")
     process, address = learner(steps_per_update=64, rollout_length=8)
@@ -216,7 +215,6 @@ def test_a_fork_while_an_agent_runs(tier: Tier, report: Any, spawn: Spawn, learn
         assert slowest < EXIT_S
 
 
-@pytest.mark.xfail(strict=True, reason="a learner thread uses a torch that another thread is still importing (thread.py, _build)")
 def test_a_client_is_founded_while_torch_loads(spawn: Spawn) -> None:
     child = spawn("slow_torch")
     found = child.hear()

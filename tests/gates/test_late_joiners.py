@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, until
 
 PROCESSES = 4
 TOGETHER_S = 10.0
@@ -27,10 +27,17 @@ class Driver(threading.Thread):
     def run(self) -> None:
         try:
             while not self._over.is_set():
+                held = self._agent.version  # before, as the next one may come during the step
                 play(self._agent, 1)
-                self.version = self._agent.wait_version(self._agent.version + 1, PATIENCE_S)
+                self.version = self._agent.wait_version(held + 1, PATIENCE_S)
         except BaseException as exc:
             self.error = exc
+
+    def reach(self, version: int) -> int:
+        """Waits until it has this version or a later one; returns that."""
+        until(lambda: self.version >= version or self.error, f"version {version}", 2 * PATIENCE_S)
+        assert self.error is None, (repr(self.error), self._agent.stats())
+        return self.version
 
     def stop(self) -> int:
         """Ends it; returns the last version."""
@@ -38,7 +45,7 @@ class Driver(threading.Thread):
         self.join(2 * PATIENCE_S)
         self._agent.close()
         assert not self.is_alive()
-        assert self.error is None, repr(self.error)
+        assert self.error is None, (repr(self.error), self._agent.stats())
         return self.version
 
 
@@ -56,13 +63,12 @@ def test_late_joiners_end_with_the_same_bits(
         assert child.hear() == "ready"
     driver.start()
     try:
-        process.ask("wait", 5)
-        first = driver.version
+        first = driver.reach(5)
         began = time.monotonic()
         for child in children:
             child.tell("join")
         joined = [child.hear() for child in children]
-        process.ask("wait", first + 1)
+        driver.reach(first + 1)
     finally:
         last = driver.stop()
     for child in children:

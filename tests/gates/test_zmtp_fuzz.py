@@ -146,9 +146,9 @@ def test_a_good_client_is_served_throughout(
         try:
             for target in range(step, connections + 1, step):
                 attack.allow(target)
-                asked = time.monotonic()
+                asked, held = time.monotonic(), agent.version
                 play(agent, 16)
-                agent.wait_version(agent.version + 1, PATIENCE_S)
+                agent.wait_version(held + 1, PATIENCE_S)
                 slowest = max(slowest, time.monotonic() - asked)
                 if target % (4 * step) == 0:
                     with join(address, actor_id="joins-again") as another:
@@ -185,7 +185,6 @@ def test_a_good_client_is_served_throughout(
         assert slowest < ANSWER_S
 
 
-@pytest.mark.xfail(strict=True, reason="the gateway dies of a message of more than 32 frames on its XPUB (TooManyFrames)")
 def test_many_frames_for_the_publisher(learner: Callable[..., tuple[Child, str]]) -> None:
     process, address = learner(steps_per_update=16, rollout_length=16)
     pub = process.ask("status")["pub"]
@@ -241,8 +240,9 @@ def test_a_learner_ends_behind_a_full_queue(spawn: Spawn, learner: Callable[...,
     with join(address, client_id="lab", overflow="wait") as driver:
         host.ask("hold")
         for _ in range(150):
+            held = driver.version
             play(driver, 1)
-            driver.wait_version(driver.version + 1, PATIENCE_S)
+            driver.wait_version(held + 1, PATIENCE_S)
         process.kill()
     threading.Event().wait(7.0)  # libzmq's heartbeats are what must find out
     host.ask("release")

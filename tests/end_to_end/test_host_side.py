@@ -143,7 +143,7 @@ def test_a_step_that_no_policy_chose_parts_the_segment(inproc_lab: Lab) -> None:
     agent.flush(20.0)
     learner.drain(timeout_s=20.0)
     assert [index for _, index in factory.made[-1].keys] == [0, 2], "two segments, which do not follow one another"
-    assert learner.status()["clients"]["lab"]["steps"] == 4
+    assert factory.made[-1].steps == 4
 
 
 def test_going_back_a_version(inproc_lab: Lab) -> None:

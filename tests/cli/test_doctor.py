@@ -290,7 +290,7 @@ def test_a_client_of_another_key(start: Callable[..., Learner], keys: Path) -> N
     learner = start(keys=keys, luna=True)
     visit = Visit(learner.address, "--keys", "k/mars.keys", "--config", configured())
     assert visit.failed == "configuration"
-    assert "refused (identity)" in visit.text
+    assert "refused (identity, keys)" in visit.text
 
 
 @pytest.mark.parametrize(("advertise", "words"), [("nobody.invalid", "has no address"), ("127.0.0.2", "ECONNREFUSED")])

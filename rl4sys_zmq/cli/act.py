@@ -68,11 +68,14 @@ def act(run: Run) -> None:
         config = agent_config(run, envs[0], _number(seeds[0]))
         tally = Tally(run.episodes, VERBOSE_S if run.verbose else None)
         library = logging.getLogger("rl4sys_zmq")
+        level = library.level
         if not run.debug:
             library.setLevel(logging.ERROR)  # what goes wrong in joining is raised, and said once
-        agent = RL4SysAgent(config=config, debug=run.debug)
-        if not run.debug:
-            library.setLevel(logging.WARNING)
+        try:
+            agent = RL4SysAgent(config=config, debug=run.debug)
+        finally:
+            if not run.debug:
+                library.setLevel(level)
         flush_s = SIGNALLED_FLUSH_S
         try:
             say(

@@ -89,6 +89,7 @@ class ChaosLoop(Worker):
         self.paused = False
         self._holed = False
         self._stopping = False
+        self._now = 0.0  # of this turn of the loop: what is due is the same to all who ask
         self._links: set[_Link] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
@@ -131,6 +132,7 @@ class ChaosLoop(Worker):
         try:
             while not self._stopping:
                 ready = self._selector.select(self._patience_s())
+                self._now = time.monotonic()
                 self._wakeup.clear()
                 while self._commands:
                     self._commands.popleft()()
@@ -217,8 +219,7 @@ class ChaosLoop(Worker):
             self._counters.add("corrupted")
         if self._dice.random() < faults.cut_probability:
             data, cut = data[: self._dice.randrange(len(data))], True
-        now = time.monotonic()
-        start = max(now, flow.free_at)
+        start = max(self._now, flow.free_at)
         flow.free_at = start + (len(data) / faults.rate_bytes_s if faults.rate_bytes_s else 0.0)
         flow.chunks.append((flow.free_at + faults.latency_s, data, cut))
         flow.size += len(data)
@@ -233,8 +234,7 @@ class ChaosLoop(Worker):
 
     def _write(self, link: _Link, flow: _Flow) -> bool:
         """Writes one direction; returns False when that ended the link."""
-        now = time.monotonic()
-        while flow.chunks and flow.chunks[0][0] <= now and not link.half:
+        while flow.chunks and flow.chunks[0][0] <= self._now and not link.half:
             due, data, cut = flow.chunks[0]
             try:
                 sent = flow.sink.send(data) if data else 0
@@ -273,7 +273,6 @@ class ChaosLoop(Worker):
 
     def _interest(self, link: _Link) -> None:
         """Says for what each side is watched: reading with room to keep it, writing what did not fit."""
-        now = time.monotonic()
         swallowing = link.half or self._holed
         for flow, back in (link.flows, link.flows[::-1]):
             side, mask = flow.source, 0
@@ -283,7 +282,7 @@ class ChaosLoop(Worker):
                 mask |= selectors.EVENT_READ
             if side is link.server and not link.connected:
                 mask = selectors.EVENT_WRITE
-            elif not self.paused and link.connected and back.chunks and back.chunks[0][0] <= now:
+            elif not self.paused and link.connected and back.chunks and back.chunks[0][0] <= self._now:
                 mask |= selectors.EVENT_WRITE
             self._watch(side, mask, link)
 
@@ -301,9 +300,8 @@ class ChaosLoop(Worker):
         if self.paused:
             return None
         dues = [flow.chunks[0][0] for link in self._links for flow in link.flows if flow.chunks and link.connected]
-        now = time.monotonic()
-        later = [due - now for due in dues if due > now]  # one that is due already waits for room, not for time
-        return min(later) if later else None
+        later = [due for due in dues if due > self._now]  # one that is due already waits for room, not for time
+        return max(0.0, min(later) - time.monotonic()) if later else None
 
     def _chunk_bytes(self) -> int:
         rate = self.faults.rate_bytes_s

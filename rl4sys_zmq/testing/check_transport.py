@@ -74,7 +74,7 @@ def order_is_kept(make: Make, via: Via) -> None:
             if sent < 500 and dealer.send([memoryview(buffer)]):
                 buffer[:4] = b"\xff\xff\xff\xff"
                 sent += 1
-            elif sent == 500:
+            else:
                 _wait(router)
             while (message := router.recv()) is not None:
                 received.append(int.from_bytes(message[1][:4], "little"))

@@ -24,7 +24,7 @@ left of those that the file had at the start. The learner has ``r = min(R - B, e
   them must be kept, placeholders keep their numbers: segments that the learner refuses as items, should it ever ask.
 
 What was put in after the start can't have been received, and must not be counted among the ``e + m`` by a later start that finds
-no Welcome in between: the file says from which row on (`_Meta.sure_from`). All this is committed before anything is taken, so
+no Welcome in between: the file says from which row on (`Meta.sure_from`). All this is committed before anything is taken, so
 that ``B``, ``e`` and `sure_from` can't be applied twice.
 
 **The law of a spool**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. It holds in the file
@@ -36,56 +36,31 @@ A damaged file can't say which numbers are in use. The new one takes a new `orig
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import itertools
-import json
 import logging
 import os
 import sqlite3
-import struct
 import time
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import xxhash
-
+from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, Damaged, Entry, Meta, SpoolFile, SpoolHead, is_damage, placeholder
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ProtocolError, SpoolError
+from rl4sys_zmq.errors import SpoolError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
-from rl4sys_zmq.wire.values import pack_header, unpack_header
 
-__all__ = ["Spool", "SpoolHead", "SpoolLimits"]
+__all__ = ["Spool", "SpoolLimits"]
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
 RETRY_S = 1.0
 RELEASE_S = 0.2
-FLUSH_BYTES = 8 << 20
-"""What one transaction inserts at most, so that a long time in memory does not become one long pause."""
 MAX_HOLE = 65_536
-KEEP_DAMAGED = 3
-_APPLICATION_ID = 0x52345350  # R4SP
-_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-_PREFIX = struct.Struct("<QI")
-_U64 = 1 << 64
-_NO_FLAGS = 8
-"""No segment of this library has them."""
-_TABLES = """
-CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
-                   nbytes INTEGER NOT NULL, frames INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
-CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NULL, checksum BLOB NOT NULL);
-"""
-
-
-class _Damaged(Exception):
-    """The file is a spool, and does not hold together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,60 +78,6 @@ class SpoolLimits:
     max_age_s: float | None = None
     memory_items: int = 1024
     memory_bytes: int = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SpoolHead:
-    """What sending and dropping must know of the oldest segment that is not taken.
-
-    Attributes:
-        generation: of the policy that acted.
-        oldest_version: the least version among its steps.
-        steps: how many decisions it holds.
-        nbytes: the bytes of its columns.
-        frames: how many frames of its own it needs.
-    """
-
-    generation: int
-    oldest_version: int
-    steps: int
-    nbytes: int
-    frames: int
-
-
-@dataclass(frozen=True)
-class _Meta:
-    """The one row of ``meta``; together with the rows it is the whole truth.
-
-    Attributes:
-        rows: how many there are: a row that vanished would shift numbers.
-        next_id: of the next row; ids grow and are never used again while a row has one.
-        sure_from: rows from this id on have never been taken; None: any row may have been.
-        evicted: reasons and counts of the rows evicted while it was unknown whether they had been received, oldest first.
-    """
-
-    client_id: str
-    actor_id: str
-    origin: int
-    incarnation: int
-    ledger_id: int = 0
-    base_seq: int = 0
-    rows: int = 0
-    next_id: int = 1
-    sure_from: int | None = None
-    evicted: tuple[tuple[str, int], ...] = ()
-    submitted: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One segment. `packed` is None when it is in the file; `packed` of a stored one would only cost memory."""
-
-    id: int
-    head: SpoolHead
-    put_at: float
-    packed: PackedSegment | None
 
 
 class Spool(Resource):
@@ -199,17 +120,15 @@ class Spool(Resource):
         self.counters = Counters()
         self.error: str | None = None
         self.reconciled = False
-        self._folder, self._path = folder, folder / "spool.db"
         self._limits = limits
         self._clock, self._monotonic = clock, monotonic
-        self._taken: deque[_Entry] = deque()
-        self._untaken: deque[_Entry] = deque()
-        self._memory: deque[_Entry] = deque()
+        self._taken: deque[Entry] = deque()
+        self._untaken: deque[Entry] = deque()
+        self._memory: deque[Entry] = deque()
         self._nbytes = self._untaken_steps = self._unsure = 0
         self._dirty = False
         self._synced_at = self._retry_at = 0.0
-        self._connection: sqlite3.Connection | None = None
-        self._lock = _lock(folder)
+        self._file = SpoolFile(folder)
         try:
             self._meta = self._open(client_id, actor_id)
         except BaseException:
@@ -287,7 +206,7 @@ class Spool(Resource):
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
             head = SpoolHead(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
-            entry = _Entry(next_id, head, put_at, p)
+            entry = Entry(next_id, head, put_at, p)
             next_id += 1
             self._untaken.append(entry)
             self._memory.append(entry)
@@ -304,10 +223,10 @@ class Spool(Resource):
 
         The first is given whatever its size. Empty before `reconcile`, and while the disk can't be read.
         """
-        if not self.reconciled or self._connection is None:
+        if not self.reconciled or not self._file.is_open:
             return []
         while self._untaken:
-            chosen: list[_Entry] = []
+            chosen: list[Entry] = []
             size = 0
             for entry in itertools.islice(self._untaken, max_items):
                 size += entry.head.nbytes
@@ -320,10 +239,10 @@ class Spool(Resource):
             sound = list(itertools.takewhile(lambda p: p is not None, packed))
             if chosen and not sound:
                 self.counters.add("spool_damaged_rows")
-                log.error("%s: a segment in the spool is damaged and is dropped", self._path)
+                log.error("%s: a segment in the spool is damaged and is dropped", self._file.path)
                 if self.drop_head(1, "spool_damaged"):
                     continue
-                sound = [_placeholder()]  # the disk refuses: it stays, and takes a number
+                sound = [placeholder()]  # the disk refuses: it stays, and takes a number
             for _ in sound:
                 self._take_one()
             return [p for p in sound if p is not None]
@@ -372,7 +291,7 @@ class Spool(Resource):
             The segments that are received and not durable, from `base_seq` on: they are taken. None when the disk refuses:
             nothing can be taken yet; call it again. When it was called before: an empty list.
         """
-        if self.reconciled or self._connection is None:
+        if self.reconciled or not self._file.is_open:
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
         received = max(received, base)
@@ -395,7 +314,7 @@ class Spool(Resource):
             dropped=_taken_back(self._meta.dropped, self._meta.evicted, back),
         )
         if hole:
-            log.warning("%s: the learner has %d segments that an earlier process did not store any more", self._path, hole)
+            log.warning("%s: the learner has %d segments that an earlier process did not store any more", self._file.path, hole)
             self.counters.add("spool_placeholders", blanks)
         if not self._apply(meta, held, gone, blanks):
             return None
@@ -405,9 +324,11 @@ class Spool(Resource):
             return None
         damaged = sum(p is None for p in packed) - blanks
         if damaged:
-            log.error("%s: %d segments that the learner has received, and not made durable, are damaged", self._path, damaged)
+            log.error(
+                "%s: %d segments that the learner has received, and not made durable, are damaged", self._file.path, damaged
+            )
             self.counters.add("spool_damaged_rows", damaged)
-        return [p if p is not None else _placeholder() for p in packed]
+        return [p if p is not None else placeholder() for p in packed]
 
     def set_ledger(self, ledger_id: int) -> None:
         """Notes the ledger of the learner that was met."""
@@ -429,7 +350,7 @@ class Spool(Resource):
 
     def next_deadline(self) -> float:
         """When `tick` wants to be called, monotonic in seconds; infinity when nothing is due."""
-        if self._connection is None:
+        if not self._file.is_open:
             return float("inf")
         if self.error is not None:
             return self._retry_at
@@ -443,87 +364,56 @@ class Spool(Resource):
 
     def close(self) -> None:
         """Writes what can be written and gives the folder free."""
-        if self._connection is not None:
+        if self._file.is_open:
             while self._sync() and self._memory:
                 pass
             if self._memory:
-                log.error("%s: %d segments in memory are lost, %s", self._path, len(self._memory), self.error)
+                log.error("%s: %d segments in memory are lost, %s", self._file.path, len(self._memory), self.error)
         self._abandon()
 
     def disown(self) -> None:
         """In a forked child: lets go of the parent's file and lock without touching them. Called by itself after `os.fork`."""
-        if self._connection is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # closing it here would write to the parent's file
-            self._connection = None
-        self._abandon()
+        _open_spools.discard(self)
+        self._file.disown()
 
     # ---- the file
 
-    def _open(self, client_id: str, actor_id: str | None) -> _Meta:
+    def _open(self, client_id: str, actor_id: str | None) -> Meta:
         """Reads the file, or makes it, and stores this start."""
         try:
             try:
-                self._connection, meta = _connect(self._path)
+                meta = self._file.open()
                 if meta is not None:
-                    meta = self._load(meta, client_id, actor_id)
-            except (_Damaged, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
-                if not _is_damage(exc):
+                    self._load(meta, client_id, actor_id)
+            except (Damaged, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
+                if not is_damage(exc):
                     raise
-                self._move_aside(exc)
-                self._connection, meta = _connect(self._path)
+                aside = self._file.move_aside(int(self._clock() * 1e3))
+                self.counters.add("spool_damaged_files")
+                log.error("the spool %s is damaged (%s): it is now %s, and what it held is not sent", self._file.path, exc, aside)
+                meta = self._file.open()
             start = int(self._clock() * 1e9)
             if meta is None:
-                meta = _Meta(client_id, actor_id or uuid.uuid4().hex, start, start)
+                meta = Meta(client_id, actor_id or uuid.uuid4().hex, start, start)
             else:
                 meta = replace(meta, incarnation=max(meta.incarnation + 1, start))
                 meta = meta if meta.sure_from is not None else replace(meta, sure_from=meta.next_id)
-            self._write(meta, deleted=[], inserted=[])
+            self._file.write(meta, self._first_id(meta))
         except (sqlite3.Error, OSError) as exc:
-            raise SpoolError(f"the spool {self._path} can't be used: {exc}") from exc
+            raise SpoolError(f"the spool {self._file.path} can't be used: {exc}") from exc
         return meta
 
-    def _load(self, meta: _Meta, client_id: str, actor_id: str | None) -> _Meta:
+    def _load(self, meta: Meta, client_id: str, actor_id: str | None) -> None:
         for name, given, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
             if given is not None and given != stored:
                 raise SpoolError(
-                    f"the spool {self._path} has the {name} {stored!r}, not {given!r}; give each actor its own folder"
+                    f"the spool {self._file.path} has the {name} {stored!r}, not {given!r}; give each actor its own folder"
                 )
-        assert self._connection is not None
-        query = "SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows"
-        rows = self._connection.execute(query).fetchall()  # all at once: an open cursor would keep the file from being closed
-        for row_id, steps, generation, oldest, nbytes, frames, put_at in rows:
-            numbers = (row_id, steps, nbytes, frames, generation, oldest)
-            if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
-                raise _Damaged(f"row {row_id!r} has impossible numbers")
-            self._untaken.append(_Entry(row_id, SpoolHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
-            self._nbytes += nbytes
-            self._untaken_steps += steps
-        ids = [e.id for e in self._untaken]
-        if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
-            raise _Damaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
-        if meta.submitted != sum(meta.dropped.values()) + meta.base_seq + meta.rows:
-            raise _Damaged("its counts contradict each other")
-        self._unsure = sum(i < meta.sure_from for i in ids) if meta.sure_from is not None else len(ids)
-        return meta
-
-    def _move_aside(self, why: Exception) -> None:
-        """Gives the damaged file another name, for people."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._untaken.clear()
-        self._nbytes = self._untaken_steps = self._unsure = 0
-        aside = f"{self._path.name}.damaged-{int(self._clock() * 1e3)}"
-        for suffix in ("", "-wal"):
-            source = self._path.with_name(self._path.name + suffix)
-            if source.exists():
-                source.rename(self._path.with_name(aside + suffix))
-        old = sorted(p for p in self._folder.glob(f"{self._path.name}.damaged-*") if not p.name.endswith("-wal"))
-        for path in old[:-KEEP_DAMAGED]:
-            path.unlink(missing_ok=True)
-            path.with_name(path.name + "-wal").unlink(missing_ok=True)
-        self.counters.add("spool_damaged_files")
-        log.error("the spool %s is damaged (%s): it is now %s, and what it held is not sent", self._path, why, aside)
+        entries = self._file.entries(meta)
+        self._untaken.extend(entries)
+        self._nbytes = sum(e.head.nbytes for e in entries)
+        self._untaken_steps = sum(e.head.steps for e in entries)
+        self._unsure = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
         """One transaction: deletes what was released and what is to be dropped, inserts what is in memory.
@@ -534,13 +424,13 @@ class Spool(Resource):
         Returns:
             False when the disk refused: nothing has changed then.
         """
-        if self._connection is None:
+        if not self._file.is_open:
             return False
         drops = drops or self._excess()
         count = sum(n for _, n in drops)
         dropped = list(itertools.islice(self._untaken, count))
         lost = set(map(id, dropped))
-        inserted: list[_Entry] = []
+        inserted: list[Entry] = []
         size = 0
         for entry in self._memory:
             if id(entry) not in lost:
@@ -564,53 +454,30 @@ class Spool(Resource):
         self._meta, self._dirty, self._synced_at = meta, False, self._monotonic()
         return True
 
-    def _try(self, meta: _Meta, deleted: Sequence[_Entry], inserted: Sequence[_Entry], shift: tuple[int, int] = (0, 0)) -> bool:
+    def _try(self, meta: Meta, deleted: Sequence[Entry], inserted: Sequence[Entry], shift: tuple[int, int] = (0, 0)) -> bool:
         try:
-            self._write(meta, deleted, inserted, shift)
+            self._file.write(meta, self._first_id(meta), deleted, inserted, shift)
         except (sqlite3.Error, OSError) as exc:
             self._refused(exc)
             return False
         if self.error is not None:
-            log.warning("%s: the disk works again", self._path)
+            log.warning("%s: the disk works again", self._file.path)
         self.error = None
         return True
 
     def _refused(self, exc: Exception) -> None:
         self.counters.add("spool_errors")
         if self.error is None:
-            log.error("%s: the disk refuses (%s); segments wait in memory", self._path, exc)
+            log.error("%s: the disk refuses (%s); segments wait in memory", self._file.path, exc)
         self.error = f"{type(exc).__name__}: {exc}"
         self._retry_at = self._monotonic() + RETRY_S
 
-    def _write(self, meta: _Meta, deleted: Sequence[_Entry], inserted: Sequence[_Entry], shift: tuple[int, int] = (0, 0)) -> None:
-        """The transaction. Rows before the first entry are deleted, for they were released."""
-        connection = self._connection
-        assert connection is not None
-        first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
-        document = json.dumps(vars(meta), separators=(",", ":")).encode()
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("DELETE FROM rows WHERE id < ?", (first.id if first is not None else meta.next_id,))
-            if deleted:
-                connection.execute("DELETE FROM rows WHERE id BETWEEN ? AND ?", (deleted[0].id, deleted[-1].id))
-            if shift[1]:  # makes room for placeholders; in two steps, for ids must differ at every moment
-                connection.execute("UPDATE rows SET id = -id - ? WHERE id > ?", (shift[1], shift[0]))
-                connection.execute("UPDATE rows SET id = -id WHERE id < 0")
-            if inserted:
-                connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
-            connection.execute("INSERT OR REPLACE INTO meta VALUES (1, ?, ?)", (document, _checksum(document)))
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-
-    def _apply(self, meta: _Meta, held: int, gone: int, blanks: int) -> bool:
+    def _apply(self, meta: Meta, held: int, gone: int, blanks: int) -> bool:
         """Commits what `reconcile` found, then makes it so here: `gone` deleted, the rest of `held` and `blanks` taken."""
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
-        placeholders = [_Entry(last + 1 + n, SpoolHead(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
+        placeholders = [Entry(last + 1 + n, SpoolHead(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
         meta = replace(meta, next_id=meta.next_id + blanks)
         left = sum(e.packed is not None for e in entries[gone:])
         stored = replace(meta, rows=len(entries) - gone + blanks - left, submitted=meta.submitted - left)
@@ -627,32 +494,13 @@ class Spool(Resource):
         self._meta, self._unsure, self.reconciled = meta, 0, True
         return True
 
-    def _read(self, entries: Sequence[_Entry]) -> list[PackedSegment | None] | None:
+    def _read(self, entries: Sequence[Entry]) -> list[PackedSegment | None] | None:
         """The segments of consecutive entries, None in the place of a damaged one; None when the disk refuses."""
-        assert self._connection is not None
-        stored = [e.id for e in entries if e.packed is None]
-        records: dict[int, bytes] = {}
-        if stored:
-            span = (stored[0], stored[-1])
-            try:
-                records.update(self._connection.execute("SELECT id, record FROM rows WHERE id BETWEEN ? AND ?", span))
-            except sqlite3.Error as exc:
-                if not _is_damage(exc):
-                    self._refused(exc)
-                    return None
-                records = self._read_singly(stored)
-        return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
-
-    def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """What can still be read of a file in which sqlite has found damage."""
-        assert self._connection is not None
-        records: dict[int, bytes] = {}
-        for row_id in ids:
-            try:
-                records.update(self._connection.execute("SELECT id, record FROM rows WHERE id = ?", (row_id,)))
-            except sqlite3.Error as exc:
-                log.debug("row %d: %s", row_id, exc)
-        return records
+        try:
+            return self._file.read(entries)
+        except sqlite3.Error as exc:
+            self._refused(exc)
+            return None
 
     # ---- small parts
 
@@ -671,7 +519,7 @@ class Spool(Resource):
             size -= entry.head.nbytes
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
-    def _counted(self, drops: Sequence[tuple[str, int]]) -> _Meta:
+    def _counted(self, drops: Sequence[tuple[str, int]]) -> Meta:
         """The numbers after these drops; those that the learner may have received are noted in order."""
         dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._unsure
         for reason, count in drops:
@@ -702,30 +550,26 @@ class Spool(Resource):
                 self._meta, dropped={**self._meta.dropped, "overflow": self._meta.dropped.get("overflow", 0) + 1}
             )
 
+    def _first_id(self, meta: Meta) -> int:
+        """Of the oldest segment that is kept, or of the next one."""
+        first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
+        return first.id if first is not None else meta.next_id
+
     def _take_one(self) -> None:
         entry = self._untaken.popleft()
         self._untaken_steps -= entry.head.steps
         self._taken.append(entry)
 
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
         """It has left the deques of what is taken and what is not."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:
             self._memory.remove(entry)
 
     def _abandon(self) -> None:
-        """Closes what is open, whatever happens."""
+        """Closes the file, whatever happens."""
         _open_spools.discard(self)
-        connection, self._connection = self._connection, None
-        lock, self._lock = self._lock, -1
-        try:
-            if connection is not None:
-                connection.close()
-        except sqlite3.Error as exc:
-            log.warning("%s: %s", self._path, exc)
-        finally:
-            if lock >= 0:
-                os.close(lock)
+        self._file.close()
 
 
 _open_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
@@ -739,76 +583,6 @@ def _disown_all() -> None:
 os.register_at_fork(after_in_child=_disown_all)
 
 
-def _lock(folder: Path) -> int:
-    """Makes the folder and takes its lock, which goes with the process."""
-    path = folder / "lock"
-    try:
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, parents=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as exc:
-        raise SpoolError(f"the spool folder {folder} can't be used: {exc}") from exc
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError as exc:
-        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
-        raise SpoolError(f"the spool {folder} is in use by process {holder or '?'}, says {path}; use another folder") from exc
-    except OSError as exc:
-        os.close(descriptor)
-        raise SpoolError(f"{path} can't be locked: {exc}; use a folder on a local disk") from exc
-    return descriptor
-
-
-def _connect(path: Path) -> tuple[sqlite3.Connection, _Meta | None]:
-    """The file and what it says, None when it is new."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
-    try:
-        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}"):
-            connection.execute(f"PRAGMA {pragma}").fetchall()
-        return connection, _read_meta(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _read_meta(connection: sqlite3.Connection, path: Path) -> _Meta | None:
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (schema,) = connection.execute("PRAGMA user_version").fetchone()
-    if not tables:
-        create = f"BEGIN; {_TABLES} PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={SCHEMA}; COMMIT;"
-        connection.executescript(create)
-        return None
-    if application != _APPLICATION_ID:
-        raise SpoolError(f"{path} is a database of something else; use another folder")
-    if schema != SCHEMA:
-        raise SpoolError(f"the spool {path} has format {schema}, this library reads {SCHEMA}; use the version that wrote it")
-    if tables != {"rows", "meta"}:
-        raise _Damaged(f"it has the tables {sorted(tables)}")
-    stored = connection.execute("SELECT document, checksum FROM meta").fetchone()
-    if stored is None:
-        if connection.execute("SELECT 1 FROM rows").fetchone() is not None:
-            raise _Damaged("it has rows and no numbers")
-        return None  # made, and killed before the first start was stored
-    document, checksum = stored
-    if type(document) is not bytes or checksum != _checksum(document):
-        raise _Damaged("its numbers are not those that were written")
-    form = json.loads(document)
-    return _Meta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
-
-
-def _checksum(document: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(document)
-
-
-def _is_damage(exc: Exception) -> bool:
-    return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
-
-
 def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], count: int) -> dict[str, int]:
     """The drops without the first `count` of `evicted`, which the learner turned out to have."""
     dropped = dict(dropped)
@@ -817,56 +591,3 @@ def _taken_back(dropped: dict[str, int], evicted: Sequence[tuple[str, int]], cou
         dropped[reason] -= mistaken
         count -= mistaken
     return dropped
-
-
-# ---- rows
-
-
-def _row(entry: _Entry) -> tuple[int, int, int, int, int, int, float, bytes]:
-    head, p = entry.head, entry.packed
-    record = b"" if p is None else _pack(p)
-    return (
-        entry.id,
-        head.steps,
-        _i64(head.generation),
-        _i64(head.oldest_version),
-        head.nbytes,
-        head.frames,
-        entry.put_at,
-        record,
-    )
-
-
-def _i64(number: int) -> int:
-    """SQLite has no unsigned integers."""
-    return number - _U64 if number >= _U64 >> 1 else number
-
-
-def _pack(p: PackedSegment) -> bytes:
-    """A checksum of what follows, the length of the header, the header, the blob and the large columns."""
-    head = pack_header([p.header, p.steps, p.generation, p.oldest_version, p.nbytes, len(p.blob), [len(f) for f in p.large]])
-    body = b"".join((_PREFIX.pack(0, len(head))[8:], head, p.blob, *p.large))
-    return xxhash.xxh3_64_digest(body) + body
-
-
-def _unpack(record: bytes, expected: SpoolHead) -> PackedSegment | None:
-    """The segment of a record, None when it is not what was written."""
-    view = memoryview(record)
-    if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
-        return None
-    try:
-        start = _PREFIX.size + _PREFIX.unpack_from(view)[1]
-        header, steps, generation, oldest, nbytes, blob_bytes, lengths = unpack_header(view[_PREFIX.size : start])
-        ends = list(itertools.accumulate([blob_bytes, *lengths], initial=start))
-    except (ProtocolError, TypeError, ValueError):
-        return None
-    if ends[-1] != len(view) or SpoolHead(generation, oldest, steps, nbytes, len(lengths)) != expected:
-        return None
-    blob, *large = (view[a:b] for a, b in itertools.pairwise(ends))
-    return PackedSegment(header, bytes(blob), tuple(large), steps, generation, oldest, nbytes)
-
-
-def _placeholder() -> PackedSegment:
-    """Keeps a number whose segment is lost: the learner refuses it as an item, for its flags, and the mark moves on."""
-    columns = [[letter, "<f4", [0]] for letter in "oarlv"]
-    return PackedSegment([0, 0, 0, _NO_FLAGS, None, None, 0, 0, columns], b"", (), 0, 0, 0, 0)

@@ -6,7 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.spool import Spool, SpoolHead
+from rl4sys_zmq.actor.spool import Spool
+from rl4sys_zmq.actor.spool_file import SpoolHead
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment

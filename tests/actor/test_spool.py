@@ -77,11 +77,11 @@ def killed(spool, folder):
 
 def refuse(spool):
     """The disk refuses: by sqlite's own words, at the first write of each transaction."""
-    spool._connection.execute("PRAGMA query_only=ON")
+    spool._file._connection.execute("PRAGMA query_only=ON")
 
 
 def accept(spool):
-    spool._connection.execute("PRAGMA query_only=OFF")
+    spool._file._connection.execute("PRAGMA query_only=OFF")
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_late_deletions_are_harmless_and_made_with_the_next_write(opened, folder
     spool.put(segments(0, 1, 2))
     spool.take(3, 1 << 20)
     spool.release(1)
-    count = lambda: spool._connection.execute("SELECT count(*) FROM rows").fetchone()[0]  # noqa: E731
+    count = lambda: spool._file._connection.execute("SELECT count(*) FROM rows").fetchone()[0]  # noqa: E731
     assert (count(), spool.next_deadline()) == (3, clock.now + RELEASE_S)
     clock.now += RELEASE_S
     spool.tick()
@@ -305,7 +305,7 @@ def test_what_was_put_after_the_start_has_not_been_received(opened, folder):
     assert (third.base_seq, third.submitted) == (1, 6)
     assert numbers(third.take(9, 1 << 20)) == [4, 5]
     assert law(third)
-    fourth = opened(killed(third, third._folder))
+    fourth = opened(killed(third, third._file.path.parent))
     assert numbers(fourth.reconcile(5, 2)) == [None, None, 4]
     assert numbers(fourth.take(9, 1 << 20)) == [5]
 
@@ -419,8 +419,8 @@ def test_a_full_database_keeps_what_was_there(opened, folder):
     spool = opened()
     spool.reconcile(0, 0)
     spool.put([segment(0, 100, 50)])
-    pages = spool._connection.execute("PRAGMA page_count").fetchone()[0]
-    spool._connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    pages = spool._file._connection.execute("PRAGMA page_count").fetchone()[0]
+    spool._file._connection.execute(f"PRAGMA max_page_count={pages + 2}")
     spool.put([segment(n, 100, 50) for n in (1, 2)])
     assert "full" in spool.error
     assert numbers(spool.take(9, 1 << 20)) == [0, 1, 2]
@@ -475,7 +475,7 @@ def test_a_damaged_row_without_a_number_is_dropped(opened):
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(*range(4)))
-    spool._connection.execute("UPDATE rows SET record = substr(record, 1, 30) WHERE id IN (2, 3)")
+    spool._file._connection.execute("UPDATE rows SET record = substr(record, 1, 30) WHERE id IN (2, 3)")
     assert numbers(spool.take(9, 1 << 20)) == [0]
     assert numbers(spool.take(9, 1 << 20)) == [3]
     assert spool.dropped == {"spool_damaged": 2}
@@ -485,7 +485,7 @@ def test_a_damaged_row_without_a_number_is_dropped(opened):
 def test_a_damaged_row_with_a_number_keeps_it(opened, folder):
     first = opened()
     first.put(segments(*range(4)))
-    first._connection.execute("UPDATE rows SET record = zeroblob(100) WHERE id = 2")
+    first._file._connection.execute("UPDATE rows SET record = zeroblob(100) WHERE id = 2")
     second = opened(killed(first, folder))
     assert numbers(second.reconcile(3, 0)) == [0, None, 2]
     assert numbers(second.take(9, 1 << 20)) == [3]
@@ -496,7 +496,7 @@ def test_a_damaged_row_that_cannot_be_dropped_takes_a_number(opened):
     spool = opened()
     spool.reconcile(0, 0)
     spool.put(segments(0, 1))
-    spool._connection.execute("UPDATE rows SET record = x'00' WHERE id = 1")
+    spool._file._connection.execute("UPDATE rows SET record = x'00' WHERE id = 1")
     refuse(spool)
     assert numbers(spool.take(9, 1 << 20)) == [None]
     assert numbers(spool.take(9, 1 << 20)) == [1]
@@ -621,7 +621,7 @@ def test_a_forked_child_keeps_neither_the_lock_nor_the_file(opened, folder):
             spool.close()
             os.write(ready[1], b"x")
             os.read(go[0], 1)
-            code = 0 if spool._connection is None and spool.take(9, 9) == [] else 2
+            code = 0 if not spool._file.is_open and spool.take(9, 9) == [] else 2
         finally:
             os._exit(code)
     assert os.read(ready[0], 1) == b"x"

@@ -1,0 +1,390 @@
+"""The file of a spool: its lock, its rows, and the one document of numbers that goes with them.
+
+What the numbers mean, and when they may change, is said in `spool`. Here they are read, checked and written: every record and the
+document have a checksum, and a file that does not hold together is `Damaged`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import json
+import logging
+import os
+import sqlite3
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import xxhash
+
+from rl4sys_zmq.errors import ProtocolError, SpoolError
+from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire.values import pack_header, unpack_header
+
+__all__ = ["FLUSH_BYTES", "Damaged", "Entry", "Meta", "SpoolFile", "SpoolHead", "is_damage", "placeholder"]
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+FLUSH_BYTES = 8 << 20
+"""What one transaction inserts at most, so that a long time in memory does not become one long pause."""
+KEEP_DAMAGED = 3
+_APPLICATION_ID = 0x52345350  # R4SP
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_PREFIX = struct.Struct("<QI")
+_U64 = 1 << 64
+_NO_FLAGS = 8
+"""No segment of this library has them."""
+_TABLES = """
+CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
+                   nbytes INTEGER NOT NULL, frames INTEGER NOT NULL, put_at REAL NOT NULL, record BLOB NOT NULL);
+CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NULL, checksum BLOB NOT NULL);
+"""
+
+
+class Damaged(Exception):
+    """The file is a spool, and does not hold together."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolHead:
+    """What sending and dropping must know of the oldest segment that is not taken.
+
+    Attributes:
+        generation: of the policy that acted.
+        oldest_version: the least version among its steps.
+        steps: how many decisions it holds.
+        nbytes: the bytes of its columns.
+        frames: how many frames of its own it needs.
+    """
+
+    generation: int
+    oldest_version: int
+    steps: int
+    nbytes: int
+    frames: int
+
+
+@dataclass(frozen=True)
+class Meta:
+    """The one row of ``meta``; together with the rows it is the whole truth.
+
+    Attributes:
+        rows: how many there are: a row that vanished would shift numbers.
+        next_id: of the next row; ids grow and are never used again while a row has one.
+        sure_from: rows from this id on have never been taken; None: any row may have been.
+        evicted: reasons and counts of the rows evicted while it was unknown whether they had been received, oldest first.
+    """
+
+    client_id: str
+    actor_id: str
+    origin: int
+    incarnation: int
+    ledger_id: int = 0
+    base_seq: int = 0
+    rows: int = 0
+    next_id: int = 1
+    sure_from: int | None = None
+    evicted: tuple[tuple[str, int], ...] = ()
+    submitted: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One segment. `packed` is None when it is in the file; `packed` of a stored one would only cost memory."""
+
+    id: int
+    head: SpoolHead
+    put_at: float
+    packed: PackedSegment | None
+
+
+class SpoolFile:
+    """``DIR/spool.db``, held by ``DIR/lock``. One thread uses it at a time.
+
+    Attributes:
+        path: of the database.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Takes the lock.
+
+        Raises:
+            SpoolError: another process has it, or the folder can't be used.
+        """
+        self.path = folder / "spool.db"
+        self._connection: sqlite3.Connection | None = None
+        self._lock = _lock(folder)
+
+    @property
+    def is_open(self) -> bool:
+        """There is a file to read and write."""
+        return self._connection is not None
+
+    def open(self) -> Meta | None:
+        """Reads the document, or makes the file; None when there was none.
+
+        Raises:
+            SpoolError: it is a database of something else, or of another version.
+            Damaged, ValueError, KeyError, TypeError: it does not hold together.
+            sqlite3.Error, OSError: the disk refuses.
+        """
+        self._connection, meta = _connect(self.path)
+        return meta
+
+    def entries(self, meta: Meta) -> list[Entry]:
+        """All rows, oldest first, as they must be for this document.
+
+        Raises:
+            Damaged: they are not.
+            sqlite3.Error: the disk refuses.
+        """
+        query = "SELECT id, steps, generation, oldest_version, nbytes, frames, put_at FROM rows"
+        entries = []
+        # All at once: an open cursor would keep the file from being closed.
+        for row_id, steps, generation, oldest, nbytes, frames, put_at in self._opened().execute(query).fetchall():
+            numbers = (row_id, steps, nbytes, frames, generation, oldest)
+            if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
+                raise Damaged(f"row {row_id!r} has impossible numbers")
+            entries.append(Entry(row_id, SpoolHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
+        ids = [e.id for e in entries]
+        if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
+            raise Damaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
+        if meta.submitted != sum(meta.dropped.values()) + meta.base_seq + meta.rows:
+            raise Damaged("its counts contradict each other")
+        return entries
+
+    def write(
+        self,
+        meta: Meta,
+        first_id: int,
+        deleted: Sequence[Entry] = (),
+        inserted: Sequence[Entry] = (),
+        shift: tuple[int, int] = (0, 0),
+    ) -> None:
+        """One transaction.
+
+        Args:
+            meta: the new document.
+            first_id: rows below it are deleted, for they were released.
+            deleted: consecutive entries, which are deleted too.
+            inserted: entries in memory, which become rows.
+            shift: an id, and by how much those above it grow.
+
+        Raises:
+            sqlite3.Error, OSError: the disk refuses, and nothing has changed.
+        """
+        connection = self._opened()
+        document = json.dumps(vars(meta), separators=(",", ":")).encode()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("DELETE FROM rows WHERE id < ?", (first_id,))
+            if deleted:
+                connection.execute("DELETE FROM rows WHERE id BETWEEN ? AND ?", (deleted[0].id, deleted[-1].id))
+            if shift[1]:  # in two steps, for ids must differ at every moment
+                connection.execute("UPDATE rows SET id = -id - ? WHERE id > ?", (shift[1], shift[0]))
+                connection.execute("UPDATE rows SET id = -id WHERE id < 0")
+            if inserted:
+                connection.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?, ?, ?, ?, ?)", map(_row, inserted))
+            connection.execute("INSERT OR REPLACE INTO meta VALUES (1, ?, ?)", (document, _checksum(document)))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def read(self, entries: Sequence[Entry]) -> list[PackedSegment | None]:
+        """The segments of consecutive entries, None in the place of a damaged one.
+
+        Raises:
+            sqlite3.Error: the disk refuses.
+        """
+        stored = [e.id for e in entries if e.packed is None]
+        records: dict[int, bytes] = {}
+        if stored:
+            span = (stored[0], stored[-1])
+            try:
+                records.update(self._opened().execute("SELECT id, record FROM rows WHERE id BETWEEN ? AND ?", span))
+            except sqlite3.Error as exc:
+                if not is_damage(exc):
+                    raise
+                records = self._read_singly(stored)
+        return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
+
+    def move_aside(self, stamp: int) -> str:
+        """Closes the damaged file and gives it another name, for people; returns the name. The oldest of many are deleted."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        aside = f"{self.path.name}.damaged-{stamp}"
+        for suffix in ("", "-wal"):
+            source = self.path.with_name(self.path.name + suffix)
+            if source.exists():
+                source.rename(self.path.with_name(aside + suffix))
+        old = sorted(p for p in self.path.parent.glob(f"{self.path.name}.damaged-*") if not p.name.endswith("-wal"))
+        for path in old[:-KEEP_DAMAGED]:
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + "-wal").unlink(missing_ok=True)
+        return aside
+
+    def disown(self) -> None:
+        """In a forked child: lets go of the parent's file and lock without touching them."""
+        if self._connection is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))  # closing it here would write to the parent's file
+            self._connection = None
+        self.close()
+
+    def close(self) -> None:
+        """Closes what is open and gives the folder free, whatever happens."""
+        connection, self._connection = self._connection, None
+        lock, self._lock = self._lock, -1
+        try:
+            if connection is not None:
+                connection.close()
+        except sqlite3.Error as exc:
+            log.warning("%s: %s", self.path, exc)
+        finally:
+            if lock >= 0:
+                os.close(lock)
+
+    def _opened(self) -> sqlite3.Connection:
+        assert self._connection is not None
+        return self._connection
+
+    def _read_singly(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """What can still be read of a file in which sqlite has found damage."""
+        records: dict[int, bytes] = {}
+        for row_id in ids:
+            try:
+                records.update(self._opened().execute("SELECT id, record FROM rows WHERE id = ?", (row_id,)))
+            except sqlite3.Error as exc:
+                log.debug("row %d: %s", row_id, exc)
+        return records
+
+
+def _lock(folder: Path) -> int:
+    """Makes the folder and takes its lock, which goes with the process."""
+    path = folder / "lock"
+    try:
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        raise SpoolError(f"the spool folder {folder} can't be used: {exc}") from exc
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as exc:
+        holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise SpoolError(f"the spool {folder} is in use by process {holder or '?'}, says {path}; use another folder") from exc
+    except OSError as exc:
+        os.close(descriptor)
+        raise SpoolError(f"{path} can't be locked: {exc}; use a folder on a local disk") from exc
+    return descriptor
+
+
+def _connect(path: Path) -> tuple[sqlite3.Connection, Meta | None]:
+    """The file and what it says, None when it is new."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
+    try:
+        for pragma in ("locking_mode=EXCLUSIVE", "journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={FLUSH_BYTES}"):
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        return connection, _read_meta(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _read_meta(connection: sqlite3.Connection, path: Path) -> Meta | None:
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    if not tables:
+        create = f"BEGIN; {_TABLES} PRAGMA application_id={_APPLICATION_ID}; PRAGMA user_version={SCHEMA}; COMMIT;"
+        connection.executescript(create)
+        return None
+    if application != _APPLICATION_ID:
+        raise SpoolError(f"{path} is a database of something else; use another folder")
+    if schema != SCHEMA:
+        raise SpoolError(f"the spool {path} has format {schema}, this library reads {SCHEMA}; use the version that wrote it")
+    if tables != {"rows", "meta"}:
+        raise Damaged(f"it has the tables {sorted(tables)}")
+    stored = connection.execute("SELECT document, checksum FROM meta").fetchone()
+    if stored is None:
+        if connection.execute("SELECT 1 FROM rows").fetchone() is not None:
+            raise Damaged("it has rows and no numbers")
+        return None  # made, and killed before the first start was stored
+    document, checksum = stored
+    if type(document) is not bytes or checksum != _checksum(document):
+        raise Damaged("its numbers are not those that were written")
+    form = json.loads(document)
+    return Meta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
+
+
+def _checksum(document: bytes) -> bytes:
+    return xxhash.xxh3_64_digest(document)
+
+
+def is_damage(exc: Exception) -> bool:
+    """Whether it says that the file is damaged, rather than that the disk refuses."""
+    return not isinstance(exc, sqlite3.Error) or getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+# ---- rows
+
+
+def _row(entry: Entry) -> tuple[int, int, int, int, int, int, float, bytes]:
+    head, p = entry.head, entry.packed
+    record = b"" if p is None else _pack(p)
+    return (
+        entry.id,
+        head.steps,
+        _i64(head.generation),
+        _i64(head.oldest_version),
+        head.nbytes,
+        head.frames,
+        entry.put_at,
+        record,
+    )
+
+
+def _i64(number: int) -> int:
+    """SQLite has no unsigned integers."""
+    return number - _U64 if number >= _U64 >> 1 else number
+
+
+def _pack(p: PackedSegment) -> bytes:
+    """A checksum of what follows, the length of the header, the header, the blob and the large columns."""
+    head = pack_header([p.header, p.steps, p.generation, p.oldest_version, p.nbytes, len(p.blob), [len(f) for f in p.large]])
+    body = b"".join((_PREFIX.pack(0, len(head))[8:], head, p.blob, *p.large))
+    return xxhash.xxh3_64_digest(body) + body
+
+
+def _unpack(record: bytes, expected: SpoolHead) -> PackedSegment | None:
+    """The segment of a record, None when it is not what was written."""
+    view = memoryview(record)
+    if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
+        return None
+    try:
+        start = _PREFIX.size + _PREFIX.unpack_from(view)[1]
+        header, steps, generation, oldest, nbytes, blob_bytes, lengths = unpack_header(view[_PREFIX.size : start])
+        ends = list(itertools.accumulate([blob_bytes, *lengths], initial=start))
+    except (ProtocolError, TypeError, ValueError):
+        return None
+    if ends[-1] != len(view) or SpoolHead(generation, oldest, steps, nbytes, len(lengths)) != expected:
+        return None
+    blob, *large = (view[a:b] for a, b in itertools.pairwise(ends))
+    return PackedSegment(header, bytes(blob), tuple(large), steps, generation, oldest, nbytes)
+
+
+def placeholder() -> PackedSegment:
+    """Keeps a number whose segment is lost: the learner refuses it as an item, for its flags, and the mark moves on."""
+    columns = [[letter, "<f4", [0]] for letter in "oarlv"]
+    return PackedSegment([0, 0, 0, _NO_FLAGS, None, None, 0, 0, columns], b"", (), 0, 0, 0, 0)

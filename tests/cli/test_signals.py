@@ -12,7 +12,9 @@ from rl4sys_zmq.cli.signals import Signals, Stopping
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
-def test_a_signal_is_raised_once_and_remembered(signum: signal.Signals, code: int) -> None:
+def test_a_signal_is_raised_once_and_remembered(signum: signal.Signals, code: int, request: pytest.FixtureRequest) -> None:
+    outer = signal.signal(signum, signal.default_int_handler)  # the suite itself may run under nohup
+    request.addfinalizer(lambda: signal.signal(signum, outer))
     before = signal.getsignal(signum)
     with Signals() as signals:
         signals.check()

@@ -5,35 +5,38 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rl4sys_zmq.transports import ClientKeys
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Message, Refused, Welcome
 
 from .conftest import PATIENCE_S, SOAK, Child, Tier, descriptors, join, play, resident_kib, until
+from .siege import Attacker, KeyRing
 from .test_zmtp_fuzz import hello
 from .zmtp import Peer
 
 NAMES = 64
 GROWTH_KIB = 1024
-SECURITY = ["plain", pytest.param("curve", marks=pytest.mark.skip(reason="the peer of zmtp.py speaks NULL only"))]
 SIZES = {"plain": (300, 10_000), "curve": (100, 2_000)}
 
 
 class Churner:
     """Actors by name, each of which lives for one segment at a time."""
 
-    def __init__(self, address: str, rng: random.Random, *, fresh: bool) -> None:
+    def __init__(self, address: str, rng: random.Random, keys: ClientKeys | None, *, fresh: bool) -> None:
         """Args:
         address: of the learner.
         rng: the dice.
+        keys: of all of them, for CURVE by libzmq; without, ZMTP is spoken by hand.
         fresh: every actor has a name that was never there; otherwise a few names come again and again.
         """
-        self._address, self._rng, self._fresh = address, rng, fresh
+        self._address, self._rng, self._keys, self._fresh = address, rng, keys, fresh
         self._known: dict[str, tuple[int, int]] = {}  # the incarnation and the next sequence number of each name
         self._count = 0
 
@@ -42,7 +45,7 @@ class Churner:
         self._count += 1
         name = f"churn-{self._count if self._fresh else self._rng.randrange(NAMES)}"
         incarnation, seq = self._known.get(name, (1, 0))
-        peer = Peer(self._address)
+        peer = Peer(self._address) if self._keys is None else Attacker(self._address, self._keys)
         try:
             peer.send(encode(hello(name, incarnation, seq)))
             welcome = self._until(peer, Welcome)
@@ -53,20 +56,28 @@ class Churner:
             if says_bye:
                 peer.send(encode(Bye()))
         finally:
-            peer.close(reset=self._rng.random() < 0.2)
+            resets = self._rng.random() < 0.2
+            if isinstance(peer, Peer):
+                peer.close(reset=resets)
+            else:
+                peer.close()
         if not self._fresh:
             # After a BYE the actor may have been started anew; after silence it is the same one that dials again.
             self._known[name] = (incarnation, seq + 1)
 
     @staticmethod
-    def _until(peer: Peer, kind: type[Any]) -> Any:
-        while not isinstance(said := _decoded(peer), kind):
+    def _until(peer: Peer | Attacker, kind: type[Any]) -> Any:
+        while not isinstance(said := _heard(peer), kind):
             assert not isinstance(said, Refused), said
         return said
 
 
-def _decoded(peer: Peer) -> Message:
-    return decode(peer.hear())
+def _heard(peer: Peer | Attacker) -> Message:
+    if isinstance(peer, Peer):
+        return decode(peer.hear())
+    message = peer.listen(PATIENCE_S)
+    assert message is not None
+    return message
 
 
 def segment(generation: int) -> Segment:
@@ -89,17 +100,25 @@ def segment(generation: int) -> Segment:
 
 
 @pytest.mark.parametrize("names", ["the same names", "new names"] if SOAK else ["the same names"])
-@pytest.mark.parametrize("security", SECURITY)
+@pytest.mark.parametrize("security", ["plain", "curve"])
 def test_actors_that_come_and_go(
-    tier: Tier, security: str, names: str, seed: int, report: Any, learner: Callable[..., tuple[Child, str]]
+    tier: Tier, security: str, names: str, seed: int, report: Any, learner: Callable[..., tuple[Child, str]], tmp_path: Path
 ) -> None:
     fresh = names == "new names"
     cycles = tier.size(*SIZES[security], least=1000)
     warm_up = tier.size(150, 500, least=500)
     # Batches so large that no segment is trained: versions, which are kept, would grow with the churn.
-    process, address = learner(config={"max_actors": 100_000, "lease_s": 0.5}, steps_per_update=64, rollout_length=1)
-    churner = Churner(address, random.Random(seed), fresh=fresh)
-    with join(address) as agent:
+    config: dict[str, Any] = {"max_actors": 100_000, "lease_s": 0.5}
+    keys, options = None, {}
+    if security == "curve":
+        ring = KeyRing(tmp_path / "keys")
+        ring.allow("lab")
+        ring.write()
+        keys, options = ring.client("lab"), {"keys": ring.file("lab")}
+        config["keys"] = str(ring.folder)
+    process, address = learner(config=config, steps_per_update=64, rollout_length=1)
+    churner = Churner(address, random.Random(seed), keys, fresh=fresh)
+    with join(address, **options) as agent:
         play(agent, 1)
         agent.flush(PATIENCE_S)
         quiet = descriptors(process.pid)

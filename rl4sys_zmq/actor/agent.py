@@ -505,7 +505,10 @@ class RL4SysAgent(Resource):
             try:
                 self.flush(timeout_s)
             except RL4SysError as exc:
-                log.warning("closed with %d segments undelivered: %s", self._in_actor, exc)
+                if self._io.spool is not None:
+                    log.info("closed with %d segments in the spool, for the next start: %s", self._in_actor, exc)
+                else:
+                    log.warning("closed with %d segments undelivered: %s", self._in_actor, exc)
         self._io.stop()
         if self._io.join(max(0.5, deadline - time.monotonic())):
             self._io.release()

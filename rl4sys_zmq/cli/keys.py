@@ -130,8 +130,11 @@ def add_client(folder: Path, name: str, client_ids: Sequence[str], roles: Sequen
     whom = "every client" if "*" in client_ids else ", ".join(client_ids)
     say(f"made {file}: {', '.join(dict.fromkeys(roles))} for {whom}" + (f", until {until}" if until is not None else ""))
     say(f"listed in {clients}; a running learner knows it within a second")
-    say(f"copy {file.name} to that machine (chmod 600), and say in the actor's configuration:")
-    say(f'  "keys": "{file.name}"')
+    if "submit" in roles:
+        say(f"copy {file.name} to that machine (chmod 600), and say in the actor's configuration:")
+        say(f'  "keys": "{file.name}"')
+    if "admin" in roles:
+        say(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
 
 
 def revoke_client(folder: Path, name: str) -> None:

@@ -94,6 +94,8 @@ def run_tests_of(document: str) -> int:
 
 @pytest.mark.parametrize(("document", "least"), [("README.md", 1), ("docs/guide.md", 3)])
 def test_the_documents_tests_pass(document: str, least: int) -> None:
+    if "guide" in document:
+        pytest.importorskip("tensorboard")  # its learner has a run directory
     assert run_tests_of(document) >= least
 
 

@@ -447,7 +447,7 @@ MUTANTS = TWELVE | {
     ),
     "spool_resends_received": ({"actor": ActorParts(spool=ResendsReceived), "schedule": SPOOLS}, {"identity", "gap"}),
     "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"promised", "released"}),
-    "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged"}),
+    "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged", "conserved"}),
     "forgets_before_the_lease": (
         {"parts": LearnerParts(table=ForgetsBeforeTheLease), "schedule": LONG_SILENCES},
         {"expired"},

@@ -158,21 +158,23 @@ class Follower:
             self._sub.close()
             self._sub = None
 
-    def read(self) -> None:
-        """Takes what is waiting on the SUB."""
-        while self._sub is not None:
-            try:
-                frames = self._sub.recv()
-                if frames is None:
-                    return
-                self._heard_at = time.monotonic()
-                topic = bytes(frames[0][:1])
-                if topic == WEIGHTS_TOPIC and len(frames) == 3:
-                    self._on_update(frames[1], frames[2])
-                elif topic == BEACON_TOPIC:
-                    self._on_beacon(frames[1:])
-            except ProtocolError as exc:
-                self._counters.add(f"refused.{exc.code.value}")
+    def read(self) -> bool:
+        """Takes one message from the SUB; False when none is waiting."""
+        if self._sub is None:
+            return False
+        try:
+            frames = self._sub.recv()
+            if frames is None:
+                return False
+            self._heard_at = time.monotonic()
+            topic = bytes(frames[0][:1])
+            if topic == WEIGHTS_TOPIC and len(frames) == 3:
+                self._on_update(frames[1], frames[2])
+            elif topic == BEACON_TOPIC:
+                self._on_beacon(frames[1:])
+        except ProtocolError as exc:
+            self._counters.add(f"refused.{exc.code.value}")
+        return True
 
     def on_fetched(self, message: Weights) -> None:
         """Takes the answer to a fetch.

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 RESTART_S = (0.2, 5.0)
 """The first pause before the sockets are made anew after an exception, and the longest."""
+HOLD_S, BREATH_S = 0.0005, 0.000_001
+"""How long this thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
 MAX_BATCH_STEPS = 16_384
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
@@ -133,6 +135,7 @@ class ActorIO(Worker):
         self._foreign = 0
         self._saved = (0, 0)
         self._first_version = 0
+        self._breath_at = 0.0
         self._dealer: Line
         self._poller: LinePoller
         self._stopping = threading.Event()
@@ -258,7 +261,8 @@ class ActorIO(Worker):
                 while not self._redial and not self._stopping.is_set():
                     self._turn()
                 if self._stopping.is_set():
-                    self._supply.fill()
+                    while self._supply.fill():
+                        pass
                     self._do(self._session.close(time.monotonic()))
             finally:
                 self._redial = False
@@ -270,13 +274,16 @@ class ActorIO(Worker):
         if self._oldest_since is not None and self._session.can_take():  # else an ack will wake it
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
         self._poller.poll(min(max(0.0, deadline - now), 1.0))
+        self._breath_at = time.monotonic()
         self._wakeup.clear()
-        self._follower.read()
+        while self._follower.read():
+            self._breathe()
         self._read_dealer()
         self._read_events()
         now = time.monotonic()
         self._supply.release(self._session.durable)
-        self._supply.fill()
+        while self._supply.fill():
+            self._breathe()
         self._reconcile()
         self._ship(now)
         need = max(self._supply.steps, self.want_steps - self._assigned_steps)
@@ -285,6 +292,12 @@ class ActorIO(Worker):
         self._follower.tick(now)
         self._supply.tick()
         self._update_gate()
+
+    def _breathe(self) -> None:
+        """In the middle of long work, lets the host's threads have the interpreter: else they wait for its switch interval."""
+        if time.monotonic() - self._breath_at > HOLD_S:
+            time.sleep(BREATH_S)
+            self._breath_at = time.monotonic()
 
     @property
     def _assigned_steps(self) -> int:
@@ -374,6 +387,7 @@ class ActorIO(Worker):
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
+            self._breathe()
             match action:
                 case Send(message):
                     self._send(message)
@@ -410,12 +424,14 @@ class ActorIO(Worker):
             words = "%s: the configuration says type %r, but %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
         self._reconcile()  # whatever comes of this session, the next HELLO must not claim that these were let go
+        self._breathe()
         try:
             self._follower.join(welcome, self._poller)
         except RL4SysError as exc:
             self._session.reject(time.monotonic())
             self._set_error(exc)
             return
+        self._breathe()
         if self.counters.get("joined"):
             log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
         if self.terms is None or self.terms.generation != welcome.generation:

@@ -14,7 +14,7 @@ from rl4sys_zmq.wire import PackedSegment, pack_segment
 
 __all__ = ["MemorySupply", "SpoolSupply", "Supply"]
 
-PUT_ITEMS = 256
+PUT_ITEMS = 32
 """How many segments go into the spool in one transaction."""
 
 ENTRY_BYTES = 65_536
@@ -49,8 +49,9 @@ class Supply(Resource):
     def drop(self, reason: str) -> bool:
         """Drops the oldest, counted as `reason`; False when that is impossible now."""
 
-    def fill(self) -> None:
-        """Takes over what host threads have left."""
+    def fill(self) -> bool:
+        """Takes over some of what host threads have left; False when nothing is left there."""
+        return False
 
     def release(self, durable: int) -> None:
         """The learner's ledger has everything below this number."""
@@ -147,13 +148,14 @@ class SpoolSupply(Supply):
         """Drops the oldest in the spool."""
         return self.spool.drop_head(1, reason) == 1
 
-    def fill(self) -> None:
-        """Puts what the outbox holds into the spool."""
-        while len(self.outbox):
-            batch: list[PackedSegment] = []
-            while len(batch) < PUT_ITEMS and (segment := self.outbox.pop()) is not None:
-                batch.append(pack_segment(segment))
+    def fill(self) -> bool:
+        """Puts some of what the outbox holds into the spool."""
+        batch: list[PackedSegment] = []
+        while len(batch) < PUT_ITEMS and (segment := self.outbox.pop()) is not None:
+            batch.append(pack_segment(segment))
+        if batch:
             self.spool.put(batch)
+        return bool(batch)
 
     def release(self, durable: int) -> None:
         """Forgets what the learner has."""
@@ -187,7 +189,8 @@ class SpoolSupply(Supply):
 
     def close(self) -> None:
         """Closes the spool; a learner gets the rest another time."""
-        self.fill()
+        while self.fill():
+            pass
         self.spool.close()
 
 

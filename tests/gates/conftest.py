@@ -245,8 +245,11 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 def learner(spawn: Spawn) -> Callable[..., tuple[Child, str]]:
     """Starts learner processes: a child and the address of its ROUTER; `bind` repeats one."""
 
-    def start(bind: str = "tcp://127.0.0.1:0", *, hidden: int = 8, config: Any = None, **fake: Any) -> tuple[Child, str]:
-        child = spawn("learner", {"bind": bind, "hidden": hidden, "config": config or {}, "fake": fake})
+    def start(
+        bind: str = "tcp://127.0.0.1:0", *, hidden: int = 8, config: Any = None, forgetful: bool = False, **fake: Any
+    ) -> tuple[Child, str]:
+        options = {"bind": bind, "hidden": hidden, "config": config or {}, "forgetful": forgetful, "fake": fake}
+        child = spawn("learner", options)
         return child, child.hear()["address"]
 
     return start

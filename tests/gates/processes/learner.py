@@ -11,17 +11,27 @@ from talk import obey, options, say
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner import thread as learner_thread
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import PolicySpec
+from rl4sys_zmq.values import PolicySpec, Segment
 
 given = options()
 made: list[FakeAlgorithm] = []
 snapshots: Counter[int] = Counter()
 
 
+class Forgetful(FakeAlgorithm):
+    """Keeps no list of what it has observed, which would grow with it."""
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Observes, and forgets."""
+        super().observe(segment, correct=correct)
+        self.keys.clear()
+
+
 def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
     """A fake algorithm whose policy has the hidden layer that the test wants."""
     spec = PolicySpec(observation_space, action_space, "categorical", (given["hidden"],))
-    made.append(FakeAlgorithm(spec, FakeParameters(**{**given["fake"], **parameters}), seed))
+    kind = Forgetful if given.get("forgetful") else FakeAlgorithm
+    made.append(kind(spec, FakeParameters(**{**given["fake"], **parameters}), seed))
     return made[-1]
 
 

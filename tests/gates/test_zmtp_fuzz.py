@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
@@ -27,7 +28,8 @@ HELD = 32
 
 ACTORS = 16
 GROWTH_KIB = 1024
-ANSWER_S = 1.0
+ANSWER_S = 1.0 + IDLE_S
+"""A stranger that joins gets its share of the credit, and may sit on it for so long before others are offered it."""
 
 
 class Attack(threading.Thread):

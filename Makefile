@@ -48,7 +48,7 @@ test: venv-test  ## the whole test suite
 	$(VENV)/bin/python -m pytest
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
-	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates -s --timeout 1800
+	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py -s --timeout 1800
 
 check: venv-dev  ## formatting, lint and types
 	scripts/check

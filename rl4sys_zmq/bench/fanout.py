@@ -1,0 +1,207 @@
+"""From an update to the actors: how long a version takes until every actor acts by it, beside a bare PUB and as many SUBs.
+
+Layout, the same on both sides: the learner (or the PUB) in this process, all actors (or SUBs) in one other, a thread each.
+Ours begins when the algorithm gives its weights, and ends when the last actor's host is told: copying, encoding, sending,
+decoding, checking and building the policy are in it. The bare one begins at the send and ends when the last SUB has the
+bytes of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor import RL4SysAgent
+from rl4sys_zmq.bench.pairs import PAIRS, Result, compare
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
+
+__all__ = ["CASES", "run"]
+
+ALGORITHM = "WALKS"
+STEP = 1e-3
+"""How far each weight moves in an update, at most, of weights of size 0.1: dense, as PPO's are."""
+PATIENCE_S = 30.0
+CASES = ((75, 1, "0.4 ms"), (730, 1, "1.5 ms"), (1000, 8, "1.5 x raw"), (1000, 32, "1.5 x raw"))
+"""Kilobytes of the policy, actors, goal."""
+
+
+class Walks(FakeAlgorithm):
+    """Its weights take a random walk; says when it gave them."""
+
+    def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
+        super().__init__(spec, parameters, seed)
+        self.given_at: list[float] = []
+        self._rng = np.random.default_rng(seed)
+        self._weights = self._rng.normal(0.0, 0.1, spec.size).astype(np.float32)
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """The next step of the walk."""
+        self._weights += self._rng.uniform(-STEP, STEP, self._weights.size).astype(np.float32)
+        self.given_at.append(time.monotonic())
+        out, start = {}, 0
+        for tensor in self.spec().tensors:
+            size = int(np.prod(tensor.shape))
+            out[tensor.name] = self._weights[start : start + size].reshape(tensor.shape).copy()
+            start += size
+        return out
+
+
+def run(pairs: int = PAIRS, versions: int = 40, seed: int = 1) -> list[Result]:
+    """All cases."""
+    results = []
+    for kilobytes, actors, goal in CASES:
+        spec = _spec(kilobytes)
+        results.append(
+            compare(
+                f"weights of {kilobytes} kB to {actors} actor{'s' * (actors > 1)}: update to applied, median",
+                "ms",
+                lambda spec=spec, actors=actors: _ours(spec, actors, versions, seed),  # type: ignore[misc]
+                lambda spec=spec, actors=actors: _bare(4 * spec.size, actors, versions),  # type: ignore[misc]
+                against="bare PUB/SUB, raw float32",
+                goal=goal,
+                pairs=pairs,
+                parameters=spec.size,
+            )
+        )
+    return results
+
+
+def _spec(kilobytes: int) -> PolicySpec:
+    """A perceptron of about that size in float32, of two equal hidden layers."""
+    inputs, outputs = 8, 4
+    width = round((-(inputs + outputs + 2) + ((inputs + outputs + 2) ** 2 + 4 * 250 * kilobytes) ** 0.5) / 2)
+    return PolicySpec(BoxSpace((inputs,)), DiscreteSpace(outputs), "categorical", (width, width))
+
+
+def _ours(spec: PolicySpec, actors: int, versions: int, seed: int) -> float:
+    made: list[Walks] = []
+
+    def build(observations: Space, actions: Space, parameters: Mapping[str, object], _: int) -> Walks:
+        made.append(Walks(spec, FakeParameters(steps_per_update=1, rollout_length=1), seed))
+        return made[-1]
+
+    register_algorithm(ALGORITHM, build)
+    spaces: dict[str, Any] = {"observation_space": spec.observation_space, "action_space": spec.action_space}
+    config = AgentConfig(client_id="lab", algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces)
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as learner:
+        config = replace(config, train_server_address=learner.address)
+        with RL4SysAgent(config=config) as driver, _child(_follow, learner.address, actors, versions) as ear:
+            assert ear.recv() == "ready"
+            for version in range(1, versions + 1):
+                traj, action = driver.request_for_action(None, np.zeros(spec.observation_space.shape, np.float32))
+                action.update_reward(0.0)
+                driver.add_to_trajectory(traj, action)
+                driver.mark_end_of_trajectory(traj, action)
+                driver.wait_version(version, PATIENCE_S)
+                assert ear.recv() == version  # all of them have it
+            applied = np.array(ear.recv())
+    given = np.array(made[-1].given_at[1 : versions + 1])
+    return 1e3 * float(np.median(applied.max(axis=0) - given))
+
+
+def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
+    """The actors' process: a thread for each, which notes when it is told of a version."""
+    spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
+    applied = [[0.0] * versions for _ in range(actors)]
+    gates = [threading.Barrier(actors + 1) for _ in range(2)]
+
+    def follow(index: int) -> None:
+        config = AgentConfig(client_id="lab", train_server_address=address, explore=False, **spaces)
+        with RL4SysAgent(config=config) as agent:
+            gates[0].wait(PATIENCE_S)
+            for version in range(1, versions + 1):
+                agent.wait_version(version, PATIENCE_S)
+                applied[index][version - 1] = time.monotonic()
+                gates[version % 2].wait(PATIENCE_S)
+
+    _report(pipe, follow, actors, versions, gates)
+    pipe.send(applied)
+
+
+def _report(pipe: Connection, target: Any, actors: int, versions: int, gates: list[threading.Barrier]) -> None:
+    threads = [threading.Thread(target=target, args=(n,)) for n in range(actors)]
+    for thread in threads:
+        thread.start()
+    gates[0].wait(PATIENCE_S)
+    pipe.send("ready")
+    for version in range(1, versions + 1):
+        gates[version % 2].wait(PATIENCE_S)
+        pipe.send(version)
+    for thread in threads:
+        thread.join()
+
+
+def _bare(nbytes: int, actors: int, versions: int) -> float:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    pub = context.socket(zmq.XPUB)
+    pub.linger = 0
+    pub.setsockopt(zmq.XPUB_VERBOSER, 1)  # it tells of every subscriber
+    port = pub.bind_to_random_port("tcp://127.0.0.1")
+    payload, sent = np.random.default_rng(0).bytes(nbytes), []
+    try:
+        with _child(_listen, port, actors, versions) as ear:
+            assert ear.recv() == "ready"
+            for _ in range(actors):
+                pub.recv()
+            for version in range(1, versions + 1):
+                sent.append(time.monotonic())
+                pub.send_multipart([b"w", payload])
+                assert ear.recv() == version
+            heard = np.array(ear.recv())
+    finally:
+        pub.close()
+        context.term()
+    return 1e3 * statistics.median((heard.max(axis=0) - np.array(sent)).tolist())
+
+
+def _listen(pipe: Connection, port: int, actors: int, versions: int) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    heard = [[0.0] * versions for _ in range(actors)]
+    gates = [threading.Barrier(actors + 1) for _ in range(2)]
+
+    def listen(index: int) -> None:
+        with context.socket(zmq.SUB) as sub:
+            sub.linger = 0
+            sub.subscribe(b"w")
+            sub.connect(f"tcp://127.0.0.1:{port}")
+            gates[0].wait(PATIENCE_S)
+            for version in range(1, versions + 1):
+                sub.recv_multipart(copy=False)
+                heard[index][version - 1] = time.monotonic()
+                gates[version % 2].wait(PATIENCE_S)
+
+    _report(pipe, listen, actors, versions, gates)
+    pipe.send(heard)
+    context.term()
+
+
+@contextlib.contextmanager
+def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
+    """A fresh process with one end of a pipe; ended in the end."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=target, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        yield here
+        process.join(PATIENCE_S)
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
+        here.close()

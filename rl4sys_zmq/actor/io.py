@@ -156,6 +156,11 @@ class ActorIO(Worker):
         self._wakeup.close()
 
     @property
+    def follower(self) -> Follower:
+        """What keeps the policy current; read its policy only."""
+        return self._follower
+
+    @property
     def policy(self) -> Policy | None:
         """The current policy, None before the first snapshot."""
         return self._follower.policy

@@ -88,7 +88,7 @@ class AgentCore(Resource):
         entropy = [config.seed, os.getpid()] if parent is not None and config.seed is not None else config.seed
         self._hosts = Hosts(np.random.SeedSequence(entropy))
         self._episode_ids = random.Random()
-        self._handover = Handover(self._outbox, config.reward_timeout_s, self._io.wake)
+        self._handover = Handover(self._outbox, config.reward_timeout_s, self._io.nudge)
         self._life = self._fast = Life(self, self._handover)
         self._io.start()
         self._io.opened.wait()
@@ -191,7 +191,7 @@ class AgentCore(Resource):
         wanted = self._outbox.put_steps + 2 * steps
         if wanted > io.want_steps:
             io.want_steps = wanted
-            io.wake()
+            io.nudge()
         return True
 
     def _granted(self) -> bool:

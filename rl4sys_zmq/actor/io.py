@@ -10,6 +10,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 
 from rl4sys_zmq.actor.follower import Follower
@@ -38,6 +39,10 @@ RESTART_S = (0.2, 5.0)
 """The first pause before the sockets are made anew after an exception, and the longest."""
 HOLD_S, BREATH_S = 0.0005, 0.000_001
 """How long this thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
+REST_S = 0.005
+"""How long it lets segments and acks gather when nobody waits for them: at each of its turns the host's threads stand still."""
+EVENTS_S = 0.1
+"""How often a joined actor looks for news of its connection."""
 MAX_BATCH_STEPS = 16_384
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
@@ -116,6 +121,7 @@ class ActorIO(Worker):
         self.want_steps = 0
         self.flushing = 0
         self.waiting = 0
+        self._resting = False
         self._config = config
         self._hello = hello
         self._supply: Supply = MemorySupply(outbox)
@@ -136,6 +142,7 @@ class ActorIO(Worker):
         self._saved = (0, 0)
         self._first_version = 0
         self._breath_at = 0.0
+        self._events_at = 0.0
         self._dealer: Line
         self._poller: LinePoller
         self._stopping = threading.Event()
@@ -143,8 +150,13 @@ class ActorIO(Worker):
     # ---- for host threads
 
     def wake(self) -> None:
-        """Makes the thread look at the outbox and the wishes."""
+        """Makes the thread look at the outbox and the wishes, at once."""
         self._wakeup.set()
+
+    def nudge(self) -> None:
+        """The same, after a rest if it is at one."""
+        if not self._resting:
+            self._wakeup.set()
 
     def stop(self) -> None:
         """Says goodbye and ends."""
@@ -278,14 +290,20 @@ class ActorIO(Worker):
         deadline = min(self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline())
         if self._oldest_since is not None and self._session.can_take():  # else an ack will wake it
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
-        self._poller.poll(min(max(0.0, deadline - now), 1.0))
+        ready = self._rest(self._poller.poll(min(max(0.0, deadline - now), 1.0)))
         self._breath_at = time.monotonic()
-        self._wakeup.clear()
-        while self._follower.read():
-            self._breathe()
-        self._read_dealer()
-        self._read_events()
+        # Each look at a socket lets a host's thread have the interpreter, and takes it away again.
+        if self._wakeup in ready:
+            self._wakeup.clear()
+        if self._weights_in(ready):
+            while self._follower.read():
+                self._breathe()
+        if self._dealer in ready:
+            self._read_dealer()
         now = time.monotonic()
+        if now >= self._events_at or self._session.state is not SessionState.JOINED:
+            self._events_at = now + EVENTS_S
+            self._read_events()
         self._supply.release(self._session.durable)
         while self._supply.fill():
             self._breathe()
@@ -297,6 +315,30 @@ class ActorIO(Worker):
         self._follower.tick(now)
         self._supply.tick()
         self._update_gate()
+
+    def _rest(self, ready: Collection[object]) -> Collection[object]:
+        """Before it works on segments and acks: lets more of them gather. Weights, and whoever waits, end the rest.
+
+        A host that leaves something in the outbox meanwhile does not ring; what it left before the end of the rest is seen after
+        it.
+        """
+        if not ready or self._session.state is not SessionState.JOINED or self._weights_in(ready):
+            return ready
+        if self._wakeup in ready:
+            self._wakeup.clear()
+        self._resting = True
+        try:
+            if self.waiting or self.flushing or self._stopping.is_set():
+                return ready
+            self._poller.register(self._dealer, read=False)
+            woken = self._poller.poll(REST_S)
+            self._poller.register(self._dealer)
+        finally:
+            self._resting = False
+        return {self._dealer, *woken}
+
+    def _weights_in(self, ready: Collection[object]) -> bool:
+        return any(source is not self._wakeup and source is not self._dealer for source in ready)
 
     def _breathe(self) -> None:
         """In the middle of long work, lets the host's threads have the interpreter: else they wait for its switch interval."""

@@ -14,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,10 @@ from rl4sys_zmq.actor.inputs import Inputs
 from rl4sys_zmq.actor.io import Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, RL4SysError
-from rl4sys_zmq.transports import read_client_keys
 from rl4sys_zmq.values import PolicySpec
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.transports import ClientKeys
 
 __all__ = ["RL4SysAgent"]
 
@@ -82,7 +84,7 @@ class RL4SysAgent(BatchActing):
         config = config if config is not None else AgentConfig.load(cast(str, conf_path))
         if debug:
             logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
-        super().__init__(config, read_client_keys(config.keys)[1] if config.keys is not None else None, baseline)
+        super().__init__(config, _keys(config), baseline)
         self._begin_life(self.config, None)
         try:
             self._wait(self._joined, self.config.connect_timeout_s)
@@ -236,3 +238,11 @@ class RL4SysAgent(BatchActing):
 
     def _joined(self) -> bool:
         return self._io.policy is not None
+
+
+def _keys(config: AgentConfig) -> ClientKeys | None:
+    if config.keys is None:
+        return None
+    from rl4sys_zmq.transports import read_client_keys
+
+    return read_client_keys(config.keys)[1]

@@ -11,7 +11,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +29,12 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.transports import ClientKeys
 from rl4sys_zmq.values import PolicySpec, space_to_json
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.transports import ClientKeys
 
 __all__ = ["AGENTS", "AgentCore", "Baseline"]
 

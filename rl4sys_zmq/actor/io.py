@@ -12,24 +12,27 @@ import threading
 import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.follower import Follower
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.policies import Policy
-from rl4sys_zmq.actor.policy_cache import PolicyCache
-from rl4sys_zmq.actor.spool import Spool, SpoolLimits
-from rl4sys_zmq.actor.supply import ENTRY_BYTES, MemorySupply, SpoolSupply, Supply
+from rl4sys_zmq.actor.supply import ENTRY_BYTES, MemorySupply, Supply
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, ClientKeys, Wakeup, explain
+from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network
-from rl4sys_zmq.transports.relay import Relay
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import PackedSegment, decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
+
+if TYPE_CHECKING:  # what only some actors have is loaded for them alone
+    from rl4sys_zmq.actor.policy_cache import PolicyCache
+    from rl4sys_zmq.actor.spool import Spool
+    from rl4sys_zmq.transports import ClientKeys
 
 __all__ = ["ActorIO", "Gate", "Terms"]
 
@@ -132,7 +135,7 @@ class ActorIO(Worker):
         self._rng = random.Random(hello.incarnation)
         self._session = ActorSession(hello, self.counters, self._rng)
         self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
-        self._cache = PolicyCache(config.cache_file) if config.cache_file is not None else None
+        self._cache = _cache(config)
         self._oldest_since: float | None = None
         self._error: RL4SysError | None = None
         self._joined = False
@@ -195,7 +198,7 @@ class ActorIO(Worker):
     @property
     def spool(self) -> Spool | None:
         """The spool, if there is one; read its numbers only."""
-        return self._supply.spool if isinstance(self._supply, SpoolSupply) else None
+        return self._supply.spool
 
     @property
     def idle(self) -> bool:
@@ -228,7 +231,7 @@ class ActorIO(Worker):
             pause_s = RESTART_S[0]
             while not self._stopping.is_set():
                 try:
-                    with Relay() if self._config.sidecar else LocalNetwork() as network:
+                    with _network(self._config) as network:
                         while not self._stopping.is_set():
                             self._serve(network)
                             pause_s = RESTART_S[0]
@@ -250,6 +253,9 @@ class ActorIO(Worker):
         """
         config = self._config
         if config.spool is not None:
+            from rl4sys_zmq.actor.spool import Spool, SpoolLimits
+            from rl4sys_zmq.actor.spool_supply import SpoolSupply
+
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
             spool = Spool(config.spool, config.client_id, limits, actor_id=config.actor_id)
             self._supply = SpoolSupply(self._outbox, spool)
@@ -354,7 +360,7 @@ class ActorIO(Worker):
     def _reconcile(self) -> None:
         """At the first Welcome of this start: numbers what the spool holds, from what the learner says it has."""
         supply, session = self._supply, self._session
-        if not isinstance(supply, SpoolSupply) or supply.spool.reconciled or session.state is not SessionState.JOINED:
+        if supply.spool is None or supply.spool.reconciled or session.state is not SessionState.JOINED:
             return
         kept = supply.reconcile(session.received, session.durable)
         if kept is not None:
@@ -556,7 +562,7 @@ class ActorIO(Worker):
     def _drop_stale(self) -> None:
         """Without a spool, drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
         terms = self.terms
-        kept = isinstance(self._supply, SpoolSupply) or terms is None or terms.max_policy_lag < 0 or terms.on_lag != "drop"
+        kept = self.spool is not None or terms is None or terms.max_policy_lag < 0 or terms.on_lag != "drop"
         if kept or terms is None or self.policy is None:
             return
         generation, version = self._follower.held
@@ -598,3 +604,19 @@ class ActorIO(Worker):
     def _notify(self) -> None:
         """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""
         self.changed.notify_all()
+
+
+def _cache(config: AgentConfig) -> PolicyCache | None:
+    if config.cache_file is None:
+        return None
+    from rl4sys_zmq.actor.policy_cache import PolicyCache
+
+    return PolicyCache(config.cache_file)
+
+
+def _network(config: AgentConfig) -> Network:
+    if not config.sidecar:
+        return LocalNetwork()
+    from rl4sys_zmq.transports.relay import Relay
+
+    return Relay()

@@ -18,6 +18,9 @@ class Handover:
 
     One lock, shared by host threads alone (the I/O thread never takes it, and nothing waits under it): a thread may expire the
     late segments of another's trajectory while a reward for one of them comes in.
+
+    Attributes:
+        late: the closed segments that wait for rewards, with the time until when; replaced or extended under the lock.
     """
 
     def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
@@ -25,18 +28,14 @@ class Handover:
         self._reward_timeout_s = reward_timeout_s
         self._wake = wake
         self._lock = threading.RLock()
-        self._late: list[tuple[float, RL4SysTrajectory, SegmentBuilder]] = []
-
-    def __len__(self) -> int:
-        """How many closed segments wait for rewards."""
-        return len(self._late)
+        self.late: list[tuple[float, RL4SysTrajectory, SegmentBuilder]] = []
 
     def close(self, traj: RL4SysTrajectory, builder: SegmentBuilder) -> None:
         """Takes the trajectory's next closed segment."""
         with self._lock:
             traj._closed.append(builder)
             if builder.missing:
-                self._late.append((time.monotonic() + self._reward_timeout_s, traj, builder))
+                self.late.append((time.monotonic() + self._reward_timeout_s, traj, builder))
             self._release(traj)
 
     def reward(self, builder: SegmentBuilder, row: int, reward: float) -> None:
@@ -47,8 +46,8 @@ class Handover:
         """
         with self._lock:
             builder.set_reward(row, reward)
-            trajs = {id(t): t for _, t, b in self._late if not b.missing}
-            self._late = [entry for entry in self._late if entry[2].missing]
+            trajs = {id(t): t for _, t, b in self.late if not b.missing}
+            self.late = [entry for entry in self.late if entry[2].missing]
             for traj in trajs.values():
                 self._release(traj)
 
@@ -56,8 +55,8 @@ class Handover:
         """Drops the segments whose rewards have not come in time, and counts them."""
         now = time.monotonic()
         with self._lock:
-            expired = [entry for entry in self._late if entry[0] <= now]
-            self._late = [entry for entry in self._late if entry[0] > now]
+            expired = [entry for entry in self.late if entry[0] <= now]
+            self.late = [entry for entry in self.late if entry[0] > now]
             for _, traj, builder in expired:
                 builder.left = True
                 traj._lost = True

@@ -14,10 +14,16 @@ from rl4sys_zmq.values import DiscreteSpace, Space
 __all__ = ["Inputs"]
 
 SMALL = 64
+"""Up to so many numbers, a sum of Python floats is faster than two numpy calls."""
 
 
 class Inputs:
-    """Reads observations and masks for two spaces; what it returns is a copy that the host cannot change."""
+    """Reads observations and masks for two spaces; what it returns is a copy that the host cannot change.
+
+    Attributes:
+        plain_dtype, plain_shape: an observation with these needs no more than ``copy()`` and a finite sum; None where
+            no observation is so simple. An array of them is what `observation` is asked for nearly always.
+    """
 
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         self._space = observation_space
@@ -25,6 +31,9 @@ class Inputs:
         self._one = (1, *self._shape)
         self._dtype = np.dtype(observation_space.dtype)
         self._float = self._dtype.kind == "f"
+        plain = self._dtype in (np.float32, np.float64) and len(self._shape) == 1 and self._shape[0] <= SMALL
+        self.plain_dtype: np.dtype[Any] | None = self._dtype if plain else None
+        self.plain_shape: tuple[int, ...] | None = self._shape if plain else None
         self._actions = action_space.n if isinstance(action_space, DiscreteSpace) else None
 
     def observation(self, given: object) -> tuple[NDArray[Any], bool]:
@@ -101,8 +110,9 @@ class Inputs:
 
     def _require_finite(self, array: NDArray[Any]) -> None:
         flat = array.ravel()
-        # For a few numbers a Python loop is several times faster than two numpy calls.
-        if not (all(map(math.isfinite, flat.tolist())) if flat.size <= SMALL else np.isfinite(flat).all()):
+        if flat.size <= SMALL and math.isfinite(sum(flat.tolist())):
+            return  # a sum of finite numbers may be infinite, but one with others in it is never finite
+        if not np.isfinite(flat).all():
             index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
 

@@ -10,25 +10,29 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.follower import Follower
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.policies import Policy
-from rl4sys_zmq.actor.policy_cache import PolicyCache
-from rl4sys_zmq.actor.spool import Spool, SpoolLimits
-from rl4sys_zmq.actor.supply import ENTRY_BYTES, MemorySupply, SpoolSupply, Supply
+from rl4sys_zmq.actor.supply import ENTRY_BYTES, MemorySupply, Supply
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
 from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
-from rl4sys_zmq.transports import Address, ClientKeys, Wakeup, explain
+from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network
-from rl4sys_zmq.transports.relay import Relay
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import PackedSegment, decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
+
+if TYPE_CHECKING:  # what only some actors have is loaded for them alone
+    from rl4sys_zmq.actor.policy_cache import PolicyCache
+    from rl4sys_zmq.actor.spool import Spool
+    from rl4sys_zmq.transports import ClientKeys
 
 __all__ = ["ActorIO", "Gate", "Terms"]
 
@@ -38,6 +42,10 @@ RESTART_S = (0.2, 5.0)
 """The first pause before the sockets are made anew after an exception, and the longest."""
 HOLD_S, BREATH_S = 0.0005, 0.000_001
 """How long this thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
+REST_S = 0.005
+"""How long it lets segments and acks gather when nobody waits for them: at each of its turns the host's threads stand still."""
+EVENTS_S = 0.1
+"""How often a joined actor looks for news of its connection."""
 MAX_BATCH_STEPS = 16_384
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
@@ -116,6 +124,7 @@ class ActorIO(Worker):
         self.want_steps = 0
         self.flushing = 0
         self.waiting = 0
+        self._resting = False
         self._config = config
         self._hello = hello
         self._supply: Supply = MemorySupply(outbox)
@@ -126,7 +135,7 @@ class ActorIO(Worker):
         self._rng = random.Random(hello.incarnation)
         self._session = ActorSession(hello, self.counters, self._rng)
         self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
-        self._cache = PolicyCache(config.cache_file) if config.cache_file is not None else None
+        self._cache = _cache(config)
         self._oldest_since: float | None = None
         self._error: RL4SysError | None = None
         self._joined = False
@@ -136,6 +145,7 @@ class ActorIO(Worker):
         self._saved = (0, 0)
         self._first_version = 0
         self._breath_at = 0.0
+        self._events_at = 0.0
         self._dealer: Line
         self._poller: LinePoller
         self._stopping = threading.Event()
@@ -143,8 +153,13 @@ class ActorIO(Worker):
     # ---- for host threads
 
     def wake(self) -> None:
-        """Makes the thread look at the outbox and the wishes."""
+        """Makes the thread look at the outbox and the wishes, at once."""
         self._wakeup.set()
+
+    def nudge(self) -> None:
+        """The same, after a rest if it is at one."""
+        if not self._resting:
+            self._wakeup.set()
 
     def stop(self) -> None:
         """Says goodbye and ends."""
@@ -154,6 +169,11 @@ class ActorIO(Worker):
     def release(self) -> None:
         """Closes what outlives the thread; after `join`."""
         self._wakeup.close()
+
+    @property
+    def follower(self) -> Follower:
+        """What keeps the policy current; read its policy only."""
+        return self._follower
 
     @property
     def policy(self) -> Policy | None:
@@ -178,7 +198,7 @@ class ActorIO(Worker):
     @property
     def spool(self) -> Spool | None:
         """The spool, if there is one; read its numbers only."""
-        return self._supply.spool if isinstance(self._supply, SpoolSupply) else None
+        return self._supply.spool
 
     @property
     def idle(self) -> bool:
@@ -211,7 +231,7 @@ class ActorIO(Worker):
             pause_s = RESTART_S[0]
             while not self._stopping.is_set():
                 try:
-                    with Relay() if self._config.sidecar else LocalNetwork() as network:
+                    with _network(self._config) as network:
                         while not self._stopping.is_set():
                             self._serve(network)
                             pause_s = RESTART_S[0]
@@ -233,6 +253,9 @@ class ActorIO(Worker):
         """
         config = self._config
         if config.spool is not None:
+            from rl4sys_zmq.actor.spool import Spool, SpoolLimits
+            from rl4sys_zmq.actor.spool_supply import SpoolSupply
+
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
             spool = Spool(config.spool, config.client_id, limits, actor_id=config.actor_id)
             self._supply = SpoolSupply(self._outbox, spool)
@@ -273,14 +296,20 @@ class ActorIO(Worker):
         deadline = min(self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline())
         if self._oldest_since is not None and self._session.can_take():  # else an ack will wake it
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
-        self._poller.poll(min(max(0.0, deadline - now), 1.0))
+        ready = self._rest(self._poller.poll(min(max(0.0, deadline - now), 1.0)))
         self._breath_at = time.monotonic()
-        self._wakeup.clear()
-        while self._follower.read():
-            self._breathe()
-        self._read_dealer()
-        self._read_events()
+        # Each look at a socket lets a host's thread have the interpreter, and takes it away again.
+        if self._wakeup in ready:
+            self._wakeup.clear()
+        if self._weights_in(ready):
+            while self._follower.read():
+                self._breathe()
+        if self._dealer in ready:
+            self._read_dealer()
         now = time.monotonic()
+        if now >= self._events_at or self._session.state is not SessionState.JOINED:
+            self._events_at = now + EVENTS_S
+            self._read_events()
         self._supply.release(self._session.durable)
         while self._supply.fill():
             self._breathe()
@@ -292,6 +321,30 @@ class ActorIO(Worker):
         self._follower.tick(now)
         self._supply.tick()
         self._update_gate()
+
+    def _rest(self, ready: Collection[object]) -> Collection[object]:
+        """Before it works on segments and acks: lets more of them gather. Weights, and whoever waits, end the rest.
+
+        A host that leaves something in the outbox meanwhile does not ring; what it left before the end of the rest is seen after
+        it.
+        """
+        if not ready or self._session.state is not SessionState.JOINED or self._weights_in(ready):
+            return ready
+        if self._wakeup in ready:
+            self._wakeup.clear()
+        self._resting = True
+        try:
+            if self.waiting or self.flushing or self._stopping.is_set():
+                return ready
+            self._poller.register(self._dealer, read=False)
+            woken = self._poller.poll(REST_S)
+            self._poller.register(self._dealer)
+        finally:
+            self._resting = False
+        return {self._dealer, *woken}
+
+    def _weights_in(self, ready: Collection[object]) -> bool:
+        return any(source is not self._wakeup and source is not self._dealer for source in ready)
 
     def _breathe(self) -> None:
         """In the middle of long work, lets the host's threads have the interpreter: else they wait for its switch interval."""
@@ -307,7 +360,7 @@ class ActorIO(Worker):
     def _reconcile(self) -> None:
         """At the first Welcome of this start: numbers what the spool holds, from what the learner says it has."""
         supply, session = self._supply, self._session
-        if not isinstance(supply, SpoolSupply) or supply.spool.reconciled or session.state is not SessionState.JOINED:
+        if supply.spool is None or supply.spool.reconciled or session.state is not SessionState.JOINED:
             return
         kept = supply.reconcile(session.received, session.durable)
         if kept is not None:
@@ -509,7 +562,7 @@ class ActorIO(Worker):
     def _drop_stale(self) -> None:
         """Without a spool, drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
         terms = self.terms
-        kept = isinstance(self._supply, SpoolSupply) or terms is None or terms.max_policy_lag < 0 or terms.on_lag != "drop"
+        kept = self.spool is not None or terms is None or terms.max_policy_lag < 0 or terms.on_lag != "drop"
         if kept or terms is None or self.policy is None:
             return
         generation, version = self._follower.held
@@ -551,3 +604,19 @@ class ActorIO(Worker):
     def _notify(self) -> None:
         """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""
         self.changed.notify_all()
+
+
+def _cache(config: AgentConfig) -> PolicyCache | None:
+    if config.cache_file is None:
+        return None
+    from rl4sys_zmq.actor.policy_cache import PolicyCache
+
+    return PolicyCache(config.cache_file)
+
+
+def _network(config: AgentConfig) -> Network:
+    if not config.sidecar:
+        return LocalNetwork()
+    from rl4sys_zmq.transports.relay import Relay
+
+    return Relay()

@@ -48,7 +48,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, Damaged, Entry, Meta, SpoolFile, SpoolHead, is_damage, placeholder
+from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, Damaged, Entry, Meta, SpoolFile, is_damage, placeholder
+from rl4sys_zmq.actor.supply import Head
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import SpoolError
 from rl4sys_zmq.resource import Resource
@@ -187,11 +188,11 @@ class Spool(Resource):
         """How many were dropped since the spool was made, by reason. May fall, when the learner turns out to have them."""
         return dict(self._meta.dropped)
 
-    def heads(self) -> Iterator[SpoolHead]:
+    def heads(self) -> Iterator[Head]:
         """Those that are not taken, oldest first; anything that changes the spool ends it."""
         return (entry.head for entry in self._untaken)
 
-    def peek(self) -> SpoolHead | None:
+    def peek(self) -> Head | None:
         """The oldest that is not taken."""
         return self._untaken[0].head if self._untaken else None
 
@@ -205,7 +206,7 @@ class Spool(Resource):
         """
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
-            head = SpoolHead(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
+            head = Head(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
             entry = Entry(next_id, head, put_at, p)
             next_id += 1
             self._untaken.append(entry)
@@ -477,7 +478,7 @@ class Spool(Resource):
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
-        placeholders = [Entry(last + 1 + n, SpoolHead(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
+        placeholders = [Entry(last + 1 + n, Head(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
         meta = replace(meta, next_id=meta.next_id + blanks)
         left = sum(e.packed is not None for e in entries[gone:])
         stored = replace(meta, rows=len(entries) - gone + blanks - left, submitted=meta.submitted - left)

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import xxhash
 
+from rl4sys_zmq.actor.supply import Head
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
-__all__ = ["FLUSH_BYTES", "Damaged", "Entry", "Meta", "SpoolFile", "SpoolHead", "is_damage", "placeholder"]
+__all__ = ["FLUSH_BYTES", "Damaged", "Entry", "Meta", "SpoolFile", "is_damage", "placeholder"]
 
 log = logging.getLogger(__name__)
 
@@ -47,25 +48,6 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 
 class Damaged(Exception):
     """The file is a spool, and does not hold together."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpoolHead:
-    """What sending and dropping must know of the oldest segment that is not taken.
-
-    Attributes:
-        generation: of the policy that acted.
-        oldest_version: the least version among its steps.
-        steps: how many decisions it holds.
-        nbytes: the bytes of its columns.
-        frames: how many frames of its own it needs.
-    """
-
-    generation: int
-    oldest_version: int
-    steps: int
-    nbytes: int
-    frames: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +80,7 @@ class Entry:
     """One segment. `packed` is None when it is in the file; `packed` of a stored one would only cost memory."""
 
     id: int
-    head: SpoolHead
+    head: Head
     put_at: float
     packed: PackedSegment | None
 
@@ -150,7 +132,7 @@ class SpoolFile:
             numbers = (row_id, steps, nbytes, frames, generation, oldest)
             if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
                 raise Damaged(f"row {row_id!r} has impossible numbers")
-            entries.append(Entry(row_id, SpoolHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
+            entries.append(Entry(row_id, Head(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
         ids = [e.id for e in entries]
         if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
             raise Damaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
@@ -367,7 +349,7 @@ def _pack(p: PackedSegment) -> bytes:
     return xxhash.xxh3_64_digest(body) + body
 
 
-def _unpack(record: bytes, expected: SpoolHead) -> PackedSegment | None:
+def _unpack(record: bytes, expected: Head) -> PackedSegment | None:
     """The segment of a record, None when it is not what was written."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
@@ -378,7 +360,7 @@ def _unpack(record: bytes, expected: SpoolHead) -> PackedSegment | None:
         ends = list(itertools.accumulate([blob_bytes, *lengths], initial=start))
     except (ProtocolError, TypeError, ValueError):
         return None
-    if ends[-1] != len(view) or SpoolHead(generation, oldest, steps, nbytes, len(lengths)) != expected:
+    if ends[-1] != len(view) or Head(generation, oldest, steps, nbytes, len(lengths)) != expected:
         return None
     blob, *large = (view[a:b] for a, b in itertools.pairwise(ends))
     return PackedSegment(header, bytes(blob), tuple(large), steps, generation, oldest, nbytes)

@@ -1,28 +1,53 @@
-"""What the I/O thread takes segments from: the outbox itself, or a spool that it fills from the outbox."""
+"""What the I/O thread takes segments from: the outbox itself here, or a spool that it fills from the outbox (`spool_supply`)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.spool import Spool
-from rl4sys_zmq.actor.spool_file import SpoolHead
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 
-__all__ = ["MemorySupply", "SpoolSupply", "Supply"]
+if TYPE_CHECKING:
+    from rl4sys_zmq.actor.spool import Spool
 
-PUT_ITEMS = 32
-"""How many segments go into the spool in one transaction."""
+__all__ = ["ENTRY_BYTES", "Head", "MemorySupply", "Supply"]
 
 ENTRY_BYTES = 65_536
 """What a segment's header may take in a message, generously."""
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What sending and dropping must know of the oldest segment that is not taken.
+
+    Attributes:
+        generation: of the policy that acted.
+        oldest_version: the least version among its steps.
+        steps: how many decisions it holds.
+        nbytes: the bytes of its columns.
+        frames: how many frames of its own it needs.
+    """
+
+    generation: int
+    oldest_version: int
+    steps: int
+    nbytes: int
+    frames: int
+
+
 class Supply(Resource):
-    """Segments that have no number yet, oldest first. Used in the I/O thread; the properties are read by others too."""
+    """Segments that have no number yet, oldest first. Used in the I/O thread; the properties are read by others too.
+
+    Attributes:
+        spool: where they are kept, None for in memory.
+    """
+
+    spool: Spool | None = None
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
@@ -38,7 +63,7 @@ class Supply(Resource):
         """Their steps."""
 
     @abstractmethod
-    def peek(self) -> SpoolHead | None:
+    def peek(self) -> Head | None:
         """What to know of the oldest that can be taken."""
 
     @abstractmethod
@@ -55,6 +80,10 @@ class Supply(Resource):
 
     def release(self, durable: int) -> None:
         """The learner's ledger has everything below this number."""
+
+    def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
+        """What was kept from an earlier start and goes to the session, in the light of the learner's marks; None without such."""
+        return None
 
     def tick(self) -> None:
         """Does what the clock asks for."""
@@ -90,12 +119,12 @@ class MemorySupply(Supply):
         """Their steps."""
         return self.outbox.steps
 
-    def peek(self) -> SpoolHead | None:
+    def peek(self) -> Head | None:
         """The oldest, which a host thread may be dropping at this moment."""
         segment = self.outbox.peek()
         if segment is None:
             return None
-        return SpoolHead(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes, _large(segment))
+        return Head(segment.generation, int(segment.versions.min()), segment.steps, segment.nbytes, _large(segment))
 
     def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
         """Packs the oldest ones."""
@@ -117,81 +146,6 @@ class MemorySupply(Supply):
         if self.outbox.pop() is not None:
             self.outbox.dropped.add(reason)
         return True
-
-
-class SpoolSupply(Supply):
-    """The spool, in front of the outbox."""
-
-    def __init__(self, outbox: Outbox, spool: Spool) -> None:
-        super().__init__(outbox)
-        self.spool = spool
-
-    @property
-    def items(self) -> int:
-        """How many wait, here or there."""
-        return self.spool.untaken_items + len(self.outbox)
-
-    @property
-    def steps(self) -> int:
-        """Their steps."""
-        return self.spool.untaken_steps + self.outbox.steps
-
-    def peek(self) -> SpoolHead | None:
-        """The oldest in the spool."""
-        return self.spool.peek() if self.spool.reconciled else None
-
-    def take(self, max_items: int, max_bytes: int) -> list[PackedSegment]:
-        """The oldest in the spool, which keeps them until `release`."""
-        return self.spool.take(max_items, max_bytes)
-
-    def drop(self, reason: str) -> bool:
-        """Drops the oldest in the spool."""
-        return self.spool.drop_head(1, reason) == 1
-
-    def fill(self) -> bool:
-        """Puts some of what the outbox holds into the spool."""
-        batch: list[PackedSegment] = []
-        while len(batch) < PUT_ITEMS and (segment := self.outbox.pop()) is not None:
-            batch.append(pack_segment(segment))
-        if batch:
-            self.spool.put(batch)
-        return bool(batch)
-
-    def release(self, durable: int) -> None:
-        """Forgets what the learner has."""
-        self.spool.release(durable)
-
-    def reconcile(self, received: int, durable: int) -> Sequence[PackedSegment] | None:
-        """See `Spool.reconcile`."""
-        return self.spool.reconcile(received, durable)
-
-    def tick(self) -> None:
-        """Late deletions, drops by age, another try of the disk."""
-        self.spool.tick()
-
-    def next_deadline(self) -> float:
-        """When the spool has something to do."""
-        return self.spool.next_deadline()
-
-    @property
-    def submitted(self) -> int:
-        """Over all starts."""
-        lost = sum(super().dropped.values())
-        return self.spool.submitted + len(self.outbox) + lost
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Over all starts in the spool; those before it, in this one."""
-        counts = self.spool.dropped
-        for reason, count in super().dropped.items():
-            counts[reason] = counts.get(reason, 0) + count
-        return counts
-
-    def close(self) -> None:
-        """Closes the spool; a learner gets the rest another time."""
-        while self.fill():
-            pass
-        self.spool.close()
 
 
 def _large(segment: Segment) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,61 +11,66 @@ from rl4sys_zmq.actor.builder import SegmentBuilder
 from rl4sys_zmq.errors import RewardError
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.agent import RL4SysAgent
+    from rl4sys_zmq.actor.core import AgentCore
     from rl4sys_zmq.actor.handover import Handover
+    from rl4sys_zmq.actor.policies import Policy
 
-__all__ = ["RL4SysAction", "RL4SysTrajectory", "as_reward"]
+__all__ = ["Life", "RL4SysAction", "RL4SysTrajectory", "as_reward", "new_action"]
+
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest reward that a column can hold."""
+
+
+class Life:
+    """An agent in one process: a forked child lives another one. Actions and trajectories know theirs.
+
+    Attributes:
+        agent: whose life it is.
+        handover: where its closed segments go.
+    """
+
+    __slots__ = ("agent", "handover")
+
+    def __init__(self, agent: AgentCore, handover: Handover) -> None:
+        self.agent = agent
+        self.handover = handover
 
 
 class RL4SysAction:
-    """One decision of the policy.
+    """One decision of the policy. The agent makes them.
 
     Attributes:
         act: what to give to the environment: a numpy integer for Discrete; for Box an array of the space's shape and dtype
             (with a leading axis of 1 when the observation came with one).
         obs: the observation that it answers, as stored.
         log_prob: of the stored action under the policy that chose it.
-        generation: of that policy.
-        version: of that policy.
         done: may be set by hand: True ends the trajectory (as terminated) at the next `request_for_action`.
     """
 
-    __slots__ = (
-        "_agent",
-        "_builder",
-        "_mask",
-        "_raw",
-        "_reward",
-        "_row",
-        "act",
-        "done",
-        "generation",
-        "log_prob",
-        "obs",
-        "version",
-    )
+    __slots__ = ("_builder", "_life", "_mask", "_raw", "_reward", "_row", "_stamp", "act", "done", "log_prob", "obs")
 
-    def __init__(
-        self,
-        agent: RL4SysAgent,
-        obs: NDArray[Any],
-        raw: Any,
-        act: Any,
-        log_prob: float,
-        version: tuple[int, int],
-        mask: NDArray[np.bool_] | None,
-    ) -> None:
-        self._agent = agent
-        self.obs = obs
-        self._raw = raw
-        self.act = act
-        self.log_prob = log_prob
-        self.generation, self.version = version
-        self._mask = mask
-        self._reward: float | None = None
-        self._builder: SegmentBuilder | None = None
-        self._row = -1
-        self.done = False
+    # There is no constructor: it would take as long as setting all of this. See `new_action`.
+    _life: Life
+    _stamp: tuple[int, int]
+    _raw: Any
+    _mask: NDArray[np.bool_] | None
+    _reward: float | None
+    _builder: SegmentBuilder | None
+    _row: int
+    act: Any
+    done: bool
+    log_prob: float
+    obs: NDArray[Any]
+
+    @property
+    def generation(self) -> int:
+        """The generation of the policy that chose it."""
+        return self._stamp[0]
+
+    @property
+    def version(self) -> int:
+        """The version of the policy that chose it."""
+        return self._stamp[1]
 
     @property
     def reward(self) -> float | None:
@@ -82,17 +86,42 @@ class RL4SysAction:
         """Sets the reward, before or after the action is added; a later call replaces it until the segment leaves.
 
         Raises:
-            RewardError: for a reward that is not one finite number, or when the segment has left.
+            RewardError: for a reward that is not one finite number (in float32), or when the segment has left.
         """
-        value = as_reward(reward)
+        value = reward if type(reward) is float and -LARGEST <= reward <= LARGEST else as_reward(reward)
         builder = self._builder
         if builder is not None:
-            handover = self._agent._handover
-            if len(handover):
+            handover = self._life.handover
+            if handover.late or builder.left:
                 handover.reward(builder, self._row, value)
             else:
-                builder.set_reward(self._row, value)
+                if self._reward is None:
+                    builder.missing -= 1
+                builder.rewards[self._row] = value
         self._reward = value
+
+
+def new_action(
+    life: Life,
+    obs: NDArray[Any],
+    raw: Any,
+    act: Any,
+    log_prob: float,
+    stamp: tuple[int, int],
+    mask: NDArray[np.bool_] | None = None,
+) -> RL4SysAction:
+    """An action without a reward that is not stored. `raw` is what is trained on; None for what no policy chose."""
+    action = RL4SysAction()
+    action._life = life
+    action._stamp = stamp
+    action._raw = raw
+    action._mask = mask
+    action._reward = action._builder = None
+    action.act = act
+    action.done = False
+    action.log_prob = log_prob
+    action.obs = obs
+    return action
 
 
 class RL4SysTrajectory:
@@ -105,24 +134,23 @@ class RL4SysTrajectory:
     """
 
     __slots__ = (
-        "_agent",
+        "_acts",
         "_builder",
         "_cap_left",
         "_closed",
         "_entered",
-        "_handover",
         "_last",
+        "_life",
         "_lost",
-        "_policy",
+        "_seen",
         "_sum",
         "completed",
         "episode_id",
         "steps",
     )
 
-    def __init__(self, agent: RL4SysAgent, handover: Handover, episode_id: int, builder: SegmentBuilder, cap: int) -> None:
-        self._agent = agent
-        self._handover = handover
+    def __init__(self, life: Life, episode_id: int, builder: SegmentBuilder, cap: int) -> None:
+        self._life = life
         self.episode_id = episode_id
         self.completed = False
         self.steps = 0
@@ -131,7 +159,10 @@ class RL4SysTrajectory:
         self._sum = 0.0
         self._lost = False
         self._last: RL4SysAction | None = None
-        self._policy: object = None
+        self._acts: Policy | None = None
+        """The policy that chose last; with ``swap: episode`` that of the whole episode."""
+        self._seen: Policy | None = None
+        """The agent's policy when a request decided by which to act; while it is the same, there is nothing to decide."""
         self._cap_left = cap
         self._entered = False
 
@@ -140,17 +171,19 @@ class RL4SysTrajectory:
 
 
 def as_reward(reward: object) -> float:
-    """A finite float from a number, a numpy scalar, or an array or tensor of one element.
+    """A float that is finite in float32, from a number, a numpy scalar, or an array or tensor of one element.
 
     Raises:
         RewardError: for anything else.
     """
-    if type(reward) is not float:
+    if isinstance(reward, float):
+        reward = float(reward)  # numpy's float64 is one
+    else:
         try:
             item = getattr(reward, "item", None)
             reward = float(item() if item is not None else reward)  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError) as exc:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
             raise RewardError(f"a reward must be one number, not {reward!r:.80}") from exc
-    if not math.isfinite(reward):
-        raise RewardError(f"a reward must be finite, not {reward}")
+    if not -LARGEST <= reward <= LARGEST:
+        raise RewardError(f"a reward must be finite in float32, not {reward}")
     return reward

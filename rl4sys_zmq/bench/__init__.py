@@ -1,10 +1,6 @@
-"""Measuring: ours and a baseline in the same process layout, in interleaved pairs. ``rl4sys-learner bench`` and ``benchmarks/`` call it.
+"""What benchmarks are made of: functions that measure and return figures. Scripts in ``benchmarks/`` print them.
 
-- `Result`, `compare`, `table`: one question's figures, how they are come by, how they are shown.
-- `machine`: what to record beside them.
+- `machine`: what a figure was measured on. `pairs`: ours and a baseline in turn, and the ratios.
+- `counting`: a learner in a process of its own that only counts.
+- `step`: one step of an actor. `footprint`: import, memory, host overhead. `collect`: environment steps per second.
 """
-
-from rl4sys_zmq.bench.machine import machine
-from rl4sys_zmq.bench.pairs import Ratio, Result, compare, save, table
-
-__all__ = ["Ratio", "Result", "compare", "machine", "save", "table"]

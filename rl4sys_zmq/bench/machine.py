@@ -1,51 +1,63 @@
-"""Where a figure was measured, for those who want to repeat it."""
+"""What a figure was measured on: the machine, the versions and the commit. A figure without them says nothing."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-__all__ = ["machine"]
+import rl4sys_zmq
 
-PACKAGES = ("numpy", "pyzmq", "torch", "zstandard", "xxhash", "gymnasium", "stable-baselines3")
+__all__ = ["machine_record"]
+
+PACKAGES = ("numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 
 
-def machine() -> dict[str, str | int]:
-    """Processor, cores, memory, Python, the versions of packages, and the commit (``unknown`` outside a clone)."""
+def machine_record() -> dict[str, Any]:
+    """The machine, its load, the versions, the commit ("unknown" without one) and the command, as JSON values."""
     return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": platform.system() + " " + platform.release(),
+            "load": [round(x, 2) for x in os.getloadavg()],
+        },
+        "versions": {"python": platform.python_version(), "rl4sys_zmq": rl4sys_zmq.__version__, **_versions()},
         "commit": _commit(),
     }
 
 
-def _processor() -> str:
+def _cpu() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor() or "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def _commit() -> str:
-    here = Path(__file__).parent
+    folder = Path(rl4sys_zmq.__file__).parent
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(["git", "-C", here, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "-C", here, "status", "--porcelain"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
         return "unknown"
-    return done.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+    return done.stdout.strip()

@@ -1,122 +1,84 @@
-"""Pairs of measurements. On a machine that others use too, only a ratio from one run means something.
-
-Ours and the baseline run in turn (A B, B A, A B, ...); of the ratios of the pairs, the median counts, and the lowest and the
-highest say how far to trust it.
-"""
+"""Two measurements in turn, on a machine that drifts: only the ratios of neighbours mean something."""
 
 from __future__ import annotations
 
-import json
-import statistics
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from rl4sys_zmq.bench.machine import machine
+__all__ = ["Pairs", "Spread", "measure_pairs", "spread"]
 
-__all__ = ["PAIRS", "Ratio", "Result", "compare", "save", "table"]
-
-PAIRS = 5
+LEAST_PAIRS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """Of the pairs' ratios (ours over the baseline), the median and the range."""
+class Spread:
+    """The median of some figures, with the least and the greatest."""
 
     median: float
-    low: float
-    high: float
+    least: float
+    greatest: float
 
-    def __str__(self) -> str:
-        return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+    def text(self, digits: int = 2) -> str:
+        """For a table: ``median [least, greatest]``."""
+        return f"{self.median:.{digits}f} [{self.least:.{digits}f}, {self.greatest:.{digits}f}]"
+
+
+def spread(figures: Sequence[float]) -> Spread:
+    """Of at least one figure."""
+    return Spread(median(figures), min(figures), max(figures))
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One question's figures.
+class Pairs:
+    """Figures of ours and of a baseline; ``ours[i]`` and ``baseline[i]`` were measured one after the other."""
 
-    Attributes:
-        question: in a few words.
-        unit: of `ours` and `baseline`.
-        ours: the median.
-        baseline: the median; None where nothing is beside it.
-        ratio: None without a baseline.
-        against: what the baseline is.
-        goal: in words; empty for none.
-        more: further figures.
-    """
+    ours: tuple[float, ...]
+    baseline: tuple[float, ...]
 
-    question: str
-    unit: str
-    ours: float
-    baseline: float | None = None
-    ratio: Ratio | None = None
-    against: str = ""
-    goal: str = ""
-    more: dict[str, Any] = field(default_factory=dict)
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Ours over the baseline, pair by pair."""
+        return tuple(a / b for a, b in zip(self.ours, self.baseline, strict=True))
+
+    @property
+    def differences(self) -> tuple[float, ...]:
+        """Ours less the baseline, pair by pair."""
+        return tuple(a - b for a, b in zip(self.ours, self.baseline, strict=True))
+
+    def record(self) -> dict[str, Any]:
+        """All of it, as JSON values."""
+        ratio = spread(self.ratios)
+        return {
+            "ours": spread(self.ours).median,
+            "baseline": spread(self.baseline).median,
+            "ratio": ratio.median,
+            "ratio_spread": [ratio.least, ratio.greatest],
+            "pairs": [[a, b] for a, b in zip(self.ours, self.baseline, strict=True)],
+        }
 
 
-def compare(
-    question: str,
-    unit: str,
-    ours: Callable[[], float],
-    baseline: Callable[[], float],
-    *,
-    against: str,
-    goal: str = "",
-    pairs: int = PAIRS,
-    **more: Any,
-) -> Result:
-    """Runs both in turn, `pairs` times.
+def measure_pairs(
+    ours: Callable[[], float], baseline: Callable[[], float], count: int = LEAST_PAIRS, *, warm: bool = True
+) -> Pairs:
+    """Measures both `count` times in turn; which one begins alternates, so that neither always follows the other.
 
     Args:
-        question: in a few words.
-        unit: of what both return.
-        ours: measures once; and
-        baseline: likewise.
-        against: what the baseline is.
-        goal: in words.
-        pairs: how many.
-        **more: goes into the result.
+        ours: one measurement.
+        baseline: one measurement of what it is compared with.
+        count: how many pairs.
+        warm: do each once before, uncounted.
     """
-    found = []
-    for number in range(pairs):
+    if warm:
+        ours()
+        baseline()
+    figures = []
+    for number in range(count):
         if number % 2:
-            theirs, mine = baseline(), ours()
+            theirs = baseline()
+            figures.append((ours(), theirs))
         else:
-            mine, theirs = ours(), baseline()
-        found.append((mine, theirs))
-    ratios = [mine / theirs for mine, theirs in found]
-    return Result(
-        question,
-        unit,
-        statistics.median(mine for mine, _ in found),
-        statistics.median(theirs for _, theirs in found),
-        Ratio(statistics.median(ratios), min(ratios), max(ratios)),
-        against,
-        goal,
-        {"pairs": [[float(f"{a:.6g}"), float(f"{b:.6g}")] for a, b in found], **more},
-    )
-
-
-def table(results: Sequence[Result]) -> str:
-    """A table for people."""
-    head = ("question", "ours", "baseline", "ratio (range)", "unit", "against", "goal")
-    rows = [head, *(_row(r) for r in results)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def save(path: Path, results: Sequence[Result]) -> None:
-    """Writes the results as JSON, with the command and the machine."""
-    document = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "results": [asdict(r) for r in results]}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def _row(result: Result) -> tuple[str, ...]:
-    baseline = f"{result.baseline:.4g}" if result.baseline is not None else "-"
-    ratio = str(result.ratio) if result.ratio is not None else "-"
-    return result.question, f"{result.ours:.4g}", baseline, ratio, result.unit, result.against or "-", result.goal or "-"
+            mine = ours()
+            figures.append((mine, baseline()))
+    return Pairs(tuple(f[0] for f in figures), tuple(f[1] for f in figures))

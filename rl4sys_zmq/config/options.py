@@ -5,7 +5,6 @@ A *check* takes a value as a user wrote it and returns the value that is kept, o
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import reprlib
@@ -104,7 +103,7 @@ def one_of(*choices: str) -> Check[str]:
     def check(value: object) -> str:
         if value in choices:
             return str(value)
-        near = difflib.get_close_matches(value, choices, n=1) if isinstance(value, str) else []
+        near = _closest(value, choices) if isinstance(value, str) else []
         raise Unfit(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
     return check
@@ -205,10 +204,16 @@ def gather(
     return values
 
 
+def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[str]:
+    import difflib  # for whoever mistypes
+
+    return difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
+
+
 def unknown_key(key: str, valid: Collection[str], section: str = "") -> ConfigError:
     """The error for a key that nobody knows; it names the nearest that is known."""
-    near = difflib.get_close_matches(key, valid, n=1)
-    nearest = near or difflib.get_close_matches(key, valid, n=1, cutoff=0.0)
+    near = _closest(key, valid)
+    nearest = near or _closest(key, valid, cutoff=0.0)
     hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
     dotted = f"{section}.{key}" if section else key
     return ConfigError(f"{dotted}: no such key; {hint}", key=dotted)

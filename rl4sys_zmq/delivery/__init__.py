@@ -7,12 +7,18 @@
 - `Ledger`: what is accepted and still needed: `MemoryLedger`, and on disk `Journal`, the only thread in this room.
 """
 
-from rl4sys_zmq.delivery.credit import CreditPool
-from rl4sys_zmq.delivery.intake import Intake, replay_entry, take_submit
-from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
-from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
-from rl4sys_zmq.delivery.stream import Key, Stream
-from rl4sys_zmq.delivery.table import Opened, StreamTable
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.delivery.credit import CreditPool
+    from rl4sys_zmq.delivery.intake import Intake, replay_entry, take_submit
+    from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
+    from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
+    from rl4sys_zmq.delivery.stream import Key, Stream
+    from rl4sys_zmq.delivery.table import Opened, StreamTable
 
 __all__ = [
     "Action",
@@ -41,3 +47,40 @@ __all__ = [
     "replay_entry",
     "take_submit",
 ]
+
+_HOMES = {
+    "Action": "session",
+    "ActorSession": "session",
+    "ClientRow": "ledger",
+    "CreditPool": "credit",
+    "Entry": "ledger",
+    "Intake": "intake",
+    "Joined": "session",
+    "Key": "stream",
+    "Ledger": "ledger",
+    "LedgerState": "ledger",
+    "MemoryLedger": "ledger",
+    "Opened": "table",
+    "Page": "ledger",
+    "Redial": "session",
+    "Rejected": "session",
+    "Renewed": "session",
+    "Restored": "ledger",
+    "Send": "session",
+    "SessionState": "session",
+    "Stream": "stream",
+    "StreamRow": "ledger",
+    "StreamTable": "table",
+    "Waiting": "session",
+    "replay_entry": "intake",
+    "take_submit": "intake",
+}
+"""The module of each name that is loaded when first used: most programs are an actor or a learner, and need a part."""
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return value

@@ -14,31 +14,38 @@ A socket that must survive its peer's restart belongs on tcp or ipc: a dialling 
 bound again.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context, open_sockets
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames, read_subscription
-from rl4sys_zmq.transports.keys import (
-    ClientKeys,
-    KeyPair,
-    ServerKeys,
-    curve_client,
-    curve_server,
-    new_key_pair,
-    read_client_keys,
-    read_learner_public,
-    read_server_keys,
-    write_client_keys,
-    write_learner_public,
-    write_secret_file,
-    write_server_keys,
-)
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, MonitorEvent, explain
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller, Source
 from rl4sys_zmq.transports.rights import MAX_UNGRANTED
 from rl4sys_zmq.transports.sockets import Socket
 from rl4sys_zmq.transports.wakeup import Wakeup
-from rl4sys_zmq.transports.zap import Check, Credentials, Denied, ZapDomain, register_domain
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.transports.keys import (
+        ClientKeys,
+        KeyPair,
+        ServerKeys,
+        curve_client,
+        curve_server,
+        new_key_pair,
+        read_client_keys,
+        read_learner_public,
+        read_server_keys,
+        write_client_keys,
+        write_learner_public,
+        write_secret_file,
+        write_server_keys,
+    )
+    from rl4sys_zmq.transports.zap import Check, Credentials, Denied, ZapDomain, register_domain
 
 __all__ = [
     "Address",
@@ -82,3 +89,33 @@ __all__ = [
     "write_secret_file",
     "write_server_keys",
 ]
+
+_HOMES = {
+    "Check": "zap",
+    "ClientKeys": "keys",
+    "Credentials": "zap",
+    "Denied": "zap",
+    "KeyPair": "keys",
+    "ServerKeys": "keys",
+    "ZapDomain": "zap",
+    "curve_client": "keys",
+    "curve_server": "keys",
+    "new_key_pair": "keys",
+    "read_client_keys": "keys",
+    "read_learner_public": "keys",
+    "read_server_keys": "keys",
+    "register_domain": "zap",
+    "write_client_keys": "keys",
+    "write_learner_public": "keys",
+    "write_secret_file": "keys",
+    "write_server_keys": "keys",
+}
+"""The module of each name that is loaded when first used: most programs are an actor or a learner, and need a part."""
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    return value

@@ -6,10 +6,8 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import socket
 import stat
-import tempfile
 import threading
 import time
 import uuid
@@ -140,6 +138,8 @@ class _IpcClaim(Resource):
         self._fd = -1
         try:
             if address.is_fresh:
+                import tempfile  # like shutil below: slow to load, and only for whoever binds
+
                 self._folder = tempfile.mkdtemp(prefix="rl4sys-")
                 address = Address.parse(f"ipc://{os.path.join(self._folder, 'socket')}")
             self.address = address
@@ -186,6 +186,8 @@ class _IpcClaim(Resource):
             os.close(self._fd)
             self._fd = -1
         if self._folder is not None:
+            import shutil
+
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 

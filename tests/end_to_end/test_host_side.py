@@ -175,6 +175,7 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(bad), "act", act)
+        patch.delattr(type(bad), "bind")
         _, action = agent.request_for_action(None, np.zeros(4, dtype=np.float32))
     assert calls == [1, 0] and action.version == 0 == agent.version and np.isfinite(action.log_prob)
 

@@ -11,14 +11,21 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.policies.sampler import Sampler
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
-__all__ = ["Action", "Policy", "PolicyFactory"]
+__all__ = ["Act", "Action", "Policy", "PolicyFactory", "bind"]
 
 Action = np.int64 | NDArray[Any]
 """One action: an int64 scalar for a discrete space, an array of the space's shape for a box."""
 
 
+Act = Callable[[NDArray[Any], NDArray[Any] | None], tuple[Action, Action, float]]
+"""`Policy.act` for one thread: the observation and the mask in, the raw action, the action and the log-probability out."""
+
+
 class Policy(Protocol):
-    """How one version of a policy acts. Immutable: threads may share it, each with a `Sampler` of its own."""
+    """How one version of a policy acts. Immutable: threads may share it, each with a `Sampler` of its own.
+
+    A policy may have one method more, ``bind(rng, explore) -> Act``: its `act` for one thread, with buffers of its own.
+    """
 
     @property
     def snapshot(self) -> PolicySnapshot:
@@ -69,6 +76,15 @@ class Policy(Protocol):
         Raises:
             MaskError: when a row of `masks` forbids every action.
         """
+
+
+def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
+    """``policy.act`` with this `rng` and `explore`, for the thread of that `rng`; the policy's own quicker form if it has one."""
+    own: Callable[[Sampler, bool], Act] | None = getattr(policy, "bind", None)
+    if own is not None:
+        return own(rng, explore)
+    act = policy.act
+    return lambda observation, mask: act(observation, mask, rng, explore)
 
 
 PolicyFactory = Callable[[PolicySpec, PolicySnapshot], Policy]

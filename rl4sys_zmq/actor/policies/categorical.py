@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, isnan, log
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.policies.base import Action
+from rl4sys_zmq.actor.policies.base import Act, Action
 from rl4sys_zmq.actor.policies.network import Network, Tensors
 from rl4sys_zmq.actor.policies.sampler import Sampler
 from rl4sys_zmq.errors import MaskError
@@ -23,6 +24,9 @@ SMALL = 40
 
 FEW = 32
 """Up to so many logits, rows times actions, a loop over the rows of a batch is faster than one numpy pass."""
+
+_TOTALS = 1e-100, 1e100
+"""Between these, a sum of exponentials needs no care: it is exact to the last digits, and so is its logarithm."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -56,6 +60,39 @@ class CategoricalPolicy:
             index, log_prob = _draw_allowed(outputs.tolist(), mask.tolist(), rng.uniform() if explore else None)
         action = actions[index]
         return action, action, log_prob
+
+    def bind(self, rng: Sampler, explore: bool) -> Act:
+        """`act` for one thread; see `base.bind`."""
+        fused, actions = self._network.fused, self._actions
+        if fused is None or len(actions) > SMALL:
+            return lambda observation, mask: self.act(observation, mask, rng, explore)
+        forward, uniform = fused.forward(), rng.uniform
+        least, most = _TOTALS
+
+        def act(observation: NDArray[Any], mask: NDArray[Any] | None) -> tuple[Action, Action, float]:
+            logits = forward(observation).tolist()
+            if mask is not None:
+                index, log_prob = _draw_allowed(logits, mask.tolist(), uniform() if explore else None)
+            elif not explore:
+                index, log_prob = draw(logits, None)
+            else:  # as `draw`, without its care where none is needed
+                cumulative = []
+                total = 0.0
+                try:
+                    for logit in logits:
+                        total += exp(logit)
+                        cumulative.append(total)
+                except OverflowError:
+                    total = 0.0
+                if least < total < most:
+                    index = bisect_right(cumulative, uniform() * total)
+                    log_prob = logits[index] - log(total)
+                else:
+                    index, log_prob = draw(logits, uniform())
+            action = actions[index]
+            return action, action, log_prob
+
+        return act
 
     def act_batch(
         self, observations: NDArray[Any], masks: NDArray[Any] | None, rng: Sampler, explore: bool
@@ -94,7 +131,18 @@ class QValuePolicy:
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[Action, Action, float]:
         """See `Policy.act`."""
-        values, epsilon = self._network.single(observation), self._epsilon
+        return self._choose(self._network.single(observation), mask, rng, explore)
+
+    def bind(self, rng: Sampler, explore: bool) -> Act:
+        """`act` for one thread; see `base.bind`."""
+        fused, choose = self._network.fused, self._choose
+        forward = self._network.single if fused is None else fused.forward()
+        return lambda observation, mask: choose(forward(observation), mask, rng, explore)
+
+    def _choose(
+        self, values: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
+    ) -> tuple[Action, Action, float]:
+        epsilon = self._epsilon
         if mask is None:
             allowed, count = None, len(self._actions)
             index = greedy = int(values.argmax())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.policies.base import Action
+from rl4sys_zmq.actor.policies.base import Act, Action
 from rl4sys_zmq.actor.policies.network import Network, Tensors
 from rl4sys_zmq.actor.policies.sampler import Sampler
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
@@ -65,7 +65,19 @@ class GaussianPolicy:
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
     ) -> tuple[Action, Action, float]:
         """See `Policy.act`."""
-        mean = self._network.single(observation)
+        return self._sample(self._network.single(observation), rng, explore)
+
+    def bind(self, rng: Sampler, explore: bool) -> Act:
+        """`act` for one thread; see `base.bind`."""
+        fused, sample = self._network.fused, self._sample
+        if fused is None:
+            return lambda observation, mask: self.act(observation, mask, rng, explore)
+        forward = fused.forward()
+        if explore:
+            return lambda observation, mask: sample(forward(observation), rng, True)
+        return lambda observation, mask: sample(forward(observation).copy(), rng, False)  # the mean itself is the action
+
+    def _sample(self, mean: NDArray[Any], rng: Sampler, explore: bool) -> tuple[Action, Action, float]:
         log_prob = self._constant
         raw = mean
         if explore:

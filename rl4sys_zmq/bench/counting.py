@@ -1,0 +1,103 @@
+"""A learner in a process of its own that trains on nothing: it counts what comes. The receiver's count is the truth.
+
+Run as a module it is that process: it says its address, and then, for each line that it is given, how many steps have come.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space
+
+__all__ = ["ALGORITHM", "CountingLearner"]
+
+ALGORITHM = "COUNT"
+HIDDEN = (64, 64)
+ROLLOUT = 128
+DEMAND = 1 << 20
+END_S = 10.0
+
+
+class Count(FakeAlgorithm):
+    """Takes whatever comes and never learns."""
+
+    kind = "offpolicy"
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        """Counts its steps."""
+        self.steps += segment.steps
+
+    def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
+        """Does nothing."""
+        return None
+
+    def demand(self) -> int:
+        """Always more."""
+        return DEMAND
+
+
+class CountingLearner(Resource):
+    """The process, from outside.
+
+    Attributes:
+        address: what actors dial.
+    """
+
+    def __init__(self, bind: str = "tcp://127.0.0.1:*") -> None:
+        command = [sys.executable, "-m", "rl4sys_zmq.bench.counting", bind]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = self._hear()
+
+    def steps(self) -> int:
+        """How many steps have come so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return int(self._hear())
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def _hear(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the counting learner ended with exit code {self._process.wait(END_S)}")
+        return line.strip()
+
+
+def _serve(bind: str) -> None:
+    made: list[Count] = []
+
+    def factory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Count:
+        head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
+        made.append(
+            Count(PolicySpec(observation_space, action_space, head, HIDDEN), FakeParameters(rollout_length=ROLLOUT), seed)
+        )
+        return made[-1]
+
+    register_algorithm(ALGORITHM, factory)
+    with Learner(LearnerConfig(bind=bind, run_dir=None)) as learner:
+        sys.stdout.write(f"{learner.address}\n")
+        sys.stdout.flush()
+        for _ in sys.stdin:
+            sys.stdout.write(f"{sum(algorithm.steps for algorithm in made)}\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,106 @@
+"""What an actor costs its host: import time, resident memory, and processor time in a control loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+
+__all__ = ["Footprint", "measure_footprint", "measure_overhead", "measure_running"]
+
+_RESIDENT = "int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
+_IMPORT = "import json, time\nbegan = time.perf_counter()\n{imports}\ntook = time.perf_counter() - began\n"
+_SAY = f"print(json.dumps([took, {_RESIDENT}]))\n"
+OURS = "from rl4sys_zmq import AgentConfig, RL4SysAgent"
+BASELINE = "import numpy, zmq, msgpack"
+_ACTOR = """
+import numpy
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+config = AgentConfig.from_mapping({{
+    "client_id": "bench-memory", "algorithm_name": "COUNT", "input_size": 8, "act_dim": 4, "train_server_address": {address!r},
+}})
+agent, traj = RL4SysAgent(config=config), None
+for _ in range({steps}):
+    traj, action = agent.request_for_action(traj, numpy.zeros(8, numpy.float32))
+    agent.add_to_trajectory(traj, action)
+    action.update_reward(1.0)
+agent.flush(10.0)
+"""
+
+_LOOP = """
+import json, time, numpy
+rate, seconds, address = {rate}, {seconds}, {address!r}
+observation, traj, agent = numpy.zeros(8, numpy.float32), None, None
+if address is not None:
+    from rl4sys_zmq import AgentConfig, RL4SysAgent
+    agent = RL4SysAgent(config=AgentConfig.from_mapping({{
+        "client_id": "bench-loop", "algorithm_name": "COUNT", "input_size": 8, "act_dim": 4, "train_server_address": address,
+    }}))
+    traj, action = agent.request_for_action(None, observation)
+    agent.add_to_trajectory(traj, action)
+    action.update_reward(1.0)
+time.sleep(0.5)
+began, used = time.perf_counter(), time.process_time()
+for tick in range(int(rate * seconds)):
+    if agent is not None:
+        traj, action = agent.request_for_action(traj, observation)
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+    left = began + (tick + 1) / rate - time.perf_counter()
+    if left > 0:
+        time.sleep(left)
+wall, used = time.perf_counter() - began, time.process_time() - used
+print(json.dumps([used, wall]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Import seconds and resident KiB of fresh processes; the baseline imports numpy, pyzmq and msgpack alone."""
+
+    import_s: Pairs
+    resident_kib: Pairs
+
+
+def measure_footprint(pairs: int) -> Footprint:
+    """Fresh processes in turn."""
+    memory: dict[str, list[float]] = {OURS: [], BASELINE: []}
+
+    def one(imports: str) -> float:
+        took, resident = _fresh(_IMPORT.format(imports=imports) + _SAY)
+        memory[imports].append(resident)
+        return took
+
+    seconds = measure_pairs(lambda: one(OURS), lambda: one(BASELINE), pairs)
+    # Without the one that warmed the disk's cache.
+    return Footprint(seconds, Pairs(tuple(memory[OURS][1:]), tuple(memory[BASELINE][1:])))
+
+
+def measure_running(address: str, steps: int = 2000) -> float:
+    """Resident KiB of an actor process that has joined a learner and acted `steps` times.
+
+    The process imports no more than an actor does.
+    """
+    return _fresh(f"import json\n{_ACTOR.format(address=address, steps=steps)}took = 0.0\n{_SAY}")[1]
+
+
+def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> Pairs:
+    """Processor time over wall time of a control loop with the actor, and of the same loop without: look at the differences.
+
+    The processor time is that of the whole process, the I/O thread included.
+    """
+
+    def share(learner: str | None) -> float:
+        used, wall = _fresh(_LOOP.format(rate=rate_hz, seconds=seconds, address=learner), seconds)
+        return used / wall
+
+    return measure_pairs(lambda: share(address), lambda: share(None), pairs, warm=False)
+
+
+def _fresh(code: str, seconds: float = 0.0) -> tuple[float, float]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60 + 2 * seconds)
+    first, second = json.loads(done.stdout.splitlines()[-1])
+    return first, second

@@ -1,0 +1,181 @@
+"""One step of an actor: request, add, reward. Beside it a plain function that does the same work and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from math import exp, log
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor import AgentConfig, RL4SysAgent
+from rl4sys_zmq.bench.counting import ALGORITHM, HIDDEN, ROLLOUT
+from rl4sys_zmq.bench.pairs import Pairs
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+__all__ = ["ACTIONS", "OBSERVATION", "StepTimes", "forward_only", "measure_step", "plain_step"]
+
+OBSERVATION, ACTIONS = 8, 4
+SEED = 1
+MANY = 256
+"""So many observations are used in turn."""
+
+Step = Callable[[NDArray[Any], float], object]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What steps took, in microseconds: pair by pair, the medians and the 99th percentiles of ours and of the plain function."""
+
+    medians: Pairs
+    p99: Pairs
+    forward_us: float
+    """The forward pass alone, written plainly."""
+
+
+def _layers() -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    rng = np.random.default_rng(SEED)
+    sizes = (OBSERVATION, *HIDDEN, ACTIONS)
+    return [(rng.normal(0, 0.1, (out, into)).astype(np.float32), np.zeros(out, np.float32)) for into, out in pairwise(sizes)]
+
+
+def forward_only() -> Step:
+    """An MLP 8-64-64-4 in numpy, as anybody would write it."""
+    (w0, b0), (w1, b1), (w2, b2) = _layers()
+
+    def forward(observation: NDArray[Any], reward: float) -> NDArray[Any]:
+        hidden = np.tanh(w0.dot(observation) + b0)
+        hidden = np.tanh(w1.dot(hidden) + b1)
+        logits: NDArray[Any] = w2.dot(hidden) + b2
+        return logits
+
+    return forward
+
+
+def plain_step() -> Step:
+    """The same network, tuned (in place, all names local), with sampling, log-probability and storing into columns."""
+    (w0, b0), (w1, b1), (w2, b2) = _layers()
+    dot0, dot1, dot2, add, tanh = w0.dot, w1.dot, w2.dot, np.add, np.tanh
+    rng = np.random.default_rng(SEED)
+    draws = iter(rng.random(1 << 20).tolist()).__next__
+    observations = np.empty((ROLLOUT, OBSERVATION), np.float32)
+    actions, versions = np.empty(ROLLOUT, np.int64), np.empty(ROLLOUT, np.uint64)
+    rewards, log_probs = np.empty(ROLLOUT, np.float32), np.empty(ROLLOUT, np.float32)
+    row = 0
+
+    def step(observation: NDArray[Any], reward: float) -> int:
+        nonlocal row, draws
+        h = dot0(observation)
+        add(h, b0, h)
+        tanh(h, h)
+        h = dot1(h)
+        add(h, b1, h)
+        tanh(h, h)
+        h = dot2(h)
+        add(h, b2, h)
+        logits = h.tolist()
+        top = max(logits)
+        total, cumulative = 0.0, []
+        for logit in logits:
+            total += exp(logit - top)
+            cumulative.append(total)
+        try:
+            cut = draws() * total
+        except StopIteration:
+            draws = iter(rng.random(1 << 20).tolist()).__next__
+            cut = draws() * total
+        index = 0
+        while cumulative[index] <= cut:
+            index += 1
+        observations[row] = observation
+        actions[row] = index
+        log_probs[row] = logits[index] - top - log(total)
+        versions[row] = 0
+        rewards[row] = reward
+        row = (row + 1) % ROLLOUT
+        return index
+
+    return step
+
+
+def agent_for(address: str, **options: Any) -> RL4SysAgent:
+    """An agent of the counting learner, with the spaces of this benchmark."""
+    given: dict[str, Any] = {
+        "client_id": "bench-step",
+        "algorithm_name": ALGORITHM,
+        "observation_space": BoxSpace((OBSERVATION,)),
+        "action_space": DiscreteSpace(ACTIONS),
+        "train_server_address": address,
+        "seed": SEED,
+    }
+    return RL4SysAgent(config=AgentConfig(**{**given, **options}))
+
+
+def agent_step(agent: RL4SysAgent) -> Step:
+    """The whole API in one endless episode; each 128th step cuts a segment, and the I/O thread sends it meanwhile."""
+    traj: Any = None
+    request, add = agent.request_for_action, agent.add_to_trajectory
+
+    def step(observation: NDArray[Any], reward: float) -> None:
+        nonlocal traj
+        traj, action = request(traj, observation)
+        add(traj, action)
+        action.update_reward(reward)
+
+    return step
+
+
+def times_us(step: Step, count: int, pause_s: float = 0.0) -> NDArray[np.float64]:
+    """How long each of `count` calls took, in microseconds, less what reading the clock takes.
+
+    Args:
+        step: what is measured.
+        count: how often.
+        pause_s: between two calls, spent computing: as a host does that has an environment to step.
+    """
+    rng = np.random.default_rng(SEED)
+    observations = list(rng.normal(size=(MANY, OBSERVATION)).astype(np.float32))
+    clock = time.perf_counter_ns
+    taken = np.empty(count)
+    empty = min(-(clock() - clock()) for _ in range(1000))
+    for i in range(count):
+        observation = observations[i % MANY]
+        began = clock()
+        step(observation, 1.0)
+        taken[i] = clock() - began
+        if pause_s:
+            until = clock() + pause_s * 1e9
+            while clock() < until:
+                pass
+    return (taken - empty) / 1000
+
+
+def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> StepTimes:
+    """Ours and the plain function in turn.
+
+    Args:
+        address: of a `CountingLearner`; ours sends to it all the time.
+        pairs: how many pairs.
+        steps: how many steps each measurement has.
+        pause_s: as in `times_us`.
+    """
+    with agent_for(address) as agent:
+        ours, plain, forward = agent_step(agent), plain_step(), forward_only()
+        for step in (ours, plain, forward):
+            times_us(step, min(steps, 5000))
+        medians, p99, alone = [], [], []
+        for number in range(pairs):
+            order = (ours, plain) if number % 2 == 0 else (plain, ours)
+            taken = {step: times_us(step, steps, pause_s) for step in order}
+            medians.append((float(np.median(taken[ours])), float(np.median(taken[plain]))))
+            p99.append((float(np.percentile(taken[ours], 99)), float(np.percentile(taken[plain], 99))))
+            alone.append(float(np.median(times_us(forward, steps // 4))))
+    return StepTimes(_pairs(medians), _pairs(p99), float(np.median(alone)))
+
+
+def _pairs(figures: list[tuple[float, float]]) -> Pairs:
+    return Pairs(tuple(a for a, _ in figures), tuple(b for _, b in figures))

@@ -177,7 +177,8 @@ def test_the_house_keeps_its_rules() -> None:
 def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
     for path in sorted((ROOT.parent / folder).rglob("*.py")):
         found = {i.top for i in imports_of(ast.parse(path.read_text()), "")}
-        assert not found & EXECUTING, path
+        peer = folder == "benchmarks" and path.parent.name == "peers"  # a baseline that does is measured as it is
+        assert peer or not found & EXECUTING, path
 
 
 PLANTED = [

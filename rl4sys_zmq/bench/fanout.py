@@ -2,15 +2,14 @@
 
 Layout, the same on both sides: the learner (or the PUB) in this process, all actors (or SUBs) in one other, a thread each.
 Ours begins when the algorithm gives its weights, and ends when the last actor's host is told: copying, encoding, sending,
-decoding, checking and building the policy are in it. The bare one begins at the send and ends when the last SUB has the
-bytes of ours.
+decoding, checking and building the policy are in it. The bare one begins at the send and ends when the last SUB has as many
+bytes as the weights have in float32.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -23,20 +22,20 @@ import zmq
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.bench.pairs import PAIRS, Result, compare
+from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 
-__all__ = ["CASES", "run"]
+__all__ = ["CASES", "measure_fanout"]
 
 ALGORITHM = "WALKS"
 STEP = 1e-3
 """How far each weight moves in an update, at most, of weights of size 0.1: dense, as PPO's are."""
 PATIENCE_S = 30.0
-CASES = ((75, 1, "0.4 ms"), (730, 1, "1.5 ms"), (1000, 8, "1.5 x raw"), (1000, 32, "1.5 x raw"))
-"""Kilobytes of the policy, actors, goal."""
+CASES = ((75, 1), (730, 1), (1000, 8), (1000, 32))
+"""Kilobytes of the policy, and actors."""
 
 
 class Walks(FakeAlgorithm):
@@ -60,24 +59,19 @@ class Walks(FakeAlgorithm):
         return out
 
 
-def run(pairs: int = PAIRS, versions: int = 40, seed: int = 1) -> list[Result]:
-    """All cases."""
-    results = []
-    for kilobytes, actors, goal in CASES:
-        spec = _spec(kilobytes)
-        results.append(
-            compare(
-                f"weights of {kilobytes} kB to {actors} actor{'s' * (actors > 1)}: update to applied, median",
-                "ms",
-                lambda spec=spec, actors=actors: _ours(spec, actors, versions, seed),  # type: ignore[misc]
-                lambda spec=spec, actors=actors: _bare(4 * spec.size, actors, versions),  # type: ignore[misc]
-                against="bare PUB/SUB, raw float32",
-                goal=goal,
-                pairs=pairs,
-                parameters=spec.size,
-            )
-        )
-    return results
+def measure_fanout(kilobytes: int, actors: int, pairs: int, versions: int, seed: int) -> Pairs:
+    """Milliseconds from an update to the last actor, the median over `versions`.
+
+    Args:
+        kilobytes: of the policy in float32.
+        actors: how many.
+        pairs: of ours and the bare sockets.
+        versions: published in each.
+        seed: of the weights.
+    """
+    spec = _spec(kilobytes)
+    ours = lambda: _ours(spec, actors, versions, seed)  # noqa: E731
+    return measure_pairs(ours, lambda: _bare(4 * spec.size, actors, versions), pairs, warm=False)
 
 
 def _spec(kilobytes: int) -> PolicySpec:
@@ -165,7 +159,7 @@ def _bare(nbytes: int, actors: int, versions: int) -> float:
     finally:
         pub.close()
         context.term()
-    return 1e3 * statistics.median((heard.max(axis=0) - np.array(sent)).tolist())
+    return 1e3 * float(np.median(heard.max(axis=0) - np.array(sent)))
 
 
 def _listen(pipe: Connection, port: int, actors: int, versions: int) -> None:

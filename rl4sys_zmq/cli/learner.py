@@ -215,6 +215,23 @@ def check(file: Path) -> None:
 
 
 @main.command()
+@option("--what", type=click.Choice(["step", "fanout"]), multiple=True, help="Only this, repeatable.  [default: all]")
+@option("--pairs", type=click.IntRange(1), default=5, help="Of ours and the baseline, in turn.")
+@option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="Of each measurement of a loop.")
+@option("--json", type=FILE, metavar="FILE", help="Write all figures here too.")
+def bench(what: tuple[str, ...], pairs: int, seconds: float, json: Path | None) -> None:
+    """Measure the published figures on this machine, each beside a baseline that runs in turn with it.
+
+    step: what acting costs, import, memory, a control loop, collected steps. fanout: an update's way to the actors.
+    """
+    from rl4sys_zmq.cli.app import require
+    from rl4sys_zmq.cli.bench import bench as run
+
+    require("gym", "gymnasium")
+    run(what, pairs, seconds, json)
+
+
+@main.command()
 def algorithms() -> None:
     """List the algorithms with their parameters, defaults, synonyms and meaning."""
     from rl4sys_zmq.cli.check import list_algorithms

@@ -15,9 +15,7 @@ GROWTH_KIB = 16 * 1024
 STEPS_PER_S = 50
 
 
-def test_a_crowd_of_actors(
-    tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]
-) -> None:
+def test_a_crowd_of_actors(tier: Tier, seed: int, report: Any, spawn: Spawn, learner: Callable[..., tuple[Child, str]]) -> None:
     actors, processes = tier.size(12, 200, least=20), 4 if tier.long else 2
     minutes = 5 if tier.long else 0
     process, address = learner(forgetful=True, steps_per_update=10_000, rollout_length=50, config={"pacing_lag": 8})

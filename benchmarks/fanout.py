@@ -1,0 +1,9 @@
+"""From an update to the actors, beside bare PUB and SUB with the same bytes; see ``rl4sys_zmq.bench.fanout``.
+
+python benchmarks/fanout.py --pairs 5 --json benchmarks/results/fanout.json
+"""
+
+from rl4sys_zmq.bench.questions import script
+
+if __name__ == "__main__":
+    script(__doc__, ["fanout"], print)

@@ -1,0 +1,21 @@
+"""``rl4sys-learner bench``: the published figures, measured again on this machine, each beside its baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl4sys_zmq.bench.questions import QUESTIONS, Options, measure
+from rl4sys_zmq.cli.app import say
+
+__all__ = ["PARTS", "bench"]
+
+PARTS = {"step": ("step", "footprint", "overhead", "collect"), "fanout": ("fanout",)}
+"""What `--what` may say, and the questions that it means."""
+
+
+def bench(what: Sequence[str], pairs: int, seconds: float, path: Path | None) -> None:
+    """Measures all parts that are named, or all there are, in their order."""
+    names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
+    assert set(names) <= set(QUESTIONS)
+    measure(names, Options(pairs=pairs, seconds=seconds), say, path)

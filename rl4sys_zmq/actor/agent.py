@@ -546,6 +546,7 @@ class RL4SysAgent(Resource):
             action,
             config.explore,
             "rl4sys_zmq",
+            weights=config.weights.to_json(),
         )
 
     def _joined(self) -> bool:

@@ -43,7 +43,7 @@ from rl4sys_zmq.weights import (
 
 Floats = NDArray[np.float32]
 POLICY = b"diffs..."
-NOISES = (0.125, 0.25, 0.5, 1.0, 2.0)
+NOISES = (0.5, 1.0, 2.0, 2.3, 4.0)
 OBSERVATIONS = 4096
 GOALS = {
     "cartpole_mlp64_ppo_iteration": (1.45, 2.7),
@@ -92,7 +92,7 @@ def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
 
 def measure(name: str, versions: Floats, sizes: tuple[int, ...], repeat: int) -> list[dict[str, Any]]:
     """The rows of one pair; prints them."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for dtype in (WireDtype.FP32, WireDtype.BF16):
         states = [snapshot(round_to(dtype, flat), version) for version, flat in enumerate(versions)]
         v0, v1, v2 = states
@@ -132,8 +132,8 @@ def measure(name: str, versions: Floats, sizes: tuple[int, ...], repeat: int) ->
                     f"\n{name}: {v1.flat.size} parameters, a memcpy takes {copy_us:.0f} us, a digest {row['digest_copies']} of it"
                 )
             print(
-                f"  {row['dtype']} level {level}: {row['ratio']:>6} (goal {row['goal']}, XOR + shuffle + zstd-1 {row['baseline']})"
-                f"  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
+                f"  {row['dtype']} level {level}: {row['ratio']:>6} (goal {row['goal']}, XOR + shuffle + zstd-1"
+                f" {row['baseline']})  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
                 f" apply {row['apply_us']} us ({row['apply_copies']})",
                 flush=True,
             )

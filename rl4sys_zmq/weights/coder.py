@@ -20,7 +20,7 @@ from rl4sys_zmq.weights import blocks, contexts, planes
 from rl4sys_zmq.weights.bits import Integers, Reader, bad
 from rl4sys_zmq.weights.choice import WORTH, estimated_bits
 from rl4sys_zmq.weights.forms import FP32, Form, Grid
-from rl4sys_zmq.weights.integers import SPARSE_SHARE, pack_integers, unpack_integers
+from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
 __all__ = ["Codec", "Diff", "Payload", "decode_diff", "encode_diff"]
@@ -168,11 +168,12 @@ def _encode(
     different: NDArray[np.bool_], count: int,
 ) -> Diff:  # fmt: skip
     size = base.size
-    if level == 1 and count <= SPARSE_SHARE * size:
+    if level == 1 and count <= SPARSE_SHARE_OF_UNITS * size:
         positions = np.flatnonzero(different)
         there = form.select(positions)
-        values = there.integers(new[positions]) - there.integers(base[positions])
-        return Diff(Codec.SPARSE, pack_integers(positions, _wrapped(values, form).astype(np.int64), size))
+        values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
+        if few(np.abs(values), size):
+            return Diff(Codec.SPARSE, pack_integers(positions, values, size))
     was = form.integers(base)
     difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None and size >= _LEAST else None

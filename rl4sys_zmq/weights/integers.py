@@ -13,15 +13,24 @@ from numpy.typing import NDArray
 from rl4sys_zmq.weights import symbols
 from rl4sys_zmq.weights.bits import Integers, Reader, bad, pack_fields, pack_flags, pack_gaps, varint
 
-__all__ = ["Sparse", "pack_integers", "unpack_integers"]
+__all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "few", "pack_integers", "unpack_integers"]
 
 ZERO, SPARSE, SYMBOLS = range(3)
 SPARSE_SHARE = 0.45
-"""Up to this share of non-zeros, positions are cheaper than classes."""
+"""Up to this share of non-zeros, positions are cheaper than symbols."""
+UNIT_SHARE, SPARSE_SHARE_OF_UNITS = 0.75, 0.6
+"""Where so many of them are 1 or -1, up to that share: Huffman's codes are too long for symbols of which one is so frequent."""
 MAX_DEPTH = 6
 
 Sparse = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Growing positions and the non-zero integers there."""
+
+
+def few(magnitudes: Integers, size: int) -> bool:
+    """Whether these non-zeros among `size` integers are few enough to be written by their positions."""
+    if magnitudes.size <= SPARSE_SHARE * size:
+        return True
+    return magnitudes.size <= SPARSE_SHARE_OF_UNITS * size and np.count_nonzero(magnitudes == 1) >= UNIT_SHARE * magnitudes.size
 
 
 def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
@@ -29,7 +38,7 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
     if not positions.size:
         return bytes([ZERO])
     magnitudes, negative = np.abs(values), values < 0
-    if positions.size > SPARSE_SHARE * size:
+    if not few(magnitudes, size):
         return _pack_symbols(positions, magnitudes, size, negative)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, size) + pack_flags(negative)
     return head + _pack_magnitudes(magnitudes - 1, MAX_DEPTH)
@@ -62,7 +71,7 @@ def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
     if not positions.size:
         return bytes([ZERO])
     values = excess[positions]
-    if positions.size > SPARSE_SHARE * excess.size or not depth:
+    if not depth or not few(values, excess.size):
         return _pack_symbols(positions, values, excess.size, None)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, excess.size)
     return head + _pack_magnitudes(values - 1, depth - 1)

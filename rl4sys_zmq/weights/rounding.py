@@ -19,7 +19,7 @@ LEAST_EXPONENT, MOST_EXPONENT = -126, 127
 _MANTISSA = 23
 _FINE = 10
 """Without an update to go by, a step is so many halvings of a tensor's size."""
-_SLACK = 0.75
+_SLACK = 0.6
 """How far, in halvings, a step may be from the one that would be chosen now before it changes."""
 
 
@@ -69,7 +69,7 @@ def choose_steps(flat: FlatWeights, last: FlatWeights | None, steps: Steps, size
     """The steps of the next version, which depend on nothing but the arguments.
 
     The error of rounding is to be small beside what an update does, so a tensor's step follows the size of its updates:
-    it is about `noise` times their root mean square. It stays while that is within a factor of about 1.7, and it is never so
+    it is about `noise` times their root mean square. It stays while that is within a factor of about 1.5, and it is never so
     small that multiples of it have more than 23 bits.
 
     Args:

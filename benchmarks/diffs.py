@@ -132,8 +132,8 @@ def measure(name: str, versions: Floats, sizes: tuple[int, ...], repeat: int) ->
                     f"\n{name}: {v1.flat.size} parameters, a memcpy takes {copy_us:.0f} us, a digest {row['digest_copies']} of it"
                 )
             print(
-                f"  {row['dtype']} level {level}: {row['ratio']:>6} (goal {row['goal']}, XOR + shuffle + zstd-1"
-                f" {row['baseline']})  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
+                f"  {row['dtype']} level {level}: {row['ratio']:>6} (goal {row['goal']}, baseline {row['baseline']})"
+                f"  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
                 f" apply {row['apply_us']} us ({row['apply_copies']})",
                 flush=True,
             )

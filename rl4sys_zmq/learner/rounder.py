@@ -10,8 +10,8 @@ from rl4sys_zmq.weights import Steps, WireDtype, Writing, choose_steps, round_to
 __all__ = ["GRID_NOISE", "Rounder"]
 
 GRID_NOISE = 2.0
-"""The step of a grid, in sizes of an update. Rounding to such steps is independent from weight to weight, and an update is not: on
-LunarLander it moves the policy by a thousandth of what the update does. ``benchmarks/diffs.py --grid`` measures it."""
+"""The step of a grid, in sizes of an update. Rounding errors of weights have nothing to do with each other, and updates have: on
+LunarLander they move the policy by a thousandth of what an update does. ``benchmarks/diffs.py --grid`` measures it."""
 
 
 class Rounder:

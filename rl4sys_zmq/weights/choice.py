@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
 from rl4sys_zmq.weights.contexts import Groups
+from rl4sys_zmq.weights.forms import Form
 from rl4sys_zmq.weights.symbols import symbols_of
 
-__all__ = ["WORTH", "estimated_bits"]
+__all__ = ["WORTH", "estimated_bits", "prediction_helps"]
 
-SAMPLE = 1 << 13
+SAMPLE = 1 << 12
 """About how many elements are looked at."""
 WORTH = 0.98
 """What needs the version before the base must come down to this share: an actor that has just joined has to fetch it."""
@@ -19,6 +21,15 @@ WORTH = 0.98
 _CLASSES = 40
 _CELL_BITS = 4.0
 """About what a table says of one symbol in one group."""
+
+
+def prediction_helps(before: FlatWeights, base: FlatWeights, difference: Integers, form: Form) -> bool:
+    """Whether differences are shorter less the last ones, without any groups."""
+    step = 1 + base.size // SAMPLE
+    some = form.select(np.arange(0, base.size, step))
+    plain = difference[::step].astype(np.int64)
+    predicted: Integers = (plain - some.integers(base[::step]) + some.integers(before[::step])).astype(form.word)
+    return estimated_bits(predicted, None) < WORTH * estimated_bits(plain, None)
 
 
 def estimated_bits(differences: Integers, groups: Groups | None) -> float:

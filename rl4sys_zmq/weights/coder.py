@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
 from rl4sys_zmq.weights.bits import Integers, Reader, bad
-from rl4sys_zmq.weights.choice import WORTH, estimated_bits
+from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
 from rl4sys_zmq.weights.forms import FP32, Form, Grid
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
@@ -176,13 +176,21 @@ def _encode(
             return Diff(Codec.SPARSE, pack_integers(positions, values, size))
     was = form.integers(base)
     difference = _wrapped(form.integers(new) - was, form)
-    moves = _wrapped(was - form.integers(before), form) if before is not None and size >= _LEAST else None
+    if before is not None and size < _LEAST:
+        before = None
     if level == 1:
-        if moves is not None:
-            predicted = _wrapped(difference - moves, form)
-            if estimated_bits(predicted, None) < WORTH * estimated_bits(difference, None):
-                return Diff(Codec.PLANES, planes.pack(predicted), predicted=True)
-        return Diff(Codec.PLANES, planes.pack(difference))
+        if before is None or not prediction_helps(before, base, difference, form):
+            return Diff(Codec.PLANES, planes.pack(difference))
+        was -= form.integers(before)
+        difference -= _wrapped(was, form)
+        return Diff(Codec.PLANES, planes.pack(difference), predicted=True)
+    moves = _wrapped(was - form.integers(before), form) if before is not None else None
+    grouped = _encode_groups(base, difference, moves, form)
+    plain = _encode(base, new, form, 1, before, different, count)  # where little is known, groups only cost
+    return grouped if len(grouped.payload) <= len(plain.payload) else plain
+
+
+def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> Diff:
     known, groups = Known.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
         least = WORTH * estimated_bits(difference, groups)

@@ -30,7 +30,8 @@ def few(magnitudes: Integers, size: int) -> bool:
     """Whether these non-zeros among `size` integers are few enough to be written by their positions."""
     if magnitudes.size <= SPARSE_SHARE * size:
         return True
-    return magnitudes.size <= SPARSE_SHARE_OF_UNITS * size and np.count_nonzero(magnitudes == 1) >= UNIT_SHARE * magnitudes.size
+    units = np.count_nonzero(magnitudes == 1)
+    return magnitudes.size <= SPARSE_SHARE_OF_UNITS * size and bool(units >= UNIT_SHARE * magnitudes.size)
 
 
 def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:

@@ -6,6 +6,8 @@ of magnitudes below ``2 << fine`` leave nothing open; above, each doubling has `
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
@@ -26,6 +28,17 @@ _STORED = 0
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
     1, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=0, write_checksum=0
 )
+
+
+class _Tools(threading.local):
+    """zstd's tools take as long to make as to compress a small plane, and are not to be shared by threads."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+        self.decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+
+
+_tools = _Tools()
 _ALL = np.arange(256, dtype=np.uint8)
 
 
@@ -75,7 +88,7 @@ def coarser(symbols: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
 
 def pack_symbols(symbols: NDArray[np.uint8]) -> bytes:
     """A plane of symbols: a length and a zstd frame, or length 0 and the symbols."""
-    packed = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(symbols.data)
+    packed = _tools.compressor.compress(symbols.data)
     return varint(len(packed)) + packed if len(packed) < symbols.size else varint(_STORED) + symbols.tobytes()
 
 
@@ -94,8 +107,7 @@ def _expand(frame: memoryview, size: int) -> bytes:
         declared = zstandard.get_frame_parameters(frame, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size
         if declared not in (zstandard.CONTENTSIZE_UNKNOWN, size):
             raise bad(f"symbols declare {declared} bytes, not {size}")
-        decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-        out = decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
+        out = _tools.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as exc:
         raise WeightsError(f"symbols do not decompress: {exc}", reason="payload") from exc
     if len(out) != size:

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError
@@ -23,6 +22,8 @@ from rl4sys_zmq.wire.messages import Ack, Fetch, Heartbeat, Hello, Message, Subm
 
 POLICY, TOPIC, GENERATION = b"\x01" + bytes(7), b"secret!!", 1_000
 SPEC = fake_spec((1024,))
+ALL_BLOCKS = b"\0"
+"""How a diff begins whose planes are of all elements."""
 
 
 def state(version: int) -> PolicySnapshot:
@@ -57,10 +58,11 @@ def planes(*frames: bytes) -> bytes:
     return b"".join(varint(len(frame)) + frame for frame in frames)
 
 
-def expands(nbytes: int, *, declared: int, window_log: int = 10) -> bytes:
-    """A zstd frame of zeros, without its magic number, that says another size, or another window, than it needs: run-length blocks, 4 bytes each."""
+def expands(nbytes: int, *, declared: int | None, window_log: int = 10) -> bytes:
+    """A zstd frame of zeros that says another size, or another window, than it needs: run-length blocks; no magic number."""
     blocks = [min(1 << 17, nbytes - start) for start in range(0, nbytes, 1 << 17)]
-    head = bytes([0x80, (window_log - 10) << 3]) + struct.pack("<I", declared)
+    head = bytes([0x00 if declared is None else 0x80, (window_log - 10) << 3])
+    head += b"" if declared is None else struct.pack("<I", declared)
     last = [False] * (len(blocks) - 1) + [True]
     return head + b"".join((n << 3 | 0b010 | end).to_bytes(3, "little") + b"\0" for n, end in zip(blocks, last, strict=True))
 

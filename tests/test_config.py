@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
@@ -159,6 +159,7 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "policy_max_age_s": None,
     "on_stale": "keep",
     "sidecar": False,
+    "weights": WeightsConfig(),
 }
 LEARNER_DEFAULTS: dict[str, Any] = {
     "bind": "tcp://127.0.0.1:50051",
@@ -177,6 +178,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "on_lag": "drop",
     "pacing_lag": 1,
     "publish_every_updates": None,
+    "weights": WeightsConfig(),
     "lease_s": 30.0,
     "shutdown_timeout_s": 1.5,
     "max_clients": 64,
@@ -276,7 +278,11 @@ def test_addresses(written: str, uri: str) -> None:
 AGENT_ERRORS = [
     ({"send_frequncy": 1}, "send_frequncy", "no such key; did you mean 'send_frequency'?"),
     ({"zzz": 1}, "zzz", "no such key; the nearest valid key is "),
-    ({"weights": {}}, "weights", "this version does not have this option yet"),
+    ({"guard_rails": {}}, "guard_rails", "this version does not have this option yet"),
+    ({"weights": {"wire_dtype": "fp16"}}, "weights.wire_dtype", "'fp32' or 'bf16' or 'grid'"),
+    ({"weights": {"level": 3}}, "weights.level", "an integer from 1 to 2"),
+    ({"weights": {"dtype": "bf16"}}, "weights.dtype", "did you mean 'wire_dtype'?"),
+    ({"weights": "bf16"}, "weights", "a mapping"),
     ({"inference": "remote"}, "inference", "this version does not have this option yet"),
     ({"network_architecture": {"hidden_size": [1]}}, "network_architecture.hidden_size", "did you mean 'hidden_sizes'?"),
     ({"network_architecture": 3}, "network_architecture", "expected a mapping, not 3"),

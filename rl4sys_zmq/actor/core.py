@@ -125,6 +125,7 @@ class AgentCore(Resource):
             action,
             config.explore,
             "rl4sys_zmq",
+            weights=config.weights.to_json(),
         )
 
     @property

@@ -220,7 +220,8 @@ class Follower:
             self._fetch_at = 0.0
             return
         try:
-            self._swap(apply_update(head, payload, held, self.spec.size))
+            sizes = [tensor.size for tensor in self.spec.tensors]
+            self._swap(apply_update(head, payload, held, sizes, before=self._before()))
         except WeightsError as exc:
             self._counters.add(f"weights_refused.{exc.reason}")
             if not self._fetch_at:
@@ -235,6 +236,13 @@ class Follower:
         self._fetch_at, self._whole = 0.0, False
         self._counters.add("weights_applied")
         self._swapped()
+
+    def _before(self) -> PolicySnapshot | None:
+        """The snapshot that was held before the present one. From another thread the last of them may be taken away."""
+        try:
+            return self._previous[-1].snapshot
+        except IndexError:
+            return None
 
     def _on_beacon(self, frames: list[Frame]) -> None:
         beacon, policy = decode(frames), self.policy

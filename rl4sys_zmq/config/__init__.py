@@ -2,6 +2,7 @@
 
 - `AgentConfig`: what one actor process needs to know.
 - `LearnerConfig`: what the learner process needs to know; `ClientConfig` is its entry for one client.
+- `WeightsConfig`: how weights travel, in both.
 - `AccessList`: which keys may do what, from ``clients.toml``: a `Peer` with its `Quota` for each.
 
 A key that is unknown, of a wrong type or impossible is a `ConfigError` of one line that names the key, the file and the
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig
     from rl4sys_zmq.config.learner import LearnerConfig
+    from rl4sys_zmq.config.weights import WeightsConfig
 
-__all__ = ["AccessList", "AgentConfig", "ClientConfig", "LearnerConfig", "Peer", "Quota", "load_access"]
+__all__ = ["AccessList", "AgentConfig", "ClientConfig", "LearnerConfig", "Peer", "Quota", "WeightsConfig", "load_access"]
 
 _HOMES = {
     "AccessList": "access",
@@ -28,6 +30,7 @@ _HOMES = {
     "LearnerConfig": "learner",
     "Peer": "access",
     "Quota": "access",
+    "WeightsConfig": "weights",
     "load_access": "access",
 }
 """The module of each name that is loaded when first used: most programs are an actor or a learner, and need a part."""

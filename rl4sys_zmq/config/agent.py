@@ -28,12 +28,13 @@ from rl4sys_zmq.config.options import (
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
+from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import Space
 
 __all__ = ["AgentConfig"]
 
-_LATER = ("guard_rails", "inference", "weights")
+_LATER = ("guard_rails", "inference")
 """Options that the documents name and this version does not have."""
 
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
@@ -113,6 +114,8 @@ class AgentConfig:
     """What a stale policy means: act by it all the same, by the baseline (which is not stored), or raise `PolicyStale`."""
     sidecar: bool = option(flag, False)
     """True: the sockets live in a process of their own, so that nothing in libzmq can end this one."""
+    weights: WeightsConfig = option(weights_options, WeightsConfig())
+    """How weights travel; what is not said here, the learner says."""
     input_size: InitVar[int | None] = None
     """Makes a Box of that many float32."""
     act_dim: InitVar[int | None] = None

@@ -9,6 +9,7 @@ from typing import Any, Self
 from rl4sys_zmq.config.options import SPACE, as_json, check_fields, gather, integer, mapping, number, one_of, option, optional
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
+from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.values import Space
 
 __all__ = ["ClientConfig"]
@@ -44,6 +45,8 @@ class ClientConfig:
     """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version."""
+    weights: WeightsConfig = option(weights_options, WeightsConfig())
+    """How its weights travel; what is not said comes from the learner's option."""
     input_size: InitVar[int | None] = None
     """Makes a Box of that many float32."""
     act_dim: InitVar[int | None] = None

@@ -30,6 +30,7 @@ from rl4sys_zmq.config.options import (
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
+from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["LearnerConfig"]
@@ -94,6 +95,8 @@ class LearnerConfig:
     """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1)), None)
     """How many updates make a version; None: the algorithm's choice."""
+    weights: WeightsConfig = option(weights_options, WeightsConfig())
+    """How weights travel, where neither a client's entry nor its first actor says it: ``fp32`` at level 1."""
     lease_s: float = option(number(0, above=True), 30.0)
     """After how long a silence an actor's place is given up."""
     shutdown_timeout_s: float = option(number(0), 1.5)

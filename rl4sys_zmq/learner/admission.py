@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.config import ClientConfig, LearnerConfig
+from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
+from rl4sys_zmq.config.options import check_value
+from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import require_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
@@ -27,6 +29,8 @@ __all__ = [
 ]
 
 MAX_NAME = 200
+_WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
+"""What holds if nobody says how weights travel."""
 _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
 """Options of the learner that may also stand among an algorithm's parameters; the algorithm itself does not see them."""
 
@@ -46,6 +50,7 @@ class ClientSettings:
     on_lag: str
     pacing_lag: float
     publish_every_updates: int | None
+    weights: WeightsConfig = WeightsConfig()
 
     def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, ledger_id: int) -> Assign:
         """The first message to this client's learner thread."""
@@ -66,6 +71,8 @@ class ClientSettings:
             checkpoints,
             float(config.checkpoint_every_s),
             ledger_id,
+            self.weights.wire_dtype or "fp32",
+            self.weights.level or 1,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -81,6 +88,7 @@ class ClientSettings:
             "on_lag": self.on_lag,
             "pacing_lag": int(self.pacing_lag),
             "publish_every_updates": self.publish_every_updates,
+            "weights": self.weights.to_json(),
         }
 
 
@@ -167,6 +175,7 @@ def resettle(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) ->
         algorithm_parameters={**known["parameters"], **{k: v for k, v in kept.items() if v is not None}},
         observation_space=known["observation_space"],
         action_space=known["action_space"],
+        weights=known.get("weights", {}),
     )
     return replace(_settle(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
 
@@ -200,6 +209,7 @@ def _settle(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettin
         pick("on_lag"),
         float(pick("pacing_lag")),
         pick("publish_every_updates"),
+        entry.weights.over(check_value("weights", hello.weights, weights_options)).over(config.weights).over(_WEIGHTS),
     )
 
 
@@ -218,6 +228,9 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
     for key, value in hello.algorithm_parameters.items():
         ours = getattr(settings, key) if key in _LEARNING_KEYS and value is not None else settings.parameters.get(key, "not set")
         pairs.append((f"algorithm_parameters.{key}", value, ours))
+    ours_of_weights = settings.weights.to_json()
+    for key, value in check_value("weights", hello.weights, weights_options).to_json().items():
+        pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for field, theirs, ours in pairs:
         if not _same(theirs, ours):
             message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, the actor has {theirs!r}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import json
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -67,6 +68,7 @@ class Manifest:
         steps: how many were observed.
         verdicts: of all segments of the client.
         marks: one per stream.
+        grid: the exponents of the steps of what was published, if the weights travel on a grid.
         saved_unix_s: when it was written; given by `CheckpointStore.write`.
     """
 
@@ -81,6 +83,7 @@ class Manifest:
     steps: int
     verdicts: dict[str, int]
     marks: tuple[Mark, ...]
+    grid: tuple[int, ...] = ()
     saved_unix_s: float = 0.0
 
 
@@ -161,7 +164,8 @@ def _document(path: Path) -> dict[str, Any]:
 
 def _manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     try:
-        values = {field.name: document[field.name] for field in fields(Manifest)}
+        values = {field.name: document[field.name] for field in fields(Manifest) if field.name != "grid"}
+        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))  # older ones have none
         values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
         for thing in (Manifest(**values), *values["marks"]):
             for field in fields(thing):

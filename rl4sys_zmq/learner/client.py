@@ -205,6 +205,7 @@ class Client:
         spec = spec_from_document(message.spec)
         self.welcome_spec, self.algorithm_type = message.spec, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
+        self.publications.sizes = tuple(tensor.size for tensor in spec.tensors)
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
     # ---- going back to a checkpoint

@@ -260,6 +260,7 @@ class Reception:
             max_message_bytes=MAX_MESSAGE_BYTES,
             max_segment_steps=MAX_SEGMENT_STEPS,
             heartbeat_s=HEARTBEAT_S,
+            weights=settings.weights.to_json(),
         )
         self._send(peer, answer)
         self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)

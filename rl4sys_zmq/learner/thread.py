@@ -19,6 +19,7 @@ from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, ProtocolErro
 from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.progress import Progress
+from rl4sys_zmq.learner.rounder import Rounder
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, Segment, space_from
@@ -133,6 +134,9 @@ class _Learning:
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
         self._snapshot: PolicySnapshot | None = None
+        self._before: PolicySnapshot | None = None
+        self._masters = 0
+        self._rounder = Rounder(self._assign.wire_dtype, self._assign.weights_level, [t.size for t in self._spec.tensors])
         self._version = self._resumed_version = -1
         self._updates = 0
         self._taken_steps = self._taken_items = self._taken_bytes = 0
@@ -242,6 +246,7 @@ class _Learning:
             if digest(self._spec.flatten(algorithm.snapshot())) != manifest.digest:
                 problem = "it gives other weights than were saved; was the algorithm changed since? Resume with what wrote it"
                 raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
+            self._rounder.steps = manifest.grid
             number = manifest.number
             if manifest.ledger_id == self._assign.ledger_id:
                 self._progress = Progress(manifest.marks, manifest.verdicts)
@@ -291,7 +296,7 @@ class _Learning:
     def _manifest(self) -> Manifest:
         """Of the state as it is now. Its version is the one that it is published as, in this life or by the next."""
         now = digest(self._spec.flatten(self._algorithm.snapshot()))
-        published = self._snapshot is not None and self._snapshot.digest == now
+        published = self._snapshot is not None and self._masters == now
         return Manifest(
             client_id=self._assign.client_id,
             ledger_id=self._assign.ledger_id,
@@ -299,6 +304,7 @@ class _Learning:
             generation=self._assign.generation,
             version=self._version if published else self._version + 1,
             digest=now,
+            grid=self._rounder.steps,
             algorithm_name=self._assign.algorithm_name,
             updates=self._updates,
             steps=self._progress.steps,
@@ -407,11 +413,14 @@ class _Learning:
     def _publish(self) -> None:
         flat = self._spec.flatten(self._algorithm.snapshot())
         self._version += 1
-        new = PolicySnapshot(self._assign.generation, self._version, digest(flat), flat)
-        body: tuple[bytes, ...] = encode_update(self._assign.policy_id, new.generation, None, new)
+        self._masters = digest(flat)
+        wire = self._rounder.round(flat)
+        new = PolicySnapshot(self._assign.generation, self._version, digest(wire), wire)
+        policy_id, writing = self._assign.policy_id, self._rounder.writing
+        body: tuple[bytes, ...] = encode_update(policy_id, None, new, writing)
         if self._snapshot is not None:
-            body = (*body, *encode_update(self._assign.policy_id, new.generation, self._snapshot, new))
-        self._snapshot = new
+            body = (*body, *encode_update(policy_id, self._snapshot, new, writing, before=self._before))
+        self._before, self._snapshot = self._snapshot, new
         self._say(Published(new.version, new.digest, body))
         self._scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())

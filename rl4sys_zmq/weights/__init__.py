@@ -1,25 +1,39 @@
-"""Weights on their way to the actors: digests, exact diffs, headers. Pure functions of values, no sockets.
+"""Weights on their way to the actors: what travels, digests, exact diffs, headers. Pure functions of values, no sockets.
 
-- `encode_update`, `apply_update`: from snapshot to wire bytes and back, verified; `merge_updates` joins consecutive ones.
+- `round_to`, `choose_steps`: from the learner's weights to the values that travel (`WireDtype`).
+- `encode_update`, `apply_update`: from snapshot to wire bytes and back, verified, written as a `Writing` says.
 - `WeightsHeader`: the 72 bytes in front of every payload.
-- `encode_diff`, `decode_diff`, `merge_diffs`: the coder alone; `digest`: the identity of a state.
+- `encode_diff`, `decode_diff`: the coder alone; `digest`: the identity of a state.
+
+Below them: `coder` chooses how a diff is written, over `forms` (states as integers), `blocks`, `contexts` and `choice`;
+`integers`, `planes`, `symbols` and `bits` write them.
 """
 
-from rl4sys_zmq.weights.coder import Codec, decode_diff, encode_diff, merge_diffs
+from rl4sys_zmq.weights.coder import Codec, Diff, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
-from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader, WireDtype
-from rl4sys_zmq.weights.state import apply_update, encode_update, merge_updates
+from rl4sys_zmq.weights.forms import BF16, FP32, Form, Grid, WireDtype, form_of
+from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
+from rl4sys_zmq.weights.rounding import Steps, choose_steps, round_to
+from rl4sys_zmq.weights.state import Writing, apply_update, encode_update
 
 __all__ = [
+    "BF16",
+    "FP32",
     "HEADER_BYTES",
     "Codec",
+    "Diff",
+    "Form",
+    "Grid",
+    "Steps",
     "WeightsHeader",
     "WireDtype",
+    "Writing",
     "apply_update",
+    "choose_steps",
     "decode_diff",
     "digest",
     "encode_diff",
     "encode_update",
-    "merge_diffs",
-    "merge_updates",
+    "form_of",
+    "round_to",
 ]

@@ -1,54 +1,58 @@
-"""Exact diffs of float32 states: what the bits differ by, as integers, in as few bytes as a fast coder finds.
+"""Exact diffs of states: what their integers (`forms`) differ by, in as few bytes as a fast coder finds.
 
-The 32 bits of a float, read as an integer that grows with the float (negative floats mirrored), make neighbouring floats
-neighbouring integers. A diff is the wrapping difference of two such integers per element: exact for every bit pattern (NaN
-payloads, -0.0, infinities, denormals), invertible, and composable by addition. Small differences of either sign become small
-unsigned numbers (zigzag), whose four byte planes are compressed one by one: the high planes are almost all zero, the
-lowest is noise and stays as it is.
+- Level 1 writes positions and small numbers where at most about half of the elements change (`integers`), and byte planes
+  where more do. Planes are of the differences, or of what they differ by from the last differences, if that is shorter.
+- Level 2 puts elements side by side of which the same is known (`contexts`), and codes each group by itself.
+- Blocks of the state in which nothing changes are left out. What would be longer than the differences themselves is not used.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
+from rl4sys_zmq.weights import blocks, contexts, planes
+from rl4sys_zmq.weights.bits import Integers, Reader, bad
+from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
+from rl4sys_zmq.weights.forms import FP32, Form, Grid
+from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
+from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["Codec", "Payload", "decode_diff", "encode_diff", "merge_diffs"]
+__all__ = ["Codec", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
-_Integers = NDArray[np.int32]
-
-_LEVEL = 1  # level 3 takes longer and finds nothing more in byte planes of diffs
-_PLANE_LENGTHS = struct.Struct("<4I")
-_MAGNITUDE = np.int32(0x7FFFFFFF)
+LEVELS = (1, 2)
+_LEAST = 64
+"""Below so many elements nothing is worth grouping or predicting."""
 
 
 class Codec(IntEnum):
     """How a payload is written.
 
-    ===============  =================================================================================================
-    `UNCHANGED`      a diff of zeros: no payload
-    `PLANES_ZSTD`    a diff: four u32 lengths, then the planes of the zigzag integers from the lowest byte to the highest;
-                     a plane whose length is the element count is stored, any other is one zstd frame
-    `RAW`            a diff: the int32 differences themselves, 4 bytes per element; the fallback when nothing is shorter
-    `SNAPSHOT`       a whole state: its float32 elements
-    `SNAPSHOT_ZSTD`  a whole state: `PLANES_ZSTD` of its diff from a state of zeros
-    ===============  =================================================================================================
+    =================  ===============================================================================================
+    `UNCHANGED`        a diff of zeros: no payload
+    `SPARSE`           a diff: blocks, then integers
+    `PLANES`           a diff: blocks, then the planes of the zigzag differences, from the lowest byte to the highest
+    `GROUPS`           a diff: blocks, a byte that says what is known, then the integers of each group
+    `RAW`              a diff: the differences themselves, in the size of a word
+    `SNAPSHOT`         a whole state: its elements
+    `SNAPSHOT_PLANES`  a whole state: the planes of its diff from a state of zeros
+    =================  ===============================================================================================
     """
 
     UNCHANGED = 0
-    PLANES_ZSTD = 1
-    RAW = 2
-    SNAPSHOT = 3
-    SNAPSHOT_ZSTD = 4
+    SPARSE = 1
+    PLANES = 2
+    GROUPS = 3
+    RAW = 4
+    SNAPSHOT = 5
+    SNAPSHOT_PLANES = 6
 
     @property
     def is_diff(self) -> bool:
@@ -56,113 +60,203 @@ class Codec(IntEnum):
         return self < Codec.SNAPSHOT
 
 
-def encode_diff(base: FlatWeights, new: FlatWeights) -> tuple[Codec, bytes]:
-    """The diff that leads from `base` to `new`, both float32 ``[n]``; never longer than ``4 * n`` bytes.
+class Known(IntEnum):
+    """What the groups of `Codec.GROUPS` go by beside the base, and what is coded."""
+
+    NOTHING = 0
+    MOVES = 1
+    """By how far elements moved to the base."""
+    PREDICTED = 2
+    """The same; coded is what the differences differ by from those moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """A coded diff.
+
+    Attributes:
+        codec: how it is written.
+        payload: its bytes.
+        predicted: the state before the base is needed to decode it.
+    """
+
+    codec: Codec
+    payload: bytes
+    predicted: bool = False
+
+
+def encode_diff(
+    base: FlatWeights, new: FlatWeights, *, form: Form = FP32, level: int = 1, before: FlatWeights | None = None,
+    reserve: int = 0,
+) -> Diff:  # fmt: skip
+    """The diff that leads from `base` to `new`, both ``[n]``; never longer than the elements are on the wire.
+
+    Args:
+        base: what the receiver holds.
+        new: what it shall hold, in values of the form.
+        form: what the elements are.
+        level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
+        before: the state before the base, if the receiver holds it.
+        reserve: how many bytes the caller adds, unless the codec is `RAW` or `UNCHANGED`.
 
     Raises:
-        WeightsError: when the sizes differ (``reason="size"``).
+        WeightsError: when the sizes differ (``reason="size"``), or a value is none of the form's (``reason="dtype"``).
     """
-    if base.shape != new.shape:
+    if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
-    difference = _ordered(new.view(np.int32))
-    difference -= _ordered(base.view(np.int32))
-    return _encode(difference)
+    settled = form.settle(base) if isinstance(form, Grid) else base
+    different = settled.view(np.int32) != new.view(np.int32)
+    count = int(np.count_nonzero(different))
+    if not count and (settled is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
+        return Diff(Codec.UNCHANGED, b"")
+    where, head = blocks.active(different, count)
+    if where is None:
+        diff = _encode(settled, new, form, level, before, different, count)
+    else:
+        inner = before[where] if before is not None else None
+        diff = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
+    raw = _raw_form(form)
+    if reserve + len(head) + len(diff.payload) >= base.size * np.dtype(raw.word).itemsize:
+        return Diff(Codec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
+    return Diff(diff.codec, head + diff.payload, diff.predicted)
 
 
-def decode_diff(codec: Codec, payload: Payload, base: FlatWeights) -> FlatWeights:
+def decode_diff(
+    codec: Codec,
+    payload: Payload,
+    base: FlatWeights,
+    *,
+    form: Form = FP32,
+    before: FlatWeights | None = None,
+) -> FlatWeights:
     """The state that a diff leads to from `base`, bit for bit, in a fresh buffer, float32 ``[n]``.
 
     Whatever the payload claims, no more than the state's own size is allocated, a few times.
 
+    Args:
+        codec: how the payload is written.
+        payload: the diff.
+        base: what it is a diff from.
+        form: what the elements are.
+        before: the state before the base; given if, and only if, the diff is predicted.
+
     Raises:
         WeightsError: when the payload is not a diff of ``n`` elements (``reason="payload"``).
     """
-    new = _decode(codec, payload, base.size)
-    new += _ordered(base.view(np.int32))
-    return _ordered(new).view(np.float32)
-
-
-def merge_diffs(diffs: Iterable[tuple[Codec, Payload]], size: int) -> tuple[Codec, bytes]:
-    """One diff of `size` elements with the effect of consecutive `diffs`, the oldest first.
-
-    Raises:
-        WeightsError: when a payload is not a diff of `size` elements (``reason="payload"``).
-    """
-    total = np.zeros(size, dtype=np.int32)
-    for codec, payload in diffs:
-        total += _decode(codec, payload, size)
-    return _encode(total)
-
-
-def _ordered(bits: _Integers) -> _Integers:
-    """Float bits to integers of the same order, int32 ``[n]`` in a fresh array; its own inverse.
-
-    Positive floats stay; of negative ones all bits but the sign are flipped.
-    """
-    out: _Integers = bits >> 31
-    out &= _MAGNITUDE
-    out ^= bits
+    reader = Reader(payload)
+    if codec == Codec.UNCHANGED:
+        reader.end()
+        return base.copy()
+    if codec == Codec.RAW:
+        raw = _raw_form(form)
+        word = np.dtype(raw.word).newbyteorder("<")
+        difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
+        reader.end()
+        return raw.flat(_wrapped(raw.integers(base) + difference, raw))
+    if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
+        raise bad(f"codec {codec} is not a diff")
+    out = form.settle(base)
+    where = blocks.read(reader, base.size)
+    if where is None:
+        return _decode(reader, codec, out, form, before)
+    out[where] = _decode(reader, codec, out[where], form.select(where), None if before is None else before[where])
     return out
 
 
-def _encode(difference: _Integers) -> tuple[Codec, bytes]:
-    if not difference.any():
-        return Codec.UNCHANGED, b""
-    sign = difference >> 31
-    zigzag = ((difference << 1) ^ sign).view(np.uint32)
-    compressor = zstandard.ZstdCompressor(level=_LEVEL)
-    planes = []
-    for shift in (0, 8, 16, 24):
-        plane = (zigzag >> np.uint32(shift)).astype(np.uint8)
-        packed = compressor.compress(plane.data)
-        planes.append(packed if len(packed) < plane.size else plane.tobytes())
-    lengths = [len(plane) for plane in planes]
-    if _PLANE_LENGTHS.size + sum(lengths) >= difference.nbytes:
-        return Codec.RAW, difference.tobytes()
-    return Codec.PLANES_ZSTD, b"".join((_PLANE_LENGTHS.pack(*lengths), *planes))
+def _encode(
+    base: FlatWeights, new: FlatWeights, form: Form, level: int, before: FlatWeights | None,
+    different: NDArray[np.bool_], count: int,
+) -> Diff:  # fmt: skip
+    size = base.size
+    if level == 1 and count <= SPARSE_SHARE_OF_UNITS * size:
+        positions = np.flatnonzero(different)
+        there = form.select(positions)
+        values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
+        if few(np.abs(values), size):
+            return Diff(Codec.SPARSE, pack_integers(positions, values, size))
+    was = form.integers(base)
+    difference = _wrapped(form.integers(new) - was, form)
+    if before is not None and size < _LEAST:
+        before = None
+    if level == 1:
+        if before is None or not prediction_helps(before, base, difference, form):
+            return Diff(Codec.PLANES, planes.pack(difference))
+        was -= form.integers(before)
+        difference -= _wrapped(was, form)
+        return Diff(Codec.PLANES, planes.pack(difference), predicted=True)
+    moves = _wrapped(was - form.integers(before), form) if before is not None else None
+    grouped = _encode_groups(base, difference, moves, form)
+    plain = _encode(base, new, form, 1, before, different, count)  # where little is known, groups only cost
+    return grouped if len(grouped.payload) <= len(plain.payload) else plain
 
 
-def _decode(codec: Codec, payload: Payload, size: int) -> _Integers:
-    """The differences of a diff, int32 ``[size]``, in a fresh array."""
-    if codec == Codec.UNCHANGED:
-        _require(len(payload) == 0, "a payload where nothing changed")
-        return np.zeros(size, dtype=np.int32)
-    if codec == Codec.RAW:
-        _require(len(payload) == 4 * size, f"{len(payload)} bytes for {size} raw differences")
-        return np.frombuffer(payload, dtype=np.int32).copy()
-    _require(codec == Codec.PLANES_ZSTD, f"codec {codec} is not a diff")
-    return _decode_planes(memoryview(payload), size)
+def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> Diff:
+    known, groups = Known.NOTHING, contexts.group(base.view(np.int32), None)
+    if moves is not None:
+        least = WORTH * estimated_bits(difference, groups)
+        further = contexts.group(base.view(np.int32), moves)
+        predicted = _wrapped(difference - moves, form)
+        by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
+        if min(by_moves, by_both) < least:
+            groups = further
+            known = Known.MOVES if by_moves <= by_both else Known.PREDICTED
+            difference = difference if by_moves <= by_both else predicted
+    ordered = difference[groups.order()]
+    parts = [bytes([known])]
+    for begin, end in groups.spans():
+        part = ordered[begin:end]
+        positions = np.flatnonzero(part)
+        parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
+    return Diff(Codec.GROUPS, b"".join(parts), predicted=known != Known.NOTHING)
 
 
-def _decode_planes(payload: memoryview, size: int) -> _Integers:
-    _require(len(payload) > _PLANE_LENGTHS.size, "too short for its plane lengths")
-    lengths = _PLANE_LENGTHS.unpack_from(payload)
-    end = _PLANE_LENGTHS.size + sum(lengths)
-    _require(end == len(payload), f"planes of {end} bytes in a payload of {len(payload)}")
-    decompressor = zstandard.ZstdDecompressor()
-    zigzag = np.zeros(size, dtype=np.uint32)
-    for length in reversed(lengths):
-        plane = payload[end - length : end]
-        end -= length
-        zigzag <<= np.uint32(8)
-        zigzag |= np.frombuffer(plane if length == size else _expand(decompressor, plane, size), dtype=np.uint8)
-    negative = (zigzag & np.uint32(1)).view(np.int32)
-    difference = (zigzag >> np.uint32(1)).view(np.int32)
-    difference ^= -negative
-    return difference
+def _decode(reader: Reader, codec: Codec, out: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+    """Makes `out`, the base, the new state, in place or in a fresh buffer."""
+    if codec == Codec.SPARSE:
+        _require_needed(before, needed=False)
+        positions, values = unpack_integers(reader, out.size)
+        reader.end()
+        there = form.select(positions)
+        out[positions] = there.flat(_wrapped(there.integers(out[positions]) + values, form))
+        return out
+    was = form.integers(out)
+    moves = _wrapped(was - form.integers(before), form) if before is not None else None
+    known = Known.NOTHING
+    if codec == Codec.PLANES:
+        difference = planes.unpack(reader, out.size, form.word)
+        known = Known.NOTHING if moves is None else Known.PREDICTED
+    else:
+        known = _known(reader)
+        _require_needed(before, needed=known != Known.NOTHING)
+        difference = np.zeros(out.size, dtype=np.int32)
+        groups = contexts.group(out.view(np.int32), moves)
+        order = groups.order()
+        for begin, end in groups.spans():
+            positions, values = unpack_integers(reader, end - begin)
+            difference[order[begin:end][positions]] = values.astype(np.int32)
+    reader.end()
+    was += difference
+    if known == Known.PREDICTED and moves is not None:
+        was += moves
+    return form.flat(_wrapped(was, form))
 
 
-def _expand(decompressor: zstandard.ZstdDecompressor, frame: memoryview, size: int) -> bytes:
-    """One zstd frame of exactly `size` bytes."""
-    try:
-        # zstandard allocates what the frame declares, and looks at max_output_size only when it declares nothing.
-        declared = zstandard.frame_content_size(frame)
-        _require(declared == size, f"a plane declares {declared} bytes, not {size}")
-        return decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError as exc:
-        raise WeightsError(f"a plane does not decompress: {exc}", reason="payload") from exc
+def _known(reader: Reader) -> Known:
+    value = reader.byte()
+    if value > max(Known):
+        raise bad(f"groups by {value}")
+    return Known(value)
 
 
-def _require(holds: bool, problem: str) -> None:
-    if not holds:
-        raise WeightsError(f"not a diff of this policy: {problem}", reason="payload")
+def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
+    if (before is not None) != needed:
+        raise bad("it says otherwise than its header whether the version before the base is needed")
+
+
+def _raw_form(form: Form) -> Form:
+    """The form of differences that are not coded: multiples of unequal steps say nothing without the steps."""
+    return FP32 if isinstance(form, Grid) else form
+
+
+def _wrapped(integers: Integers, form: Form) -> Words:
+    return integers.astype(form.word, copy=False)

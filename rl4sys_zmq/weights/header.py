@@ -4,8 +4,8 @@
 offset  size  field         meaning
 ======  ====  ============  ===================================================================
 0       4     magic         ``R4SW``
-4       1     format        1; another format is refused: ``version``
-5       1     flags         must be understood by the receiver; none is defined: ``feature``
+4       1     format        2; another format is refused: ``version``
+5       1     flags         1: the version before the base is needed to decode it; another is refused: ``feature``
 6       1     codec         how the payload is written (`Codec`), else ``kind``
 7       1     wire dtype    what the elements are (`WireDtype`), else ``dtype``
 8       8     policy id     given by the learner in the handshake
@@ -15,10 +15,10 @@ offset  size  field         meaning
 40      2     chunk         index of this chunk, from 0
 42      2     chunks        chunks of this update, at least 1
 44      4     elements      elements of the complete state
-48      4     payload size  bytes of the payload; at most 4 per element
+48      4     payload size  bytes of the payload; at most as many as the elements have on the wire
 52      4     check         low 32 bits of xxh3-64 of this header with a check of 0
 56      8     payload hash  xxh3-64 of the payload
-64      8     state hash    xxh3-64 of the complete new state, float32 in manifest order
+64      8     state hash    xxh3-64 of the complete new state: float32 in manifest order, whatever the wire dtype
 ======  ====  ============  ===================================================================
 
 All numbers are unsigned and little-endian.
@@ -28,28 +28,22 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.weights.coder import Codec
+from rl4sys_zmq.weights.forms import WireDtype
 
-__all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader", "WireDtype"]
+__all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader"]
 
 MAGIC = b"R4SW"
-FORMAT = 1
+FORMAT = 2
 HEADER_BYTES = 72
 _FIELDS = struct.Struct("<4s4B8s3Q2H3I2Q")
 _CHECK = struct.Struct("<I")
 _CHECK_AT = 52
-
-
-class WireDtype(IntEnum):
-    """What the elements of a state are on the wire."""
-
-    FP32 = 0
-
+_PREDICTED = 1
 
 # Membership of a number in an enumeration is an error before Python 3.12.
 _CODECS = frozenset(int(codec) for codec in Codec)
@@ -72,6 +66,7 @@ class WeightsHeader:
     wire_dtype: WireDtype = WireDtype.FP32
     chunk: int = 0
     chunks: int = 1
+    predicted: bool = False
 
     def pack(self) -> bytes:
         """The 72 bytes.
@@ -107,14 +102,14 @@ class WeightsHeader:
         _CHECK.pack_into(bare, _CHECK_AT, 0)
         if check != _check_of(bare):
             raise ProtocolError(Refusal.CHECKSUM, "the weights header is not the one that was sent")
-        if flags:
+        if flags & ~_PREDICTED:
             raise ProtocolError(Refusal.FEATURE, f"unknown weights flags {flags:#04x}")
         if codec not in _CODECS:
             raise ProtocolError(Refusal.KIND, f"unknown weights codec {codec}")
         if dtype not in _DTYPES:
             raise ProtocolError(Refusal.DTYPE, f"unknown weights dtype {dtype}")
         header = cls(policy_id, generation, base, new, Codec(codec), elements, payload_bytes, payload_hash, state_hash,
-                     WireDtype(dtype), chunk, chunks)  # fmt: skip
+                     WireDtype(dtype), chunk, chunks, bool(flags & _PREDICTED))  # fmt: skip
         header._check()
         return header
 
@@ -125,12 +120,15 @@ class WeightsHeader:
             raise ProtocolError(Refusal.RANGE, f"{self.codec.name} from version {self.base_version} to {self.new_version}")
         if not self.chunk < self.chunks:
             raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks}")
-        if self.payload_bytes > 4 * self.elements:
+        if self.predicted and not self.codec.is_diff:
+            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} that needs another version")
+        if self.payload_bytes > self.wire_dtype.itemsize * self.elements:
             raise ProtocolError(Refusal.TOO_LARGE, f"{self.payload_bytes} bytes for {self.elements} elements")
 
     def _packed(self) -> bytes:
-        return _FIELDS.pack(MAGIC, FORMAT, 0, self.codec, self.wire_dtype, self.policy_id, self.generation, self.base_version,
-                            self.new_version, self.chunk, self.chunks, self.elements, self.payload_bytes, 0,
+        return _FIELDS.pack(MAGIC, FORMAT, self.predicted * _PREDICTED, self.codec, self.wire_dtype, self.policy_id,
+                            self.generation, self.base_version, self.new_version, self.chunk, self.chunks, self.elements,
+                            self.payload_bytes, 0,
                             self.payload_hash, self.state_hash)  # fmt: skip
 
 

@@ -3,59 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
-from rl4sys_zmq.weights.coder import Codec, Payload, decode_diff, encode_diff, merge_diffs
+from rl4sys_zmq.weights import planes
+from rl4sys_zmq.weights.bits import Reader, bad
+from rl4sys_zmq.weights.coder import Codec, Diff, Payload, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
+from rl4sys_zmq.weights.forms import BF16, FP32, Form, WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
+from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
 
-__all__ = ["apply_update", "encode_update", "merge_updates"]
+__all__ = ["Writing", "apply_update", "encode_update"]
 
 SNAPSHOT_GAIN = 0.9
 """A whole state is sent compressed only below this share of its size: expanding it costs every actor time."""
 
+_TABLED = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
+"""What is written in multiples of a grid's steps, and so has the table of the steps before it."""
 
-def encode_update(policy_id: bytes, generation: int, base: PolicySnapshot | None, new: PolicySnapshot) -> tuple[bytes, bytes]:
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How updates are written.
+
+    Attributes:
+        dtype: what the elements are on the wire.
+        level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
+        sizes: the elements of each tensor; only a grid needs them.
+    """
+
+    dtype: WireDtype = WireDtype.FP32
+    level: int = 1
+    sizes: tuple[int, ...] = ()
+
+
+def encode_update(
+    policy_id: bytes,
+    base: PolicySnapshot | None,
+    new: PolicySnapshot,
+    writing: Writing | None = None,
+    *,
+    before: PolicySnapshot | None = None,
+) -> tuple[bytes, bytes]:
     """The header and the payload that bring an actor from `base` to `new`.
 
     A whole snapshot when `base` is None or of another generation: no diff crosses generations.
 
+    Args:
+        policy_id: of the policy.
+        base: what the actor holds.
+        new: what it shall hold, in values of the wire dtype.
+        writing: how to write it; None: float32 at level 1.
+        before: the version before the base, if the actor holds that too: a diff may then need it.
+
     Raises:
-        WeightsError: `new` is of another generation or not newer than `base` (``gap``), of another size than `base`
-            (``size``), or not finite (``finite``).
+        WeightsError: `new` is not newer than `base` (``gap``), of another size than `base` (``size``), not of the wire dtype
+            (``dtype``), or not finite (``finite``).
         ProtocolError: a number does not fit the header.
     """
-    if new.generation != generation:
-        raise WeightsError(f"a snapshot of generation {new.generation} published as {generation}", reason="gap")
     _require_finite(new.flat)
-    if base is None or base.generation != generation:
-        codec, payload = _encode_snapshot(new.flat)
-        base_version = new.version
+    writing = writing or Writing()
+    if base is None or base.generation != new.generation:
+        diff, base_version = Diff(*_encode_snapshot(new.flat, writing.dtype)), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
-        codec, payload = encode_diff(base.flat, new.flat)
-        base_version = base.version
+        if before is not None and not _precedes(before, base.generation, base.version):
+            before = None
+        diff, base_version = _encode_diff(base.flat, new.flat, writing, before), base.version
     header = WeightsHeader(
         policy_id=policy_id,
-        generation=generation,
+        generation=new.generation,
         base_version=base_version,
         new_version=new.version,
-        codec=codec,
+        codec=diff.codec,
         elements=new.flat.size,
-        payload_bytes=len(payload),
-        payload_hash=xxhash.xxh3_64_intdigest(payload),
+        payload_bytes=len(diff.payload),
+        payload_hash=xxhash.xxh3_64_intdigest(diff.payload),
         state_hash=new.digest,
+        wire_dtype=writing.dtype,
+        predicted=diff.predicted,
     )
-    return header.pack(), payload
+    return header.pack(), diff.payload
 
 
 def apply_update(
-    header: bytes | memoryview | WeightsHeader, payload: Payload, held: PolicySnapshot | None, spec_size: int
+    header: bytes | memoryview | WeightsHeader,
+    payload: Payload,
+    held: PolicySnapshot | None,
+    sizes: Sequence[int],
+    *,
+    before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
     """The snapshot that an update leads to from the one that is `held`, verified whole, in a fresh buffer.
 
@@ -65,16 +108,19 @@ def apply_update(
         header: the 72 bytes, or what `WeightsHeader.unpack` made of them.
         payload: the bytes that followed.
         held: what the actor has; None before the first snapshot.
-        spec_size: the number of elements of the policy.
+        sizes: the elements of each tensor of the policy.
+        before: what the actor had before `held`, if it is still there.
 
     Raises:
         WeightsError: nothing was applied. Its `reason` is ``size`` (another policy's size), ``payload`` (header or payload are
-            damaged or malformed), ``gap`` (the diff is not from what is held: ask for a snapshot), ``digest`` (the result is
-            not the learner's state: ask for a snapshot), or ``finite`` (the learner's state has infinities or NaN).
+            damaged or malformed), ``gap`` (the diff is not from what is held, or needs the version before that too: ask for what
+            is missing), ``digest`` (the result is not the learner's state: ask for a snapshot), or ``finite`` (the learner's
+            state has infinities or NaN).
     """
     head = _unpacked(header)
-    if head.elements != spec_size:
-        raise WeightsError(f"{head.elements} elements for a policy of {spec_size}", reason="size")
+    size = sum(sizes)
+    if head.elements != size:
+        raise WeightsError(f"{head.elements} elements for a policy of {size}", reason="size")
     _verify_payload(head, payload)
     if head.codec.is_diff:
         if held is None or (held.generation, held.version) != (head.generation, head.base_version):
@@ -82,62 +128,75 @@ def apply_update(
             raise WeightsError(
                 f"a diff from version {head.base_version} of generation {head.generation}, and {have} is held", reason="gap"
             )
-        if held.flat.size != spec_size:
-            raise WeightsError(f"{held.flat.size} elements are held for a policy of {spec_size}", reason="size")
-        flat = decode_diff(head.codec, payload, held.flat)
+        if head.predicted and not (before is not None and _precedes(before, head.generation, head.base_version)):
+            raise WeightsError(f"a diff that needs version {head.base_version - 1}, which is not held", reason="gap")
+        used = (held, before) if head.predicted and before is not None else (held,)
+        if any(one.flat.size != size for one in used):
+            raise WeightsError(f"{[one.flat.size for one in used]} elements are held for a policy of {size}", reason="size")
+        flat = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
     else:
-        flat = _decode_snapshot(head.codec, payload, spec_size)
+        flat = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
     if digest(flat) != head.state_hash:
         raise WeightsError(f"version {head.new_version} does not verify: its digest is not the learner's", reason="digest")
     _require_finite(flat)
     return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat)
 
 
-def merge_updates(updates: Sequence[tuple[bytes, Payload]]) -> tuple[bytes, bytes]:
-    """One diff from the base of the first of consecutive diffs to the new version of the last.
-
-    Raises:
-        WeightsError: there is none, one is damaged (``payload``) or not a diff that follows the one before (``gap``).
-    """
-    heads = [_unpacked(header) for header, _ in updates]
-    if not heads:
-        raise WeightsError("no updates to merge", reason="gap")
-    first, last = heads[0], heads[-1]
-    version = first.base_version
-    for head, (_, payload) in zip(heads, updates, strict=True):
-        same = (head.policy_id, head.generation, head.elements) == (first.policy_id, first.generation, first.elements)
-        if not (same and head.codec.is_diff and head.base_version == version):
-            raise WeightsError(f"{head.codec.name} from version {head.base_version} does not follow {version}", reason="gap")
-        _verify_payload(head, payload)
-        version = head.new_version
-    codec, merged = merge_diffs([(h.codec, p) for h, (_, p) in zip(heads, updates, strict=True)], first.elements)
-    header = WeightsHeader(
-        policy_id=first.policy_id,
-        generation=first.generation,
-        base_version=first.base_version,
-        new_version=last.new_version,
-        codec=codec,
-        elements=first.elements,
-        payload_bytes=len(merged),
-        payload_hash=xxhash.xxh3_64_intdigest(merged),
-        state_hash=last.state_hash,
-    )
-    return header.pack(), merged
+def _precedes(before: PolicySnapshot, generation: int, version: int) -> bool:
+    return (before.generation, before.version) == (generation, version - 1)
 
 
-def _encode_snapshot(flat: FlatWeights) -> tuple[Codec, bytes]:
-    codec, packed = encode_diff(np.zeros_like(flat), flat)
-    if codec == Codec.PLANES_ZSTD and len(packed) <= SNAPSHOT_GAIN * flat.nbytes:
-        return Codec.SNAPSHOT_ZSTD, packed
-    return Codec.SNAPSHOT, flat.tobytes()
+def _encode_diff(base: FlatWeights, new: FlatWeights, writing: Writing, before: PolicySnapshot | None) -> Diff:
+    steps: Steps = ()
+    table = b""
+    if writing.dtype is WireDtype.GRID:
+        steps = steps_of(new, writing.sizes)
+        if sum(writing.sizes) != new.size or any(step < LEAST_EXPONENT for step in steps):
+            raise WeightsError("a state that is on no grid of these tensors", reason="dtype")
+        table = np.array(steps, dtype=np.int8).tobytes()
+    form = form_of(writing.dtype, steps, writing.sizes)
+    flat = before.flat if before is not None else None
+    diff = encode_diff(base, new, form=form, level=writing.level, before=flat, reserve=len(table))
+    return Diff(diff.codec, table + diff.payload, diff.predicted) if diff.codec in _TABLED else diff
 
 
-def _decode_snapshot(codec: Codec, payload: Payload, size: int) -> FlatWeights:
-    if codec == Codec.SNAPSHOT_ZSTD:
-        return decode_diff(Codec.PLANES_ZSTD, payload, np.zeros(size, dtype=np.float32))
-    if len(payload) != 4 * size:
-        raise WeightsError(f"a snapshot of {len(payload)} bytes for {size} elements", reason="payload")
-    return np.frombuffer(payload, dtype=np.float32).copy()
+def _decode_diff(
+    head: WeightsHeader, payload: Payload, base: FlatWeights, before: FlatWeights | None, sizes: Sequence[int]
+) -> FlatWeights:
+    steps: Steps = ()
+    if head.wire_dtype is WireDtype.GRID and head.codec in _TABLED:
+        steps = tuple(np.frombuffer(Reader(payload).take(len(sizes)), dtype=np.int8).tolist())
+        payload = memoryview(payload)[len(sizes) :]
+    form = form_of(head.wire_dtype, steps or (0,) * len(sizes), sizes)
+    return decode_diff(head.codec, payload, base, form=form, before=before)
+
+
+def _snapshot_form(dtype: WireDtype) -> Form:
+    return BF16 if dtype is WireDtype.BF16 else FP32
+
+
+def _encode_snapshot(flat: FlatWeights, dtype: WireDtype) -> tuple[Codec, bytes]:
+    """The whole state; compressed in the form of its bits, which needs no steps."""
+    form = _snapshot_form(dtype)
+    packed = planes.pack(form.integers(flat).astype(form.word, copy=False))
+    if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
+        return Codec.SNAPSHOT_PLANES, packed
+    if dtype is WireDtype.BF16:
+        return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
+    return Codec.SNAPSHOT, flat.astype("<f4", copy=False).tobytes()
+
+
+def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
+    if codec == Codec.SNAPSHOT_PLANES:
+        form, reader = _snapshot_form(dtype), Reader(payload)
+        integers = planes.unpack(reader, size, form.word)
+        reader.end()
+        return form.flat(integers)
+    if len(payload) != dtype.itemsize * size:
+        raise bad(f"a snapshot of {len(payload)} bytes for {size} elements")
+    if dtype is WireDtype.BF16:
+        return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return np.frombuffer(payload, dtype="<f4").astype(np.float32)
 
 
 def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:
@@ -159,5 +218,7 @@ def _verify_payload(head: WeightsHeader, payload: Payload) -> None:
 
 
 def _require_finite(flat: FlatWeights) -> None:
-    if not np.isfinite(flat).all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduce(flat)  # one pass; a sum that overflows says nothing, a sum that does not says all
+    if not np.isfinite(total) and not np.isfinite(flat).all():
         raise WeightsError("the weights are not finite", reason="finite")

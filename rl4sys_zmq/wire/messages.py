@@ -81,6 +81,7 @@ class Hello:
         origin: the incarnation that began to number this actor's segments; 0: this one.
         ledger_id: of the learner that last welcomed this origin; 0: none.
         spooled: True when numbering and segments outlive the actor's process.
+        weights: what the actor's configuration says of ``wire_dtype`` and ``level``.
     """
 
     KIND: ClassVar[int] = 1
@@ -100,6 +101,7 @@ class Hello:
     origin: int = 0
     ledger_id: int = 0
     spooled: bool = False
+    weights: Document = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,7 @@ class Welcome:
         max_message_bytes: a longer message is refused.
         max_segment_steps: a longer segment is refused.
         heartbeat_s: the longest silence that either side should keep, in seconds.
+        weights: ``wire_dtype`` and ``level`` of the client; each update's header says its own dtype.
     """
 
     KIND: ClassVar[int] = 17
@@ -207,6 +210,7 @@ class Welcome:
     max_message_bytes: int
     max_segment_steps: int
     heartbeat_s: float
+    weights: Document = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +311,8 @@ class Assign:
         checkpoints: the folder of this client's checkpoints, where the newest is taken up again; empty: none are kept.
         checkpoint_every_s: how often to write one.
         ledger_id: noted in the checkpoints.
+        wire_dtype: ``fp32``, ``bf16`` or ``grid``: what weights are on their way to the actors.
+        weights_level: of the coder of diffs.
     """
 
     KIND: ClassVar[int] = 32
@@ -326,6 +332,8 @@ class Assign:
     checkpoints: str
     checkpoint_every_s: float
     ledger_id: int
+    wire_dtype: str = "fp32"
+    weights_level: int = 1
 
 
 @dataclass(frozen=True, slots=True)

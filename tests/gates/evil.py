@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from rl4sys_zmq.errors import ProtocolError
@@ -17,11 +16,14 @@ from rl4sys_zmq.testing import fake_spec, fake_weights
 from rl4sys_zmq.transports import Poller, Socket, Wakeup
 from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import Codec, WeightsHeader, digest, encode_update
+from rl4sys_zmq.weights.bits import varint
 from rl4sys_zmq.wire import decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import Ack, Fetch, Heartbeat, Hello, Message, Submit, Verdict, Weights, Welcome
 
 POLICY, TOPIC, GENERATION = b"\x01" + bytes(7), b"secret!!", 1_000
 SPEC = fake_spec((1024,))
+ALL_BLOCKS = b"\0"
+"""How a diff begins whose planes are of all elements."""
 
 
 def state(version: int) -> PolicySnapshot:
@@ -32,7 +34,7 @@ def state(version: int) -> PolicySnapshot:
 
 def sound(version: int) -> tuple[bytes, bytes]:
     """The update that a good learner sends: a whole snapshot."""
-    return encode_update(POLICY, GENERATION, None, state(version))
+    return encode_update(POLICY, None, state(version))
 
 
 def update(version: int, payload: bytes, *, codec: Codec = Codec.SNAPSHOT, elements: int = SPEC.size, **fields: Any) -> Any:
@@ -53,13 +55,14 @@ def update(version: int, payload: bytes, *, codec: Codec = Codec.SNAPSHOT, eleme
 
 def planes(*frames: bytes) -> bytes:
     """The payload of a compressed state of four planes."""
-    return np.array([len(f) for f in frames], "<u4").tobytes() + b"".join(frames)
+    return b"".join(varint(len(frame)) + frame for frame in frames)
 
 
-def expands(nbytes: int, *, declared: int, window_log: int = 10) -> bytes:
-    """A zstd frame of zeros that says another size, or another window, than it needs: run-length blocks, 4 bytes each."""
+def expands(nbytes: int, *, declared: int | None, window_log: int = 10) -> bytes:
+    """A zstd frame of zeros that says another size, or another window, than it needs: run-length blocks; no magic number."""
     blocks = [min(1 << 17, nbytes - start) for start in range(0, nbytes, 1 << 17)]
-    head = struct.pack("<I", 0xFD2FB528) + bytes([0x80, (window_log - 10) << 3]) + struct.pack("<I", declared)
+    head = bytes([0x00 if declared is None else 0x80, (window_log - 10) << 3])
+    head += b"" if declared is None else struct.pack("<I", declared)
     last = [False] * (len(blocks) - 1) + [True]
     return head + b"".join((n << 3 | 0b010 | end).to_bytes(3, "little") + b"\0" for n, end in zip(blocks, last, strict=True))
 

@@ -1,4 +1,4 @@
-"""The coder is exact for every bit pattern, composes, never grows, and refuses what it did not write."""
+"""The coder is exact for every bit pattern, in every form, never grows, and refuses what it did not write."""
 
 import itertools
 import struct
@@ -11,116 +11,150 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import Codec, decode_diff, digest, encode_diff, merge_diffs
+from rl4sys_zmq.weights import BF16, FP32, Codec, Grid, decode_diff, digest, encode_diff
+from rl4sys_zmq.weights.bits import varint
 
-SPECIAL = [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFC12345, 0x7F800001, 0x00000001, 0x80000001, 0x7F7FFFFF]
+from .strategies import bits_of, ordered_slow, state_lists
 
-
-def bits_of(flat):
-    return flat.view(np.uint32)
-
-
-@st.composite
-def state_lists(draw, count):
-    """`count` states of one size: unrelated bits, special values, or small moves of the one before."""
-    n = draw(st.one_of(st.integers(0, 20), st.integers(0, 5000)))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    states = [rng.integers(0, 2**32, n, dtype=np.uint32)]
-    for _ in range(count - 1):
-        kind = draw(st.sampled_from(["random", "special", "near", "sparse", "same"]))
-        last = states[-1].copy()
-        if kind == "random":
-            last = rng.integers(0, 2**32, n, dtype=np.uint32)
-        elif kind == "special":
-            last = rng.choice(np.array(SPECIAL, dtype=np.uint32), n)
-        elif kind == "near":
-            last += rng.integers(-300, 300, n).astype(np.uint32)
-        elif kind == "sparse":
-            last[rng.random(n) < 0.02] ^= np.uint32(1)
-        states.append(last)
-    return [s.view(np.float32) for s in states]
+levels = st.sampled_from([1, 2])
+forms = pytest.mark.parametrize(("form", "itemsize"), [(FP32, 4), (BF16, 2)])
+MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 
-def ordered_slow(bits):
-    """One float's bits as an integer of the same order, in Python's own integers."""
-    return bits if bits < 2**31 else -(bits - 2**31) - 1
+def compressed(data, **parameters):
+    chosen = zstandard.ZstdCompressionParameters.from_level(1, format=MAGICLESS, **{"write_checksum": 0, **parameters})
+    return zstandard.ZstdCompressor(compression_params=chosen).compress(data)
 
 
-@given(state_lists(2))
-def test_exact_for_any_bits_and_never_larger_than_raw(states):
-    base, new = states
-    before = base.copy()
-    codec, payload = encode_diff(base, new)
-    assert len(payload) <= 4 * new.size
-    result = decode_diff(codec, payload, base)
+def check(before, base, new, form, itemsize, level):
+    held = base.copy()
+    diff = encode_diff(base, new, form=form, level=level, before=before)
+    assert len(diff.payload) <= itemsize * new.size
+    needed = before if diff.predicted else None
+    result = decode_diff(diff.codec, memoryview(diff.payload), base, form=form, before=needed)
     assert np.array_equal(bits_of(result), bits_of(new))
     assert result.dtype == np.float32 and not np.shares_memory(result, base)
-    assert np.array_equal(bits_of(base), bits_of(before))
+    assert np.array_equal(bits_of(base), bits_of(held))
+    return diff
 
 
-@given(state_lists(4))
-def test_diffs_compose(states):
-    diffs = [encode_diff(a, b) for a, b in itertools.pairwise(states)]
-    codec, payload = merge_diffs(diffs, states[0].size)
-    assert len(payload) <= 4 * states[0].size
-    assert np.array_equal(bits_of(decode_diff(codec, payload, states[0])), bits_of(states[-1]))
-    assert (codec, payload) == encode_diff(states[0], states[-1])
+@forms
+@given(st.data(), levels, st.booleans())
+def test_exact_for_any_bits_and_never_larger_than_raw(form, itemsize, data, level, known):
+    before, base, new = data.draw(state_lists(3, bf16=form is BF16))
+    with np.errstate(all="ignore"):
+        check(before if known else None, base, new, form, itemsize, level)
+
+
+@forms
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_momentum_is_worth_predicting(form, itemsize, level):
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(20_000)
+    move = 3e-3 * rng.standard_normal(20_000)
+    states = [(start + k * move + 1e-5 * rng.standard_normal(20_000)).astype(np.float32) for k in range(3)]
+    if form is BF16:
+        states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
+    diff = check(*states, form, itemsize, level)
+    alone = check(None, *states[1:], form, itemsize, level)
+    assert diff.predicted and not alone.predicted and len(diff.payload) < 0.98 * len(alone.payload)
+
+
+@given(state_lists(2), levels)
+def test_a_grid_is_exact_and_settles_what_lies_between(states, level):
+    base, new = (np.nan_to_num(s, nan=0.5, posinf=3e38, neginf=-3e38) for s in states)
+    rng = np.random.default_rng(0)
+    exponents = rng.integers(-10, 3, new.size).astype(np.int32)
+    grid = Grid(exponents)
+    new = np.clip(new, -1000, 1000)
+    wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents.tolist(), strict=True)]
+    on_grid = grid.settle(new)
+    assert np.array_equal(on_grid, np.array(wanted, dtype=np.float32))
+    assert not np.signbit(on_grid[on_grid == 0]).any()
+    check(None, base, on_grid, grid, 4, level)
+
+
+@given(state_lists(4), levels)
+def test_diffs_compose(states, level):
+    flat = states[0]
+    for base, new in itertools.pairwise(states):
+        diff = encode_diff(base, new, level=level)
+        flat = decode_diff(diff.codec, diff.payload, flat)
+    jump = encode_diff(states[0], states[-1], level=level)
+    assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0])), bits_of(flat))
 
 
 def test_the_integers_follow_the_order_of_the_floats():
     rng = np.random.default_rng(0)
     floats = np.sort(np.concatenate([rng.standard_normal(200), [0.0, -np.inf, np.inf, 1e-40, -1e-40]]).astype(np.float32))
     ordered = [ordered_slow(int(b)) for b in bits_of(floats)]
-    assert ordered == sorted(ordered)
-    # A diff of one element is raw, so it shows the integer itself.
-    zero = np.zeros(1, dtype=np.float32)
-    for value, integer in zip(floats, ordered, strict=True):
-        codec, payload = encode_diff(zero, value.reshape(1))
-        assert (codec, payload) == ((Codec.RAW, struct.pack("<i", integer)) if integer else (Codec.UNCHANGED, b""))
+    assert ordered == sorted(ordered) == FP32.integers(floats).tolist()
+    assert np.array_equal(FP32.flat(np.array(ordered)), floats)
+    halves = (bits_of(floats) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert BF16.integers(halves).tolist() == [ordered_slow(int(b)) >> 16 for b in bits_of(halves)]
 
 
 def test_codecs_are_chosen_by_what_is_shorter():
-    base = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
-    assert encode_diff(base, base.copy()) == (Codec.UNCHANGED, b"")
+    base = np.random.default_rng(0).standard_normal(4000).astype(np.float32)
+    assert encode_diff(base, base.copy()).codec == Codec.UNCHANGED
     near = (bits_of(base) + 1).view(np.float32)
-    codec, payload = encode_diff(base, near)
-    assert codec == Codec.PLANES_ZSTD and len(payload) < 400
-    noise = np.random.default_rng(1).integers(0, 2**32, 1000, dtype=np.uint32).view(np.float32)
-    assert encode_diff(base, noise)[0] == Codec.RAW
+    diff = encode_diff(base, near)
+    assert diff.codec == Codec.PLANES and len(diff.payload) < 1000
+    few = base.copy()
+    few[::100] += 1
+    assert encode_diff(base, few).codec == Codec.SPARSE
+    assert encode_diff(base, few, level=2).codec == Codec.SPARSE  # nothing is known of which they are
+    small = np.where(np.abs(base) < 0.1, base + np.float32(1e-4), base)
+    assert encode_diff(base, small, level=2).codec == Codec.GROUPS
+    noise = np.random.default_rng(1).integers(0, 2**32, 4000, dtype=np.uint32).view(np.float32)
+    for level in (1, 2):
+        assert encode_diff(base, noise, level=level).codec == Codec.RAW
+
+
+def test_a_frozen_half_costs_next_to_nothing():
+    base = np.random.default_rng(0).standard_normal(40_000).astype(np.float32)
+    new = base.copy()
+    new[20_000:] = np.random.default_rng(1).standard_normal(20_000)
+    alone = encode_diff(base[20_000:], new[20_000:])
+    assert len(encode_diff(base, new).payload) < len(alone.payload) * 1.03 + 2000
 
 
 def test_minus_zero_is_a_change():
     zero = np.zeros(3, dtype=np.float32)
-    codec, payload = encode_diff(zero, -zero)
-    assert codec != Codec.UNCHANGED
-    assert np.signbit(decode_diff(codec, payload, zero)).all()
+    diff = check(None, zero, -zero, FP32, 4, 1)
+    assert diff.codec != Codec.UNCHANGED
 
 
-def test_sizes_must_agree():
+def test_sizes_and_values_must_agree():
+    three, four = np.zeros(3, np.float32), np.zeros(4, np.float32)
+    for base, new, before in ((three, four, None), (three, three, four)):
+        with pytest.raises(WeightsError) as caught:
+            encode_diff(base, new, before=before)
+        assert caught.value.reason == "size"
     with pytest.raises(WeightsError) as caught:
-        encode_diff(np.zeros(3, np.float32), np.zeros(4, np.float32))
-    assert caught.value.reason == "size"
+        encode_diff(three, three + np.float32(0.1), form=BF16)
+    assert caught.value.reason == "dtype"
 
 
-def payload_of(planes):
-    return struct.pack("<4I", *map(len, planes)) + b"".join(planes)
-
-
-def refused(codec, payload, size):
+def refused(codec, payload, size, **known):
     with pytest.raises(WeightsError) as caught:
-        decode_diff(codec, payload, np.zeros(size, dtype=np.float32))
+        decode_diff(codec, payload, np.zeros(size, dtype=np.float32), **known)
     assert caught.value.reason == "payload"
 
 
-@pytest.mark.parametrize("declare", [True, False])
-def test_bombs_are_refused_before_they_expand(declare):
-    bomb = zstandard.ZstdCompressor(level=1, write_content_size=declare).compress(bytes(200_000_000))
-    payload = payload_of([bomb] * 4)
+def planes_of(*frames):
+    return b"\x00" + b"".join(varint(len(frame)) + frame for frame in frames)
+
+
+@pytest.mark.parametrize("declare", [1, 0])
+@pytest.mark.parametrize("codec", [Codec.PLANES, Codec.GROUPS])
+def test_bombs_are_refused_before_they_expand(declare, codec):
+    bomb = compressed(bytes(200_000_000), write_content_size=declare)
+    payload = planes_of(*[bomb] * 4) if codec == Codec.PLANES else b"\x00\x00\x05" + varint(len(bomb)) + bomb
     size = 100_000
-    decode_diff(*encode_diff(np.zeros(size, np.float32), np.ones(size, np.float32)), np.zeros(size, np.float32))
     tracemalloc.start()
     try:
-        refused(Codec.PLANES_ZSTD, payload, size)
+        refused(codec, payload, size)
         assert tracemalloc.get_traced_memory()[1] < 40 * size
     finally:
         tracemalloc.stop()
@@ -128,11 +162,10 @@ def test_bombs_are_refused_before_they_expand(declare):
 
 def test_frames_that_lie_about_their_size_are_refused():
     n = 1000
-    good = zstandard.ZstdCompressor(level=1).compress(bytes(n))
-    short = zstandard.ZstdCompressor(level=1).compress(bytes(n - 1))
-    assert np.array_equal(decode_diff(Codec.PLANES_ZSTD, payload_of([good] * 4), np.zeros(n, np.float32)), np.zeros(n))
-    for plane in (short, good + b"x", good + good, good[:-1], b"", b"\x00" * 10):
-        refused(Codec.PLANES_ZSTD, payload_of([good, good, plane, good]), n)
+    good, short = compressed(bytes(n)), compressed(bytes(n - 1))
+    assert not decode_diff(Codec.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).any()
+    for plane in (short, good + b"x", good + good, good[:-1], b"", b"\x00" * 10, compressed(bytes(n), write_content_size=0)[:-1]):
+        refused(Codec.PLANES, planes_of(good, good, plane, good), n)
 
 
 @pytest.mark.parametrize("codec", list(Codec))
@@ -141,20 +174,50 @@ def test_wrong_lengths_are_refused(codec, length):
     refused(codec, bytes(length), 10)
 
 
-def test_plane_lengths_beyond_the_payload_are_refused():
-    refused(Codec.PLANES_ZSTD, struct.pack("<4I", 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1) + bytes(4), 4)
+def test_a_diff_must_agree_with_its_header_on_what_is_needed():
+    base = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    sparse = base.copy()
+    sparse[3] += 1
+    for level in (1, 2):
+        diff = encode_diff(base, sparse, level=level)
+        refused(diff.codec, diff.payload, 1000, before=base)
 
 
-@given(st.binary(max_size=200), st.integers(0, 50))
+@given(st.binary(max_size=200), st.integers(0, 50), st.booleans())
 @settings(max_examples=200)
-def test_any_bytes_give_a_state_or_our_error(payload, size):
+def test_any_bytes_give_a_state_or_our_error(payload, size, known):
+    base = np.zeros(size, dtype=np.float32)
     for codec in Codec:
-        try:
-            out = decode_diff(codec, payload, np.zeros(size, dtype=np.float32))
-        except WeightsError as exc:
-            assert exc.reason == "payload"
-        else:
-            assert out.shape == (size,)
+        for form in (FP32, BF16, Grid(np.zeros(size, dtype=np.int32))):
+            try:
+                out = decode_diff(codec, payload, base, form=form, before=base if known else None)
+            except WeightsError as exc:
+                assert exc.reason == "payload"
+            else:
+                assert out.shape == (size,)
+
+
+@given(state_lists(3, sizes=st.integers(100, 3000)), levels, st.data())
+def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states, level, data):
+    """Without the payload's hash, which would find them all."""
+    before, base, new = states
+    with np.errstate(all="ignore"):
+        diff = encode_diff(base, new, level=level, before=before)
+    payload = bytearray(diff.payload)
+    for _ in range(data.draw(st.integers(1, 4))):
+        if payload:
+            payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    payload = payload[: data.draw(st.integers(0, len(payload)))] if data.draw(st.booleans()) else payload
+    tracemalloc.start()
+    try:
+        out = decode_diff(diff.codec, bytes(payload), base, before=before if diff.predicted else None)
+        assert out.shape == base.shape
+    except WeightsError as exc:
+        assert exc.reason == "payload"
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 200 * base.size + 200_000
 
 
 def test_digest_sees_every_bit():
@@ -167,3 +230,10 @@ def test_digest_sees_every_bit():
             seen.add(digest(other))
     assert len(seen) == 1 + 66
     assert digest(np.zeros(0, np.float32)) == 0x2D06800538D394C2  # xxh3-64 of nothing
+
+
+def test_raw_is_what_it_says():
+    zero = np.zeros(1, dtype=np.float32)
+    one = np.array([1.5], dtype=np.float32)
+    assert encode_diff(zero, one).payload == struct.pack("<i", 0x3FC00000)
+    assert encode_diff(zero, one, form=BF16).payload == struct.pack("<h", 0x3FC0)

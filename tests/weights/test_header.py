@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.weights import HEADER_BYTES, Codec, WeightsHeader
+from rl4sys_zmq.weights import HEADER_BYTES, Codec, WeightsHeader, WireDtype
 
-HEADER = WeightsHeader(b"policy-1", 1_700_000_000_000, 6, 7, Codec.PLANES_ZSTD, 1000, 321, 2**64 - 1, 2**63)
+HEADER = WeightsHeader(b"policy-1", 1_700_000_000_000, 6, 7, Codec.PLANES, 1000, 321, 2**64 - 1, 2**63)
 u64 = st.integers(0, 2**64 - 1)
 
 
@@ -33,7 +33,7 @@ def code_of(data):
 def test_layout_is_the_documented_one():
     data = HEADER.pack()
     assert len(data) == HEADER_BYTES == 72
-    assert data[:8] == b"R4SW" + bytes([1, 0, Codec.PLANES_ZSTD, 0])
+    assert data[:8] == b"R4SW" + bytes([2, 0, Codec.PLANES, 0])
     assert data[8:16] == b"policy-1"
     assert struct.unpack_from("<3Q2H2I", data, 16) == (1_700_000_000_000, 6, 7, 0, 1, 1000, 321)
     assert struct.unpack_from("<2Q", data, 56) == (2**64 - 1, 2**63)
@@ -41,18 +41,22 @@ def test_layout_is_the_documented_one():
 
 def test_golden_bytes():
     assert HEADER.pack().hex() == (
-        "52345357010001 00 706f6c6963792d31 0068e5cf8b010000 0600000000000000 0700000000000000"
-        " 0000 0100 e8030000 41010000 d0e588d7 ffffffffffffffff 0000000000000080"
+        "52345357020002 00 706f6c6963792d31 0068e5cf8b010000 0600000000000000 0700000000000000"
+        " 0000 0100 e8030000 41010000 908aa211 ffffffffffffffff 0000000000000080"
     ).replace(" ", "")
 
 
-@given(st.binary(min_size=8, max_size=8), u64, u64, u64, st.sampled_from(Codec), st.integers(0, 2**30), u64, u64, st.data())
-def test_round_trip(policy_id, generation, a, b, codec, elements, payload_hash, state_hash, data):
+@given(
+    st.binary(min_size=8, max_size=8), u64, u64, u64, st.sampled_from(Codec), st.sampled_from(WireDtype),
+    st.integers(0, 2**30), u64, u64, st.data(),
+)  # fmt: skip
+def test_round_trip(policy_id, generation, a, b, codec, dtype, elements, payload_hash, state_hash, data):
     base, new = (min(a, b), max(a, b) + (a == b and a < 2**64 - 1)) if codec.is_diff else (a, a)
     if codec.is_diff and base == new:
         return
-    size = data.draw(st.integers(0, min(4 * elements, 2**32 - 1)))
-    header = WeightsHeader(policy_id, generation, base, new, codec, elements, size, payload_hash, state_hash)
+    size = data.draw(st.integers(0, min(dtype.itemsize * elements, 2**32 - 1)))
+    header = WeightsHeader(policy_id, generation, base, new, codec, elements, size, payload_hash, state_hash, dtype)
+    header = dataclasses.replace(header, predicted=codec.is_diff and data.draw(st.booleans()))
     assert WeightsHeader.unpack(header.pack()) == header
     assert WeightsHeader.unpack(memoryview(header.pack())) == header
 
@@ -72,11 +76,11 @@ def test_every_flipped_bit_is_detected():
         (b"", Refusal.MALFORMED),
         (bytes(71), Refusal.MALFORMED),
         (bytes(72), Refusal.MAGIC),
-        (repacked(4, "B", 2), Refusal.VERSION),
+        (repacked(4, "B", 1), Refusal.VERSION),
         (HEADER.pack()[:-1] + b"\xff", Refusal.CHECKSUM),
-        (repacked(5, "B", 1), Refusal.FEATURE),
-        (repacked(6, "B", 5), Refusal.KIND),
-        (repacked(7, "B", 1), Refusal.DTYPE),
+        (repacked(5, "B", 2), Refusal.FEATURE),
+        (repacked(6, "B", 7), Refusal.KIND),
+        (repacked(7, "B", 3), Refusal.DTYPE),
         (repacked(24, "<Q", 7), Refusal.RANGE),
         (repacked(32, "<Q", 5), Refusal.RANGE),
         (repacked(6, "B", Codec.SNAPSHOT), Refusal.RANGE),
@@ -94,3 +98,16 @@ def test_pack_refuses_what_does_not_fit(field):
     with pytest.raises(ProtocolError) as caught:
         dataclasses.replace(HEADER, **field).pack()
     assert caught.value.code == Refusal.RANGE
+
+
+@pytest.mark.parametrize(
+    ("field", "code"),
+    [
+        ({"wire_dtype": WireDtype.BF16, "payload_bytes": 2001}, Refusal.TOO_LARGE),
+        ({"codec": Codec.SNAPSHOT, "base_version": 7, "predicted": True}, Refusal.RANGE),
+    ],
+)
+def test_pack_refuses_what_cannot_be(field, code):
+    with pytest.raises(ProtocolError) as caught:
+        dataclasses.replace(HEADER, **field).pack()
+    assert caught.value.code == code

@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import HEADER_BYTES, Codec, WeightsHeader, apply_update, digest, encode_update, merge_updates
+from rl4sys_zmq.weights import (
+    HEADER_BYTES,
+    Codec,
+    WeightsHeader,
+    WireDtype,
+    Writing,
+    apply_update,
+    choose_steps,
+    digest,
+    encode_update,
+    round_to,
+)
+from rl4sys_zmq.weights.rounding import steps_of
 
 POLICY = b"policy-1"
 GENERATION = 17
@@ -49,9 +61,9 @@ def resealed(header, payload, **changes):
 def test_diffs_and_snapshots_lead_to_the_same_state(size, scale, parsed):
     old, new = chain(size, 2, scale)
     for base in (old, None):
-        header, payload = encode_update(POLICY, GENERATION, base, new)
+        header, payload = encode_update(POLICY, base, new)
         assert len(header) == HEADER_BYTES and len(payload) <= 4 * size
-        got = apply_update(WeightsHeader.unpack(header) if parsed else header, memoryview(payload), base, size)
+        got = apply_update(WeightsHeader.unpack(header) if parsed else header, memoryview(payload), base, [size])
         assert (got.generation, got.version, got.digest) == (GENERATION, 1, new.digest)
         assert np.array_equal(got.flat.view(np.uint32), new.flat.view(np.uint32))
         assert not got.flat.flags.writeable and not np.shares_memory(got.flat, old.flat)
@@ -60,51 +72,49 @@ def test_diffs_and_snapshots_lead_to_the_same_state(size, scale, parsed):
 
 def test_another_generation_travels_as_a_snapshot():
     old, new = chain(50, 2)
-    header, payload = encode_update(POLICY, GENERATION, dataclasses.replace(old, generation=3), new)
+    header, payload = encode_update(POLICY, dataclasses.replace(old, generation=3), new)
     assert not WeightsHeader.unpack(header).codec.is_diff
-    assert apply_update(header, payload, None, 50).digest == new.digest
+    assert apply_update(header, payload, None, [50]).digest == new.digest
 
 
 def test_snapshots_are_compressed_when_it_pays():
     sparse = np.zeros(5000, dtype=np.float32)
     sparse[::50] = 1.5
-    header, payload = encode_update(POLICY, GENERATION, None, snapshot(sparse, 3))
-    assert WeightsHeader.unpack(header).codec == Codec.SNAPSHOT_ZSTD and len(payload) < 2000
-    assert np.array_equal(apply_update(header, payload, None, 5000).flat, sparse)
+    header, payload = encode_update(POLICY, None, snapshot(sparse, 3))
+    assert WeightsHeader.unpack(header).codec == Codec.SNAPSHOT_PLANES and len(payload) < 2000
+    assert np.array_equal(apply_update(header, payload, None, [5000]).flat, sparse)
     noise = np.random.default_rng(0).integers(0, 0x7F000000, 5000, dtype=np.uint32).view(np.float32)
-    assert WeightsHeader.unpack(encode_update(POLICY, GENERATION, None, snapshot(noise, 3))[0]).codec == Codec.SNAPSHOT
+    assert WeightsHeader.unpack(encode_update(POLICY, None, snapshot(noise, 3))[0]).codec == Codec.SNAPSHOT
 
 
 def test_gaps():
     v0, v1, v2 = chain(30, 3)
-    header, payload = encode_update(POLICY, GENERATION, v1, v2)
-    assert reason_of(header, payload, None, 30) == "gap"
-    assert reason_of(header, payload, v0, 30) == "gap"
-    assert reason_of(header, payload, v2, 30) == "gap"
-    assert reason_of(header, payload, dataclasses.replace(v1, generation=1), 30) == "gap"
+    header, payload = encode_update(POLICY, v1, v2)
+    assert reason_of(header, payload, None, [30]) == "gap"
+    assert reason_of(header, payload, v0, [30]) == "gap"
+    assert reason_of(header, payload, v2, [30]) == "gap"
+    assert reason_of(header, payload, dataclasses.replace(v1, generation=1), [30]) == "gap"
     with pytest.raises(WeightsError, match="does not follow"):
-        encode_update(POLICY, GENERATION, v2, v1)
-    with pytest.raises(WeightsError, match="generation"):
-        encode_update(POLICY, GENERATION + 1, v1, v2)
+        encode_update(POLICY, v2, v1)
 
 
 def test_sizes():
     v0, v1 = chain(30, 2)
-    header, payload = encode_update(POLICY, GENERATION, v0, v1)
-    assert reason_of(header, payload, v0, 31) == "size"
+    header, payload = encode_update(POLICY, v0, v1)
+    assert reason_of(header, payload, v0, [31]) == "size"
     with pytest.raises(WeightsError) as caught:
-        encode_update(POLICY, GENERATION, v0, snapshot(np.zeros(29), 1))
+        encode_update(POLICY, v0, snapshot(np.zeros(29), 1))
     assert caught.value.reason == "size"
-    assert reason_of(resealed(header, payload, elements=2**30), payload, v0, 30) == "size"
-    assert reason_of(header, payload, snapshot(np.zeros(29), 0), 30) == "size"
+    assert reason_of(resealed(header, payload, elements=2**30), payload, v0, [30]) == "size"
+    assert reason_of(header, payload, snapshot(np.zeros(29), 0), [30]) == "size"
 
 
 def test_the_result_must_be_the_learners_state():
     v0, v1 = chain(30, 2)
-    header, payload = encode_update(POLICY, GENERATION, v0, v1)
+    header, payload = encode_update(POLICY, v0, v1)
     drifted = snapshot(v0.flat + 1, 0)
-    assert reason_of(header, payload, drifted, 30) == "digest"
-    assert reason_of(resealed(header, payload, state_hash=v1.digest ^ 1), payload, v0, 30) == "digest"
+    assert reason_of(header, payload, drifted, [30]) == "digest"
+    assert reason_of(resealed(header, payload, state_hash=v1.digest ^ 1), payload, v0, [30]) == "digest"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -114,60 +124,156 @@ def test_weights_that_are_not_finite_are_refused_on_both_sides(bad):
     flat[7] = bad
     for base in (v0, None):
         with pytest.raises(WeightsError) as caught:
-            encode_update(POLICY, GENERATION, base, snapshot(flat.copy(), 1))
+            encode_update(POLICY, base, snapshot(flat.copy(), 1))
         assert caught.value.reason == "finite"
     raw = flat.tobytes()
-    header, _ = encode_update(POLICY, GENERATION, None, v0)
+    header, _ = encode_update(POLICY, None, v0)
     header = resealed(header, raw, codec=Codec.SNAPSHOT, state_hash=digest(flat))
-    assert reason_of(header, raw, None, 30) == "finite"
+    assert reason_of(header, raw, None, [30]) == "finite"
 
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_every_corrupted_byte_is_detected(whole):
     v0, v1 = chain(60, 2)
-    header, payload = encode_update(POLICY, GENERATION, None if whole else v0, v1)
+    header, payload = encode_update(POLICY, None if whole else v0, v1)
     message = header + payload
     for index in range(len(message)):
         for flip in (0x01, 0x80, 0xFF):
             broken = bytearray(message)
             broken[index] ^= flip
             with pytest.raises(WeightsError):
-                apply_update(bytes(broken[:HEADER_BYTES]), bytes(broken[HEADER_BYTES:]), v0, 60)
+                apply_update(bytes(broken[:HEADER_BYTES]), bytes(broken[HEADER_BYTES:]), v0, [60])
 
 
 @given(st.data())
 @settings(max_examples=50)
 def test_truncated_and_lengthened_payloads_are_refused(data):
     v0, v1 = chain(200, 2)
-    header, payload = encode_update(POLICY, GENERATION, v0, v1)
+    header, payload = encode_update(POLICY, v0, v1)
     cut = payload[: data.draw(st.integers(0, len(payload) - 1))]
     longer = payload + data.draw(st.binary(min_size=1, max_size=20))
     for other in (cut, longer):
-        assert reason_of(header, other, v0, 200) == "payload"
+        assert reason_of(header, other, v0, [200]) == "payload"
         if len(other) <= 800:
-            assert reason_of(resealed(header, other), other, v0, 200) in ("payload", "digest")
-    assert reason_of(header[:-1], payload, v0, 200) == "payload"
-    assert reason_of(resealed(header, payload, chunks=2), payload, v0, 200) == "payload"
+            assert reason_of(resealed(header, other), other, v0, [200]) in ("payload", "digest")
+    assert reason_of(header[:-1], payload, v0, [200]) == "payload"
+    assert reason_of(resealed(header, payload, chunks=2), payload, v0, [200]) == "payload"
 
 
-@given(st.integers(0, 300), st.integers(1, 6))
-def test_merged_updates_jump_to_the_last_version(size, count):
-    states = chain(size, count + 1)
-    updates = [encode_update(POLICY, GENERATION, a, b) for a, b in itertools.pairwise(states)]
-    header, payload = merge_updates(updates)
-    assert len(payload) <= 4 * size
-    got = apply_update(header, payload, states[0], size)
-    assert (got.version, got.digest) == (count, states[-1].digest)
+SIZES = (1, 0, 40, 700, 2500)
+DTYPES = pytest.mark.parametrize("dtype", list(WireDtype))
 
 
-def test_only_consecutive_diffs_merge():
-    v0, v1, v2 = chain(30, 3)
-    first, second = encode_update(POLICY, GENERATION, v0, v1), encode_update(POLICY, GENERATION, v1, v2)
-    snap, other = encode_update(POLICY, GENERATION, None, v2), encode_update(b"policy-2", GENERATION, v1, v2)
-    for updates in ([], [second, first], [first, first], [first, snap], [first, other]):
+def published(dtype, count, scale=1e-3, seed=0):
+    """The snapshots that a learner publishes of `count` versions of its weights, and the weights."""
+    masters = [s.flat for s in chain(sum(SIZES), count, scale, seed)]
+    out, steps = [], ()
+    for version, flat in enumerate(masters):
+        steps = choose_steps(flat, masters[version - 1] if version else None, steps, SIZES, noise=0.5)
+        out.append(snapshot(round_to(dtype, flat, steps, SIZES), version))
+    return out, masters
+
+
+@DTYPES
+@given(st.integers(2, 8), st.sampled_from([1, 2]), st.sampled_from([0.0, 1e-6, 1e-3, 1.0]), st.data())
+@settings(max_examples=30)
+def test_whatever_an_actor_received_it_holds_the_same(dtype, count, level, scale, data):
+    """One that follows every diff, predicted or not; one that jumps; one that begins with a snapshot."""
+    versions, _ = published(dtype, count, scale)
+    writing = Writing(dtype, level, SIZES)
+    held, before = apply_update(*encode_update(POLICY, None, versions[0], writing), None, SIZES), None
+    for base, new in itertools.pairwise(versions):
+        known = versions[base.version - 1] if base.version else None
+        header, payload = encode_update(POLICY, base, new, writing, before=known)
+        assert len(payload) <= dtype.itemsize * sum(SIZES)
+        held, before = apply_update(header, payload, held, SIZES, before=before), held
+    start = data.draw(st.integers(0, count - 2))
+    jumped = apply_update(*encode_update(POLICY, versions[start], versions[-1], writing), versions[start], SIZES)
+    late = apply_update(*encode_update(POLICY, None, versions[-1], writing), None, SIZES)
+    for one in (held, jumped, late):
+        assert one.flat.tobytes() == versions[-1].flat.tobytes() and one.digest == versions[-1].digest
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_diff_that_needs_the_version_before_says_so(level):
+    rng = np.random.default_rng(0)
+    start, move = rng.standard_normal(3000), 1e-3 * rng.standard_normal(3000)
+    v0, v1, v2 = (snapshot(start + k * move, k) for k in range(3))
+    header, payload = encode_update(POLICY, v1, v2, Writing(level=level), before=v0)
+    assert WeightsHeader.unpack(header).predicted
+    assert apply_update(header, payload, v1, [3000], before=v0).digest == v2.digest
+    for before in (None, v1, dataclasses.replace(v0, generation=1)):
         with pytest.raises(WeightsError) as caught:
-            merge_updates(updates)
+            apply_update(header, payload, v1, [3000], before=before)
         assert caught.value.reason == "gap"
-    with pytest.raises(WeightsError) as caught:
-        merge_updates([first, (second[0], second[1] + b"x")])
-    assert caught.value.reason == "payload"
+    assert not WeightsHeader.unpack(encode_update(POLICY, v1, v2, Writing(level=level), before=v1)[0]).predicted
+
+
+@DTYPES
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_corrupted_byte_of_every_dtype_is_detected(dtype, level, whole):
+    versions, _ = published(dtype, 2)
+    header, payload = encode_update(POLICY, None if whole else versions[0], versions[1], Writing(dtype, level, SIZES))
+    for index in range(0, len(payload), 7):
+        broken = bytearray(payload)
+        broken[index] ^= 1 << index % 8
+        with pytest.raises(WeightsError) as caught:
+            apply_update(header, bytes(broken), versions[0], SIZES)
+        assert caught.value.reason == "payload"
+        try:  # a sender that lies: only what leads to the learner's state all the same is taken
+            got = apply_update(resealed(header, bytes(broken)), bytes(broken), versions[0], SIZES)
+        except WeightsError as exc:
+            assert exc.reason in ("payload", "digest")
+        else:
+            assert got.flat.tobytes() == versions[1].flat.tobytes()
+
+
+def bf16_slow(value):
+    """The nearest of the two bf16 values around a float32, the even one of two that are as near."""
+    bits = int(np.float32(value).view(np.uint32))
+    low, high = bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000
+    rest = bits - low
+    up = rest > 0x8000 or (rest == 0x8000 and high >> 16 & 1 == 0)
+    return high if up else low
+
+
+@given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32, allow_nan=False), max_size=50))
+def test_bf16_is_the_nearest(values):
+    flat = np.array(values, dtype=np.float32)
+    assert round_to(WireDtype.BF16, flat).view(np.uint32).tolist() == [bf16_slow(v) for v in flat]
+
+
+def test_what_is_not_finite_does_not_travel():
+    for dtype, value in ((WireDtype.FP32, np.nan), (WireDtype.BF16, np.inf), (WireDtype.BF16, np.finfo(np.float32).max)):
+        with pytest.raises(WeightsError) as caught:
+            round_to(dtype, np.array([1, value], dtype=np.float32))
+        assert caught.value.reason == "finite"
+
+
+@given(st.integers(0, 2**32), st.sampled_from([1e-30, 1e-5, 1.0, 1e30]))
+def test_a_grid_errs_by_half_a_step_and_never_drifts(seed, scale):
+    """Each version is rounded afresh from the weights, whatever was published before."""
+    rng = np.random.default_rng(seed)
+    flat, last, steps = (scale * rng.standard_normal(sum(SIZES))).astype(np.float32), None, ()
+    for _ in range(4):
+        steps = choose_steps(flat, last, steps, SIZES, noise=0.5)
+        rounded = round_to(WireDtype.GRID, flat, steps, SIZES)
+        half = np.repeat(np.ldexp(0.5, np.array(steps)), SIZES)
+        assert (np.abs(rounded.astype(np.float64) - flat) <= half).all()
+        assert all(coarse >= step for coarse, step in zip(steps_of(rounded, SIZES), steps, strict=True))
+        last, flat = flat, (flat + scale * 1e-3 * rng.standard_normal(flat.size)).astype(np.float32)
+
+
+def test_the_steps_of_a_state_are_the_lowest_bits():
+    flat = np.array([0.75, -8, 0, 0, 1e-45, 96], dtype=np.float32)
+    assert steps_of(flat, (2, 2, 1, 1)) == (-2, 127, -149, 5)
+
+
+def test_what_is_on_no_grid_is_refused():
+    v0, v1 = chain(30, 2)
+    tiny = snapshot(np.full(30, 1e-45), 1)
+    for new, sizes in ((tiny, (30,)), (v1, (29,))):
+        with pytest.raises(WeightsError) as caught:
+            encode_update(POLICY, v0, new, Writing(WireDtype.GRID, sizes=sizes))
+        assert caught.value.reason == "dtype"

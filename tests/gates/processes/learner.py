@@ -39,10 +39,10 @@ def count_snapshots() -> None:
     """Counts how often a version is encoded whole. There is no counter for it; this is where the encoder is called."""
     encode = learner_thread.encode_update
 
-    def counting(policy_id: bytes, generation: int, held: Any, new: Any) -> Any:
+    def counting(policy_id: bytes, held: Any, new: Any, *args: Any, **kwargs: Any) -> Any:
         if held is None:
             snapshots[new.version] += 1
-        return encode(policy_id, generation, held, new)
+        return encode(policy_id, held, new, *args, **kwargs)
 
     learner_thread.encode_update = counting
 

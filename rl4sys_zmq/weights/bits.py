@@ -1,0 +1,168 @@
+"""Bits in bytes: fields of one width, fields of many widths, and gaps between positions. The first bit is a byte's lowest.
+
+What is read is checked: every byte belongs to a field, and bits beyond the last field are 0, so that one value has one writing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import WeightsError
+
+__all__ = ["Integers", "Reader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
+
+Integers = NDArray[np.integer[Any]]
+_MASKS = ((np.uint64(1) << np.arange(33, dtype=np.uint64)) - np.uint64(1)).astype(np.uint64)
+
+
+def varint(value: int) -> bytes:
+    """A number in base 128, the lowest digits first; the high bit says that more follow."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def pack_flags(flags: NDArray[np.bool_]) -> bytes:
+    """One bit for each flag."""
+    return np.packbits(flags, bitorder="little").tobytes()
+
+
+def pack_fields(values: Integers, widths: Integers) -> bytes:
+    """Fields side by side: the lowest ``widths[i]`` bits of ``values[i]``, which has no others; widths are 1 to 32."""
+    if not widths.size:
+        return b""
+    ends = np.cumsum(widths, dtype=np.int64)
+    starts = ends - widths
+    words = starts >> 5
+    pieces = values.astype(np.uint64)
+    pieces <<= (starts & 31).astype(np.uint64)
+    # Each word of 32 bits begins some field, and only the last that begins in it reaches into the next.
+    firsts = np.flatnonzero(words[1:] != words[:-1]) + 1
+    sums = np.add.reduceat(pieces, np.concatenate(([0], firsts)))
+    out = np.zeros(sums.size + 1, dtype=np.uint32)
+    out[:-1] = sums.astype(np.uint32)
+    out[1:] |= (sums >> np.uint64(32)).astype(np.uint32)
+    return out.astype("<u4", copy=False).tobytes()[: (int(ends[-1]) + 7) // 8]
+
+
+def rice_width(positions: int, size: int) -> int:
+    """How many low bits of a gap are written as they are, for so many positions among `size`."""
+    # Optimal where each element is as likely to change as any other (Kiely, Selecting the Golomb parameter in Rice coding,
+    # 2004), in whole numbers, so that both sides find the same.
+    return (4812 * size // (10_000 * positions)).bit_length() if positions else 0
+
+
+def pack_gaps(positions: Integers, size: int) -> bytes:
+    """Growing positions below `size` as Golomb and Rice do: of each gap, so many low bits, the rest in unary.
+
+    Without low bits that is one bit for each of the `size` elements.
+    """
+    width = rice_width(positions.size, size)
+    gaps = np.diff(positions, prepend=-1) - 1
+    ends = np.cumsum((gaps >> width) + 1)
+    unary = np.zeros(int(ends[-1]) if ends.size else 0, dtype=np.bool_)
+    unary[ends - 1] = True
+    out = varint(unary.size) + pack_flags(unary)
+    return out + pack_low(gaps, width) if width else out
+
+
+def pack_low(values: Integers, width: int) -> bytes:
+    """The lowest `width` bits of each value, one plane of bits after the other, all in one run."""
+    planes = (values.astype(np.uint32) >> np.arange(width, dtype=np.uint32)[:, None]) & np.uint32(1)
+    return np.packbits(planes.astype(np.uint8), axis=None, bitorder="little").tobytes()
+
+
+class Reader:
+    """Takes what was packed from the front of a payload, and nothing that is not there.
+
+    Every method raises `WeightsError` (``reason="payload"``) when the bytes are not what a writer writes.
+    """
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def take(self, count: int) -> memoryview:
+        """The next bytes."""
+        if count > len(self._data) - self._at:
+            raise bad(f"{count} bytes are wanted at {self._at} of {len(self._data)}")
+        self._at += count
+        return self._data[self._at - count : self._at]
+
+    def byte(self) -> int:
+        """The next byte."""
+        return self.take(1)[0]
+
+    def varint(self, high: int) -> int:
+        """A number from 0 to `high`, written as short as it can be."""
+        value = 0
+        for shift in range(0, 35, 7):
+            digit = self.byte()
+            value |= (digit & 0x7F) << shift
+            if digit < 0x80:
+                if value > high or (digit == 0 and shift):
+                    break
+                return value
+        raise bad(f"a number beyond {high}, or longer than it needs to be")
+
+    def flags(self, count: int) -> NDArray[np.uint8]:
+        """So many bits, each in a byte of its own."""
+        data = np.frombuffer(self.take((count + 7) // 8), dtype=np.uint8)
+        if count % 8 and data[-1] >> (count % 8):
+            raise bad("bits beyond the last")
+        return np.unpackbits(data, count=count, bitorder="little")
+
+    def fields(self, widths: Integers) -> NDArray[np.uint32]:
+        """Fields of these widths, 1 to 32 bits each."""
+        if not widths.size:
+            return np.zeros(0, dtype=np.uint32)
+        ends = np.cumsum(widths, dtype=np.int64)
+        bits = int(ends[-1])
+        data = self.take((bits + 7) // 8)
+        if bits % 8 and data[-1] >> (bits % 8):
+            raise bad("bits beyond the last field")
+        starts = ends - widths
+        words = np.zeros((bits + 31) // 32 + 1, dtype="<u4")
+        words.view(np.uint8)[: len(data)] = data
+        windows = words[:-1].astype(np.uint64)
+        windows |= words[1:].astype(np.uint64) << np.uint64(32)
+        values = windows[starts >> 5]
+        values >>= (starts & 31).astype(np.uint64)
+        values &= _MASKS[widths]
+        fields: NDArray[np.uint32] = values.astype(np.uint32)
+        return fields
+
+    def gaps(self, count: int, size: int) -> NDArray[np.int64]:
+        """So many growing positions below `size`."""
+        width = rice_width(count, size)
+        bits = self.varint(count + (size >> width))
+        ones = np.flatnonzero(self.flags(bits))
+        if ones.size != count or (count and ones[-1] != bits - 1):
+            raise bad(f"{ones.size} positions, not {count}")
+        gaps = np.diff(ones, prepend=-1) - 1
+        if width:
+            gaps <<= width
+            planes = self.flags(width * count).reshape(width, count)
+            for shift in range(width):
+                gaps |= planes[shift].astype(np.int64) << shift
+        gaps += 1
+        positions = np.cumsum(gaps) - 1
+        if count and positions[-1] >= size:
+            raise bad(f"a position beyond {size} elements")
+        return positions
+
+    def end(self) -> None:
+        """Everything was taken."""
+        if self._at != len(self._data):
+            raise bad(f"{len(self._data) - self._at} bytes too many")
+
+
+def bad(problem: str) -> WeightsError:
+    """The error for a payload that nobody wrote."""
+    return WeightsError(f"not a diff of this policy: {problem}", reason="payload")

@@ -1,0 +1,47 @@
+"""Blocks of a state: where whole blocks rest, as those of a frozen layer do, only the others are coded."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.weights.bits import Reader, pack_gaps, varint
+
+__all__ = ["active", "read"]
+
+BLOCK = 1024
+SHARE = 0.75
+"""Of all blocks: if more are active, all of them count as active."""
+
+
+def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] | None, bytes]:
+    """The elements of active blocks, None for all; and the same in bytes.
+
+    Args:
+        different: which elements change.
+        count: how many of them do.
+    """
+    size = different.size
+    blocks = -(-size // BLOCK)
+    if blocks < 2 or not 0 < count <= SHARE * size:
+        return None, varint(0)
+    busy = np.logical_or.reduceat(different, np.arange(0, size, BLOCK))
+    numbers = np.flatnonzero(busy)
+    if numbers.size > SHARE * blocks:
+        return None, varint(0)
+    return np.flatnonzero(np.repeat(busy, BLOCK)[:size]), varint(numbers.size) + pack_gaps(numbers, blocks)
+
+
+def read(reader: Reader, size: int) -> NDArray[np.intp] | None:
+    """What `active` wrote for a state of `size` elements.
+
+    Raises:
+        WeightsError: when it is something else (``reason="payload"``).
+    """
+    blocks = -(-size // BLOCK)
+    count = reader.varint(blocks)
+    if not count:
+        return None
+    busy = np.zeros(blocks, dtype=np.bool_)
+    busy[reader.gaps(count, blocks)] = True
+    return np.flatnonzero(np.repeat(busy, BLOCK)[:size])

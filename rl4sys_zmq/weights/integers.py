@@ -1,0 +1,135 @@
+"""Differences as bytes: integers near zero, in as few bits as a fast coder finds.
+
+The way is chosen by what is counted. Where few differ from zero, their positions are written as gaps, their signs as bits,
+and then, in the same manner, by how much they exceed 1. Where many do, each is a symbol (about how large it is) and the bits
+that the symbol leaves open.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.weights import symbols
+from rl4sys_zmq.weights.bits import Integers, Reader, bad, pack_fields, pack_flags, pack_gaps, varint
+
+__all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "few", "pack_integers", "unpack_integers"]
+
+ZERO, SPARSE, SYMBOLS = range(3)
+SPARSE_SHARE = 0.45
+"""Up to this share of non-zeros, positions are cheaper than symbols."""
+UNIT_SHARE, SPARSE_SHARE_OF_UNITS = 0.75, 0.6
+"""Where so many of them are 1 or -1, up to that share: Huffman's codes are too long for symbols of which one is so frequent."""
+MAX_DEPTH = 6
+
+Sparse = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Growing positions and the non-zero integers there."""
+
+
+def few(magnitudes: Integers, size: int) -> bool:
+    """Whether these non-zeros among `size` integers are few enough to be written by their positions."""
+    if magnitudes.size <= SPARSE_SHARE * size:
+        return True
+    units = np.count_nonzero(magnitudes == 1)
+    return magnitudes.size <= SPARSE_SHARE_OF_UNITS * size and bool(units >= UNIT_SHARE * magnitudes.size)
+
+
+def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
+    """`size` integers of which those at `positions` (growing) are `values` (not zero, int64 of 32 bits), the others 0."""
+    if not positions.size:
+        return bytes([ZERO])
+    magnitudes, negative = np.abs(values), values < 0
+    if not few(magnitudes, size):
+        return _pack_symbols(positions, magnitudes, size, negative)
+    head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, size) + pack_flags(negative)
+    return head + _pack_magnitudes(magnitudes - 1, MAX_DEPTH)
+
+
+def unpack_integers(reader: Reader, size: int) -> Sparse:
+    """What `pack_integers` wrote, with bounds on every number before anything is allocated.
+
+    Raises:
+        WeightsError: when it is something else (``reason="payload"``).
+    """
+    mode = reader.byte()
+    if mode == ZERO:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty
+    if mode != SPARSE:
+        return _unpack_symbols(reader, mode, size, signed=True)
+    count = reader.varint(size)
+    positions = reader.gaps(count, size)
+    negative = reader.flags(count)
+    values = _unpack_magnitudes(reader, count, MAX_DEPTH)
+    values += 1
+    np.negative(values, out=values, where=negative.view(np.bool_))
+    return positions, values
+
+
+def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
+    """Integers from 0 on."""
+    positions = np.flatnonzero(excess)
+    if not positions.size:
+        return bytes([ZERO])
+    values = excess[positions]
+    if not depth or not few(values, excess.size):
+        return _pack_symbols(positions, values, excess.size, None)
+    head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, excess.size)
+    return head + _pack_magnitudes(values - 1, depth - 1)
+
+
+def _unpack_magnitudes(reader: Reader, size: int, depth: int) -> NDArray[np.int64]:
+    mode = reader.byte()
+    out = np.zeros(size, dtype=np.int64)
+    if mode == ZERO:
+        return out
+    if mode == SPARSE:
+        if not depth:
+            raise bad("too deep")
+        count = reader.varint(size)
+        positions = reader.gaps(count, size)
+        out[positions] = _unpack_magnitudes(reader, count, depth - 1) + 1
+    else:
+        positions, values = _unpack_symbols(reader, mode, size, signed=False)
+        out[positions] = values
+    return out
+
+
+def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int, negative: NDArray[np.bool_] | None) -> bytes:
+    """A symbol for each of `size` integers; then what the symbols of those that are not zero leave open, and their signs."""
+    of_values = symbols.symbols_of(magnitudes, symbols.MAX_FINE)
+    plane = np.zeros(size, dtype=np.uint8)
+    plane[positions] = of_values
+    fine = symbols.best_fine(plane)
+    plane, of_values = symbols.coarser(plane, fine), symbols.coarser(of_values, fine)
+    widths = symbols.widths[fine][of_values]
+    fields = magnitudes - symbols.bases[fine][of_values]
+    if negative is not None:
+        fields |= np.left_shift(negative, widths, dtype=np.int64)
+        widths += np.uint8(1)
+    else:
+        there = widths > 0
+        fields, widths = fields[there], widths[there]
+    return bytes([SYMBOLS + fine]) + symbols.pack_symbols(plane) + pack_fields(fields, widths)
+
+
+def _unpack_symbols(reader: Reader, mode: int, size: int, *, signed: bool) -> Sparse:
+    fine = mode - SYMBOLS
+    if not 0 <= fine <= symbols.MAX_FINE:
+        raise bad(f"unknown mode {mode}")
+    plane = symbols.unpack_symbols(reader, size)
+    positions = np.flatnonzero(plane)
+    of_values = plane[positions]
+    values = symbols.bases[fine][of_values]
+    if values.size and values.min() < 0:
+        raise bad("a symbol that no magnitude has")
+    widths = symbols.widths[fine][of_values]
+    if not signed:
+        there = np.flatnonzero(widths)
+        values[there] += reader.fields(widths[there])
+        return positions, values
+    fields = reader.fields(widths + np.uint8(1)).astype(np.int64)
+    negative = fields >> widths
+    values += fields - (negative << widths)
+    np.negative(values, out=values, where=negative > 0)
+    return positions, values

@@ -1,0 +1,115 @@
+"""Magnitudes as floats in small: one byte that says how large, which an entropy coder makes short, and the bits it leaves open.
+
+With `fine` bits, a symbol is 0 for 0, and else counts the values of a float whose mantissa has so many bits, from 1 on. Symbols
+of magnitudes below ``2 << fine`` leave nothing open; above, each doubling has ``1 << fine`` symbols.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import WeightsError
+from rl4sys_zmq.weights.bits import Reader, bad, varint
+
+__all__ = ["MAX_FINE", "bases", "best_fine", "coarser", "pack_symbols", "symbols_of", "unpack_symbols", "widths"]
+
+MAX_FINE = 3
+MAX_MAGNITUDE = 1 << 31
+SYMBOL_BITS = 4.0
+"""About what a symbol that occurs costs in the table of a Huffman coder."""
+
+_STORED = 0
+# Higher levels look harder for repetitions, of which there are none. Without magic number, size and checksum: a header says
+# what it is, and a hash covers it.
+_PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
+    1, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=0, write_checksum=0
+)
+
+
+class _Tools(threading.local):
+    """zstd's tools take as long to make as to compress a small plane, and are not to be shared by threads."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+        self.decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
+
+
+_tools = _Tools()
+_ALL = np.arange(256, dtype=np.uint8)
+
+
+def _tables() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    widths = np.zeros((MAX_FINE + 1, 256), dtype=np.uint8)
+    bases = np.full((MAX_FINE + 1, 256), -1, dtype=np.int64)
+    for fine in range(MAX_FINE + 1):
+        bases[fine, 0] = 0
+        for index in range(255):
+            exponent, fraction = index >> fine, index & ((1 << fine) - 1)
+            base, open_bits = (1 << fine | fraction) << exponent, max(0, exponent - fine)
+            if base % (1 << fine) == 0 or exponent > fine:
+                base >>= fine
+                if base <= MAX_MAGNITUDE:
+                    bases[fine, index + 1], widths[fine, index + 1] = base, open_bits
+    return widths, bases
+
+
+widths, bases = _tables()
+"""By `fine` and symbol: how many bits are open, and the least magnitude; -1 for symbols that no magnitude has."""
+
+
+def symbols_of(magnitudes: NDArray[np.int64], fine: int) -> NDArray[np.uint8]:
+    """The symbol of each magnitude, which is at most `MAX_MAGNITUDE`."""
+    symbols = magnitudes.astype(np.float64).view(np.int64)
+    symbols >>= 52 - fine
+    symbols -= (1023 << fine) - 1
+    return np.maximum(symbols, 0, out=symbols).astype(np.uint8)
+
+
+def best_fine(symbols: NDArray[np.uint8]) -> int:
+    """How many fine bits make the shortest code of magnitudes whose symbols with `MAX_FINE` of them are given."""
+    counts = np.bincount(symbols, minlength=256)
+    costs = []
+    for fine in range(MAX_FINE + 1):
+        folded = np.bincount(coarser(_ALL, fine), weights=counts, minlength=256)
+        used = folded[folded > 0]
+        entropy = float((used * np.log2(symbols.size / used)).sum())
+        costs.append(entropy + SYMBOL_BITS * used.size + float((folded * widths[fine]).sum()))
+    return int(np.argmin(costs))
+
+
+def coarser(symbols: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
+    """Symbols with `MAX_FINE` fine bits as they are with `fine` of them."""
+    return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - fine)) + np.uint8(1), np.uint8(0))
+
+
+def pack_symbols(symbols: NDArray[np.uint8]) -> bytes:
+    """A plane of symbols: a length and a zstd frame, or length 0 and the symbols."""
+    packed = _tools.compressor.compress(symbols.data)
+    return varint(len(packed)) + packed if len(packed) < symbols.size else varint(_STORED) + symbols.tobytes()
+
+
+def unpack_symbols(reader: Reader, size: int) -> NDArray[np.uint8]:
+    """What `pack_symbols` wrote of so many symbols."""
+    length = reader.varint(size)
+    if length == _STORED:
+        return np.frombuffer(reader.take(size), dtype=np.uint8)
+    return np.frombuffer(_expand(reader.take(length), size), dtype=np.uint8)
+
+
+def _expand(frame: memoryview, size: int) -> bytes:
+    """One zstd frame of exactly `size` bytes."""
+    try:
+        # zstandard allocates what a frame declares, and looks at max_output_size only when it declares nothing.
+        declared = zstandard.get_frame_parameters(frame, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size
+        if declared not in (zstandard.CONTENTSIZE_UNKNOWN, size):
+            raise bad(f"symbols declare {declared} bytes, not {size}")
+        out = _tools.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as exc:
+        raise WeightsError(f"symbols do not decompress: {exc}", reason="payload") from exc
+    if len(out) != size:
+        raise bad(f"{len(out)} symbols for {size} elements")
+    return out

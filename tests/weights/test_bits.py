@@ -1,0 +1,114 @@
+"""The bit writers against slow twins that write one bit after the other, and what their reader refuses."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import WeightsError
+from rl4sys_zmq.weights import symbols
+from rl4sys_zmq.weights.bits import Reader, pack_fields, pack_flags, pack_gaps, rice_width, varint
+from rl4sys_zmq.weights.integers import pack_integers, unpack_integers
+
+
+def bytes_of(bits):
+    """Bits to bytes, the lowest first."""
+    out = bytearray((len(bits) + 7) // 8)
+    for index, bit in enumerate(bits):
+        out[index // 8] |= bit << (index % 8)
+    return bytes(out)
+
+
+def fields_slow(values, widths):
+    return bytes_of([value >> shift & 1 for value, width in zip(values, widths, strict=True) for shift in range(width)])
+
+
+def gaps_slow(positions, size):
+    """Golomb and Rice: of each gap the quotient in unary; then the remainders, plane by plane."""
+    width = rice_width(len(positions), size)
+    gaps = [b - a - 1 for a, b in zip([-1, *positions], positions, strict=False)]
+    unary = [bit for gap in gaps for bit in [0] * (gap >> width) + [1]]
+    return varint(len(unary)) + bytes_of(unary) + bytes_of([gap >> shift & 1 for shift in range(width) for gap in gaps])
+
+
+def integers_slow(values):
+    """`pack_integers` of what is sparse and moves by one only."""
+    positions = [index for index, value in enumerate(values) if value]
+    flags = bytes_of([values[index] < 0 for index in positions])
+    return b"\x01" + varint(len(positions)) + gaps_slow(positions, len(values)) + flags + b"\x00"
+
+
+@given(st.lists(st.integers(1, 32).flatmap(lambda w: st.tuples(st.integers(0, 2**w - 1), st.just(w))), max_size=200))
+def test_fields(pairs):
+    values, widths = [v for v, _ in pairs], [w for _, w in pairs]
+    packed = pack_fields(np.array(values, dtype=np.int64), np.array(widths, dtype=np.uint8))
+    assert packed == fields_slow(values, widths)
+    reader = Reader(packed)
+    assert reader.fields(np.array(widths, dtype=np.uint8)).tolist() == values
+    reader.end()
+
+
+@given(st.integers(1, 3000), st.data())
+def test_gaps(size, data):
+    positions = sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=60)))
+    packed = pack_gaps(np.array(positions, dtype=np.int64), size)
+    assert packed == gaps_slow(positions, size)
+    reader = Reader(packed)
+    assert reader.gaps(len(positions), size).tolist() == positions
+    reader.end()
+
+
+@given(st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=1, max_size=500))
+def test_integers_that_move_by_one(values):
+    array = np.array(values, dtype=np.int64)
+    positions = np.flatnonzero(array)
+    packed = pack_integers(positions, array[positions], array.size)
+    if 0 < positions.size <= 0.45 * array.size:
+        assert packed == integers_slow(values)
+
+
+@given(st.lists(st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**31), 2**31 - 1)), max_size=500))
+def test_any_integers(values):
+    array = np.array(values, dtype=np.int64)
+    positions = np.flatnonzero(array)
+    reader = Reader(pack_integers(positions, array[positions], array.size))
+    there, found = unpack_integers(reader, array.size)
+    reader.end()
+    assert there.tolist() == positions.tolist() and found.tolist() == array[positions].tolist()
+
+
+@given(st.integers(0, 2**31), st.integers(0, 3))
+def test_a_symbol_and_its_open_bits_are_the_magnitude(magnitude, fine):
+    symbol = int(symbols.symbols_of(np.array([magnitude]), fine)[0])
+    base, width = int(symbols.bases[fine][symbol]), int(symbols.widths[fine][symbol])
+    assert base <= magnitude < base + (1 << width)
+    finest = symbols.symbols_of(np.array([magnitude]), symbols.MAX_FINE)
+    assert symbols.coarser(finest, fine)[0] == symbol
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: Reader(b"\x80\x00").varint(1000),
+        lambda: Reader(b"\xff\xff\xff\xff\xff\xff").varint(2**32),
+        lambda: Reader(b"\x05").varint(4),
+        lambda: Reader(b"").byte(),
+        lambda: Reader(b"\xff").flags(7),
+        lambda: Reader(b"\xff").flags(9),
+        lambda: Reader(b"\xff").fields(np.array([3, 4])),
+        lambda: Reader(b"ab").take(3),
+        lambda: Reader(b"a").end(),
+        lambda: Reader(varint(4) + b"\x08").gaps(2, 4),
+        lambda: Reader(varint(4) + b"\x01").gaps(1, 4),
+        lambda: Reader(varint(8) + b"\x80").gaps(1, 4),
+        lambda: Reader(b"\x09").take(1) and unpack_integers(Reader(b"\x09"), 10),
+    ],
+)
+def test_what_nobody_wrote_is_refused(read):
+    with pytest.raises(WeightsError) as caught:
+        read()
+    assert caught.value.reason == "payload"
+
+
+def test_flags():
+    assert pack_flags(np.array([True, False, False, True, True, False, False, False, True])) == b"\x19\x01"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, WeightsConfig
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 100.0
@@ -118,6 +118,7 @@ def test_the_guide_lists_every_option_with_its_default(cls: type[Any]) -> None:
             assert said in ("required", "`{}`"), field.name
         else:
             plain = f"{field.default:,}" if type(field.default) is int else str(field.default)
+            plain = "{}" if field.default == WeightsConfig() else plain
             assert said in (f"`{plain}`", "-" if field.default is None else "", f"`{field.default}`".lower()), field.name
 
 

@@ -508,8 +508,10 @@ def test_a_planted_bug_is_caught(name, seed):
             simulate(seed + offset, **planted)
         except Violation as caught:
             print(f"{name}: caught after {offset + 1} schedules by {caught}")
-            assert caught.rule in rules
-            return
+            if caught.rule in rules:
+                return
+            # Another rule may notice first. Then it is the bug that it has noticed: without it nothing is wrong.
+            simulate(seed + offset, **{key: value for key, value in planted.items() if key == "schedule"})
         except (AssertionError, KeyError, ProtocolError) as exc:
             pytest.fail(f"{name}: {exc!r}")
     pytest.fail(f"{MUTANT_SCHEDULES} schedules did not notice {name}")

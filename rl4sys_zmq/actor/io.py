@@ -39,6 +39,8 @@ RESTART_S = (0.2, 5.0)
 HOLD_S, BREATH_S = 0.0005, 0.000_001
 """How long this thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
 MAX_BATCH_STEPS = 16_384
+MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
+"""How much of what waits beyond `send_frequency` shares a message: one costs the learner nearly as much as sixteen."""
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
@@ -486,9 +488,13 @@ class ActorIO(Worker):
         batch: list[PackedSegment] = []
         steps = size = frames = 0
         limit = self.terms.max_message_bytes if self.terms is not None else 0
-        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(1, self._config.send_frequency):
+        asked = max(1, self._config.send_frequency)
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(asked, MAX_BATCH_ITEMS):
+            self._breathe()
             head = self._supply.peek()
             if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
+                break
+            if len(batch) >= asked and size + head.nbytes > MAX_BATCH_BYTES:
                 break
             if head.nbytes + ENTRY_BYTES > limit:
                 if not self._supply.drop("too_large"):

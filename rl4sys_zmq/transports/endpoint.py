@@ -74,7 +74,8 @@ class Endpoint(Tracked):
     def send(self, frames: Frames) -> Sent:
         """Queues one message, whole or not at all, and never blocks.
 
-        Frames are copied, so a buffer may be reused at once; but what `recv` gave as a view goes on as it is. On a router the first frame is the peer's routing id.
+        Frames are copied, so a buffer may be reused at once; but what `recv` gave as a view goes on as it is, without a copy.
+        On a router the first frame is the peer's routing id.
 
         Raises:
             TransportError: for an empty message, a router's without a body, or a call from another thread.

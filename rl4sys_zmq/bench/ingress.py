@@ -14,16 +14,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import zmq
 
-from rl4sys_zmq.bench.ingress_load import PAYLOADS, RAW_HWM, Payload, body_bytes, send_ours, send_raw
+from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, space_to_json
 
-__all__ = ["PAYLOADS", "Rate", "append_rate", "ours", "raw"]
+__all__ = ["Rate", "append_rate", "ours", "raw"]
+
+T = TypeVar("T")
 
 WARM_UP_S = 0.4
 START_S = 20.0
@@ -38,13 +40,11 @@ class Rate:
         steps_per_s: that arrived.
         cpu: of the receiving process, in cores.
         items_per_commit: segments, with a journal; else 0.
-        bytes_per_item: on the wire, all frames of our protocol.
     """
 
     steps_per_s: float
     cpu: float
     items_per_commit: float = 0.0
-    bytes_per_item: float = 0.0
 
 
 class _Counts(FakeAlgorithm):
@@ -89,12 +89,13 @@ def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: st
         learner = stack.enter_context(Learner(LearnerConfig.from_mapping(config)))
         senders = [(send_ours, (learner.address, payload, batch, f"a{n}")) for n in range(actors)]
         with _processes(senders, seconds):
-            counting = _wait_for(lambda: _Counts.made[-1] if _Counts.made and _Counts.made[-1].steps else None)
+            _wait_for(lambda: _Counts.made and _Counts.made[-1].steps)
+            counting = _Counts.made[-1]
             rate = _measure(lambda: counting.steps, seconds)
             ledger = learner.status()["ledger"] if fsync else None
         per = counting.segments / ledger["commits"] if ledger else 0.0
     _Counts.made.clear()
-    return Rate(*rate, per, sum(body_bytes(payload, batch)) / batch)
+    return Rate(*rate, per)
 
 
 def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
@@ -128,7 +129,7 @@ def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
 
 def append_rate(payload: Payload, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None) -> Rate:
     """Appending the same bytes to a file and `fdatasync` after as many items as a commit of ours has."""
-    block = os.urandom(round(sum(body_bytes(payload, batch)) / batch * items_per_commit))
+    block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
     with tempfile.TemporaryFile(dir=folder) as file:
         done, began, cpu = 0, time.monotonic(), time.process_time()
         while time.monotonic() - began < seconds:
@@ -147,9 +148,6 @@ def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:
     time.sleep(seconds)
     took = time.monotonic() - began
     return (count() - steps) / took, (time.process_time() - cpu) / took
-
-
-T = Any
 
 
 def _wait_for(look: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused, Welcome
 
-__all__ = ["PAYLOADS", "Payload", "body_bytes", "make_segment", "send_ours", "send_raw"]
+__all__ = ["PAYLOADS", "RAW_HWM", "SEED", "Payload", "body_bytes", "bytes_per_item", "make_segment", "send_ours", "send_raw"]
 
 SEED = 20_240_501
 EVERYTHING = (1 << 63) - 1
@@ -64,18 +64,23 @@ def make_segment(payload: Payload, generation: int) -> Segment:
     """One trajectory of random numbers: a whole episode."""
     rng, steps = np.random.default_rng(SEED), payload.steps
     obs, act = payload.observation_space, payload.action_space
+    actions: Any
+    if isinstance(act, DiscreteSpace):
+        actions = rng.integers(0, act.n, steps)
+        masks = np.ones((steps, act.n), np.bool_) if payload.masks else None
+    else:
+        actions, masks = rng.standard_normal((steps, *act.shape)).astype(np.float32), None
     if obs.dtype == "|u1":
         observations: Any = rng.integers(0, 256, (steps, *obs.shape), dtype=np.uint8)
     else:
         observations = rng.standard_normal((steps, *obs.shape)).astype(obs.dtype)
-    discrete = isinstance(act, DiscreteSpace)
     return Segment(
         observations,
-        rng.integers(0, act.n, steps) if isinstance(act, DiscreteSpace) else rng.standard_normal((steps, 7)).astype(np.float32),
+        actions,
         rng.standard_normal(steps).astype(np.float32),
         -rng.random(steps).astype(np.float32),
         np.zeros(steps, np.uint64),
-        np.ones((steps, act.n), np.bool_) if payload.masks and discrete and isinstance(act, DiscreteSpace) else None,
+        masks,
         generation,
         7,
         0,
@@ -89,6 +94,11 @@ def make_segment(payload: Payload, generation: int) -> Segment:
 def body_bytes(payload: Payload, batch: int) -> list[int]:
     """The sizes of the frames of one of our messages, which the raw baseline sends too."""
     return [memoryview(f).nbytes for f in encode(join_submit(0, EVERYTHING, [pack_segment(make_segment(payload, 1))] * batch))]
+
+
+def bytes_per_item(payload: Payload, batch: int) -> float:
+    """What one trajectory takes on the wire, with its share of the message's header."""
+    return sum(body_bytes(payload, batch)) / batch
 
 
 def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: float) -> None:
@@ -107,12 +117,9 @@ def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: fl
         ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
         seq = 0
         while time.time() < until_s:
-            bytes_in_flight = (seq + batch - ack.received) * packed.nbytes
-            free = (
-                seq + batch <= ack.credit_items
-                and bytes_in_flight <= ack.credit_bytes
-                and (seq + batch) * packed.steps <= ack.credit_steps
-            )
+            end = seq + batch
+            in_flight = (end - ack.received) * packed.nbytes
+            free = end <= ack.credit_items and in_flight <= ack.credit_bytes and end * packed.steps <= ack.credit_steps
             if free:
                 dealer.send(encode(dataclasses.replace(ready, first_seq=seq)))
                 seq += batch

@@ -13,7 +13,7 @@ from rl4sys_zmq.wire import Batch, SegmentSchema
 
 __all__ = ["content_error", "content_errors", "is_finite"]
 
-CHUNK = 1 << 16
+CHUNK = 1 << 18
 """Elements looked at in one go: their bytes stay in a core's cache between the two looks, and nothing is allocated."""
 
 

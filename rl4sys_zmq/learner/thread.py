@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, ProtocolError
 from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.content import content_errors
@@ -326,28 +327,43 @@ class _Learning:
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # those that the gateway refused, by the same rule
         bad = content_errors(batch, segments, refused, self._schema, self._assign.generation, self._version)
-        lags = self._version - batch.oldest(self._assign.generation, self._first_version)
+        oldest = batch.oldest(self._assign.generation, self._first_version)
+        read = _Taken((message.actor_id, message.origin), batch, segments, refused, bad, oldest)
+        place = message.skip
+        while place < len(batch):
+            if place > message.skip:
+                self._train()  # a batch was full in the middle of the message
+            place = self._take_some(read, place)
+        if not self._pending:
+            self._barrier()
+
+    def _take_some(self, taken: _Taken, start: int) -> int:
+        """Takes the segments of a message from one place on, until the algorithm wants no more; returns where it stopped."""
+        key, batch = taken.key, taken.batch
+        first = batch.first_seq + start
+        lags = self._version - taken.oldest
         late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
-        stale = late if self._assign.on_lag == "drop" else np.zeros(len(batch), np.bool_)
-        key = message.actor_id, message.origin
-        self._progress.take(key, submit.first_seq + message.skip, submit.first_seq + len(batch))
+        drops = self._assign.on_lag == "drop"
+        self._progress.take(key, first, first)
         observed = []
-        for place, segment in enumerate(segments[message.skip :], message.skip):
-            seq = submit.first_seq + place
-            if place in refused:
+        for place, segment in enumerate(taken.segments[start:], start):
+            seq = batch.first_seq + place
+            if place in taken.refused:
                 self._progress.dispose(key, Verdict.REFUSED)
                 continue
             self._taken_items += 1
             self._taken_steps += segment.steps
-            if place in bad:
-                self._bury(key, seq, segment, bad[place])
-            elif stale[place]:
+            if place in taken.bad:
+                self._bury(key, seq, segment, taken.bad[place])
+            elif drops and late[place]:
                 self._dispose(key, seq, seq + 1, Verdict.STALE)
             elif self._observe(key, seq, segment, correct=bool(late[place])):
                 observed.append(place)
+                if not self._algorithm.demand():
+                    break
+        self._progress.take(key, first, batch.first_seq + place + 1)
         self._note(key, batch, lags, observed)
-        if not self._pending:
-            self._barrier()
+        return place + 1
 
     def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
         """Counts the segments of a message that the algorithm has taken, by their places."""
@@ -467,6 +483,26 @@ class _Learning:
             self._say(Metrics(self._observed_steps, self._updates, scalars, list(self._episodes), self._ended))
             self._scalars, self._ended = {}, 0
             self._episodes.clear()
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A message that is being taken.
+
+    Attributes:
+        key: whose.
+        batch: its heads and columns; `segments`, of it.
+        refused: places that the gateway has refused.
+        bad: places whose content is bad, and why.
+        oldest: the least version of each segment.
+    """
+
+    key: Key
+    batch: Batch
+    segments: list[Segment]
+    refused: dict[int, ProtocolError]
+    bad: dict[int, str]
+    oldest: NDArray[np.int64]
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:

@@ -338,7 +338,7 @@ def _(siege: Siege) -> None:
     attacker.join()
     assert attacker.refused([submit(0)[0]]) == "frames"
     assert attacker.refused([*encode(m.Heartbeat(0)), b""]) == "frames"
-    assert attacker.refused(craft(2, {"want_steps": 0, "segments": [[]]}, count=1)) == "frames"
+    assert attacker.refused(encode(replace(join_submit(0, 0, [pack_segment(segment())]), body=(), digests=()))) == "frames"
 
 
 @case(20, "too-many-frames", {"refused.frames": 3})

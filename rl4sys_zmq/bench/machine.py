@@ -1,0 +1,61 @@
+"""What a figure was measured on: the machine, the versions and the commit. A figure without them says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+__all__ = ["machine_record"]
+
+PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
+
+
+def machine_record() -> dict[str, Any]:
+    """The machine, its load, the versions, the commit ("unknown" without one) and the command, as JSON values."""
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": platform.system() + " " + platform.release(),
+            "load": [round(x, 2) for x in os.getloadavg()],
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

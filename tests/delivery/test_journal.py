@@ -434,7 +434,7 @@ def test_a_disk_without_room_takes_trims_and_then_the_rest(bench):
     def small(path):
         db = connect(path)
         db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        db.execute("PRAGMA max_page_count = 20")  # 320 kB
+        db.execute("PRAGMA max_page_count = 16")  # 256 kB
         return db
 
     b = bench(connect=small)

@@ -154,6 +154,19 @@ def test_a_session_that_breaks_the_rules(pair: Any) -> None:
     assert refusal(stranger_refused(stranger, encode(Heartbeat(0)))) == "no_session"
 
 
+def test_a_batch_that_is_full_in_the_middle_of_a_message_is_trained_on(pair: Any) -> None:
+    learner, _, stranger = pair
+    welcome = stranger.ask(encode(hello()))
+    assert isinstance(welcome, Welcome)
+    many = [
+        pack_segment(segment(generation=welcome.generation, episode_id=n)) for n in range(12)
+    ]  # 6 of 3 steps fill a batch of 16
+    stranger.send(encode(join_submit(0, 0, many)))
+    ack = acked(stranger, lambda a: a.verdicts["trained"] == 12)
+    assert ack.trained == 12
+    assert learner.status()["clients"]["lab"]["version"] == 2
+
+
 def test_fences_and_conflicts(pair: Any) -> None:
     _, _, stranger = pair
     assert isinstance(stranger.ask(encode(hello())), Welcome)

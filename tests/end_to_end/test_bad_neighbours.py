@@ -164,6 +164,7 @@ def test_a_batch_that_is_full_in_the_middle_of_a_message_is_trained_on(pair: Any
     stranger.send(encode(join_submit(0, 0, many)))
     ack = acked(stranger, lambda a: a.verdicts["trained"] == 12)
     assert ack.trained == 12
+    learner.wait(client_id="lab", version=2, timeout_s=20.0)
     assert learner.status()["clients"]["lab"]["version"] == 2
 
 

@@ -11,11 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import rl4sys_zmq
-
 __all__ = ["machine_record"]
 
-PACKAGES = ("numpy", "pyzmq", "msgpack", "gymnasium", "torch")
+PACKAGES = ("rl4sys-zmq", "numpy", "pyzmq", "msgpack", "gymnasium", "torch")
 
 
 def machine_record() -> dict[str, Any]:
@@ -30,7 +28,7 @@ def machine_record() -> dict[str, Any]:
             "system": platform.system() + " " + platform.release(),
             "load": [round(x, 2) for x in os.getloadavg()],
         },
-        "versions": {"python": platform.python_version(), "rl4sys_zmq": rl4sys_zmq.__version__, **_versions()},
+        "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
     }
 
@@ -54,8 +52,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str:
-    folder = Path(rl4sys_zmq.__file__).parent
-    command = ["git", "-C", str(folder), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -8,6 +8,7 @@ A map of the house, from the ground up; a module imports only from its own room 
 - F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol, without I/O.
 - F4 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
 - F5 `ops`: status, plots. `testing`: public test tools.
+- F6 `bench`: what benchmarks measure with.
 - F7 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
 
 The names below are loaded when first used; importing this package imports nothing heavy, and never torch.

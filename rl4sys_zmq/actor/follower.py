@@ -87,6 +87,11 @@ class Follower:
         return (self.policy.generation, self.policy.version) if self.policy is not None else (0, 0)
 
     @property
+    def fetching(self) -> bool:
+        """True while an answer to a fetch is awaited."""
+        return bool(self._fetch_at)
+
+    @property
     def next_deadline(self) -> float:
         """When `tick` wants to be called; infinity when nothing is missing."""
         return self._fetch_at or float("inf")

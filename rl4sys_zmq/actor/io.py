@@ -44,6 +44,8 @@ HOLD_S, BREATH_S = 0.0005, 0.000_001
 """How long this thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
 REST_S = 0.005
 """How long it lets segments and acks gather when nobody waits for them: at each of its turns the host's threads stand still."""
+ACKS_S = 0.25
+"""How long acks may lie unread when nobody needs them sooner: then they don't cost a turn of their own."""
 EVENTS_S = 0.1
 """How often a joined actor looks for news of its connection."""
 MAX_BATCH_STEPS = 16_384
@@ -125,6 +127,7 @@ class ActorIO(Worker):
         self.flushing = 0
         self.waiting = 0
         self._resting = False
+        self._listens = True
         self._config = config
         self._hello = hello
         self._supply: Supply = MemorySupply(outbox)
@@ -278,6 +281,7 @@ class ActorIO(Worker):
             self._dealer, self._poller = dealer, poller
             try:
                 poller.register(dealer)
+                self._listens = True
                 poller.register(self._wakeup)
                 self._follower.network = network
                 self._do(self._session.open(time.monotonic(), self._follower.held))
@@ -296,7 +300,8 @@ class ActorIO(Worker):
         deadline = min(self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline())
         if self._oldest_since is not None and self._session.can_take():  # else an ack will wake it
             deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
-        ready = self._rest(self._poller.poll(min(max(0.0, deadline - now), 1.0)))
+        listens = self._listen(self._must_listen())
+        ready = self._rest(self._poller.poll(min(max(0.0, deadline - now), 1.0 if listens else ACKS_S)))
         self._breath_at = time.monotonic()
         # Each look at a socket lets a host's thread have the interpreter, and takes it away again.
         if self._wakeup in ready:
@@ -304,7 +309,7 @@ class ActorIO(Worker):
         if self._weights_in(ready):
             while self._follower.read():
                 self._breathe()
-        if self._dealer in ready:
+        if not listens or self._dealer in ready:
             self._read_dealer()
         now = time.monotonic()
         if now >= self._events_at or self._session.state is not SessionState.JOINED:
@@ -336,12 +341,31 @@ class ActorIO(Worker):
         try:
             if self.waiting or self.flushing or self._stopping.is_set():
                 return ready
-            self._poller.register(self._dealer, read=False)
+            self._listen(False)
             woken = self._poller.poll(REST_S)
-            self._poller.register(self._dealer)
         finally:
             self._resting = False
         return {self._dealer, *woken}
+
+    def _must_listen(self) -> bool:
+        """Whether what the learner says next must be heard at once; acks for segments that nobody asks about need not."""
+        session = self._session
+        return (
+            session.state is not SessionState.JOINED
+            or not session.in_flight
+            or (self._supply.items > 0 and not session.can_take())
+            or self._follower.fetching
+            or bool(self.waiting or self.flushing)
+        )
+
+    def _listen(self, listens: bool) -> bool:
+        if listens is not self._listens:
+            if listens:
+                self._poller.register(self._dealer)
+            else:
+                self._poller.unregister(self._dealer)
+            self._listens = listens
+        return listens
 
     def _weights_in(self, ready: Collection[object]) -> bool:
         return any(source is not self._wakeup and source is not self._dealer for source in ready)

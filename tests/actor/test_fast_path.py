@@ -1,0 +1,279 @@
+"""The ordinary step is done in place: it must do what the whole story does, for all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.policies import Sampler, bind, build_policy
+from rl4sys_zmq.actor.policies.fused import MOST_WEIGHTS
+from rl4sys_zmq.actor.trajectory import LARGEST, as_reward
+from rl4sys_zmq.errors import RewardError, RL4SysError
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
+
+WIDTH = 4
+SPACES = [DiscreteSpace(3), BoxSpace((2,), low=-1.0, high=1.0)]
+
+# ---- the policy's quick form
+
+
+def policy_of(spec: PolicySpec, scale: float = 0.3, seed: int = 0) -> Any:
+    flat = np.random.default_rng(seed).normal(0, scale, spec.size).astype(np.float32)
+    if spec.normalise_observations:
+        spec.views(flat)["obs_scale"][:] = 1.0
+    return build_policy(spec, PolicySnapshot(generation=1, version=0, flat=flat, digest=0))
+
+
+@given(
+    head=st.sampled_from(["categorical", "gaussian", "q_values"]),
+    hidden=st.lists(st.integers(1, 20), max_size=3),
+    activation=st.sampled_from(["tanh", "relu", "gelu"]),
+    shape=st.sampled_from([(4,), (2, 3)]),
+    dtype=st.sampled_from(["<f4", "<f8", "<i4"]),
+    normalise=st.booleans(),
+    explore=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_bound_policy_acts_as_the_policy(
+    head: str,
+    hidden: list[int],
+    activation: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    normalise: bool,
+    explore: bool,
+    masked: bool,
+    seed: int,
+) -> None:
+    action_space = BoxSpace((2,), low=-1.0, high=1.0) if head == "gaussian" else DiscreteSpace(3, start=5)
+    spec = PolicySpec(
+        BoxSpace(shape, dtype), action_space, head, tuple(hidden), activation=activation, normalise_observations=normalise
+    )
+    policy = policy_of(spec, seed=seed)
+    quick = bind(policy, Sampler(seed), explore)
+    slow = Sampler(seed)
+    rng = np.random.default_rng(seed)
+    kept = []
+    for _ in range(5):
+        observation = (3 * rng.normal(size=shape)).astype(dtype)
+        mask = np.array([True, False, True]) if masked and head != "gaussian" else None
+        got, want = quick(observation, mask), policy.act(observation, mask, slow, explore)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        kept.append((got, [np.array(part) for part in got]))
+    for got, copies in kept:  # nothing that is given out lies in a buffer that is written again
+        for a, b in zip(got, copies, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e30])
+def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
+    policy = policy_of(PolicySpec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (8,)), scale)
+    with np.errstate(all="ignore"):
+        quick, slow = bind(policy, Sampler(3), True), Sampler(3)
+        for value in (0.0, 1.0, -1.0, 1e30):
+            observation = np.full(4, value, np.float32)
+            got, want = quick(observation, None), policy.act(observation, None, slow, True)
+            assert np.isfinite(got[2]) and np.isfinite(want[2])
+            if scale < 1e6:  # beyond, what overflows depends on the order of a sum
+                assert got[0] == want[0]
+                np.testing.assert_allclose(got[2], want[2], rtol=1e-3, atol=1e-3)
+
+
+def test_large_networks_keep_their_one_copy() -> None:
+    spec = PolicySpec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (MOST_WEIGHTS, 1))
+    assert policy_of(spec)._network.fused is None
+
+
+# ---- the agent
+
+
+@pytest.fixture(scope="module")
+def learner() -> Iterator[Learner]:
+    register_algorithm("FAST", FakeAlgorithm.factory("offpolicy", steps_per_update=1 << 30, rollout_length=6))
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner:
+        yield learner
+
+
+def agent_of(learner: Learner, action_space: BoxSpace | DiscreteSpace) -> RL4SysAgent:
+    return RL4SysAgent(
+        config=AgentConfig(
+            client_id=f"fast-{type(action_space).__name__}",
+            algorithm_name="FAST",
+            observation_space=BoxSpace((WIDTH,)),
+            action_space=action_space,
+            train_server_address=learner.address,
+            max_traj_length=16,
+            seed=3,
+        )
+    )
+
+
+@pytest.fixture(scope="module", params=SPACES, ids=["discrete", "box"])
+def agents(request: pytest.FixtureRequest, learner: Learner) -> Iterator[tuple[RL4SysAgent, RL4SysAgent]]:
+    """Two that differ in nothing but their names."""
+
+    with agent_of(learner, request.param) as first, agent_of(learner, request.param) as second:
+        yield first, second
+
+
+def observation(kind: str, value: float) -> object:
+    array = np.full(WIDTH, value, np.float32)
+    array[0] = 0.5
+    match kind:
+        case "plain":
+            return array
+        case "leading":
+            return array[None]
+        case "list":
+            return array.tolist()
+        case "double":
+            return array.astype(np.float64)
+        case "strided":
+            return np.repeat(array, 2)[::2]
+        case "short":
+            return array[:-1]
+        case "text":
+            return "text"
+        case _:
+            return array.astype(">f4")
+
+
+OBSERVATIONS = st.tuples(
+    st.sampled_from(["plain", "plain", "plain", "leading", "list", "double", "strided", "short", "text", "swapped"]),
+    st.sampled_from([0.0, 1.0, -2.5, 3e38, np.nan, np.inf, -np.inf]),
+)
+REWARDS = st.sampled_from([1.0, -0.5, 2, True, np.float32(1.5), np.array([2.0]), None, np.nan, 1e39, "word"])
+STEPS = st.lists(
+    st.tuples(
+        OBSERVATIONS,
+        st.sampled_from([None, None, None, [1, 0, 1], [[0, 1, 1]], [0, 0, 0], [1]]),
+        REWARDS,
+        st.sampled_from(["add first", "reward first", "never", "twice", "done", "end", "cut"]),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+def outcome(call: Any) -> Any:
+    """What a call returns, or the error that it raises."""
+    try:
+        return call()
+    except RL4SysError as exc:
+        return type(exc), str(exc)
+
+
+def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
+    """Does what `steps` say and writes down all that a host can see."""
+    traj: Any = None
+    for (kind, value), mask, reward, manner in steps:
+        answer = outcome(lambda: agent.request_for_action(traj, observation(kind, value), mask))  # noqa: B023
+        if isinstance(answer[0], type):
+            seen.append(answer)
+            continue
+        traj, action = answer
+        seen.append((np.array(action.act), np.array(action.obs), action.log_prob, traj.steps, len(traj._closed)))
+        calls = [lambda: agent.add_to_trajectory(traj, action), lambda: action.update_reward(reward)]  # noqa: B023
+        match manner:
+            case "reward first":
+                calls.reverse()
+            case "never":
+                calls = []
+            case "twice":
+                calls.insert(0, calls[0])
+            case "done":
+                calls.append(lambda: setattr(action, "done", True))  # noqa: B023
+            case "end":
+                calls.append(lambda: agent.mark_end_of_trajectory(traj, action))  # noqa: B023
+            case "cut":
+                calls.append(lambda: agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=[0.0] * WIDTH))  # noqa: B023
+        seen.extend(outcome(call) for call in calls)
+        builder = traj._builder
+        rows = builder.steps
+        seen.append((action.reward, action.stored, traj.completed, rows, builder.missing, builder.segment_index))
+        columns = (builder.observations, builder.actions, builder.rewards, builder.log_probs, builder._versions)
+        seen.extend(column[:rows].copy() for column in columns)
+
+
+@given(steps=STEPS)
+@settings(max_examples=60, deadline=None)
+def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAgent, RL4SysAgent], steps: list[Any]) -> None:
+    quick, whole = agents
+    for agent in agents:
+        agent._hosts.__init__(np.random.SeedSequence(5))  # type: ignore[misc]
+    seen: tuple[list[Any], list[Any]] = ([], [])
+    with np.errstate(all="ignore"):
+        live(quick, steps, seen[0])
+        kept, whole._fast = whole._fast, None  # no request is ordinary now
+        patch = pytest.MonkeyPatch()
+        patch.setattr(whole, "add_to_trajectory", whole._add)
+        try:
+            live(whole, steps, seen[1])
+        finally:
+            patch.undo()
+            whole._fast = kept
+    assert len(seen[0]) == len(seen[1])
+    for a, b in zip(*seen, strict=True):
+        np.testing.assert_equal(a, b)
+
+
+@pytest.mark.parametrize("action_space", SPACES)
+def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the tests above compare the whole story with itself."""
+    whole: list[str] = []
+    with agent_of(learner, action_space) as agent:
+        for name in ("_request", "_add"):
+            method = getattr(agent, name)
+            monkeypatch.setattr(agent, name, lambda *a, name=name, method=method: (whole.append(name), method(*a))[1])
+        traj: Any = None
+        for _ in range(6):  # one segment: its first request and its first row are the special ones
+            traj, action = agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
+            agent.add_to_trajectory(traj, action)
+            action.update_reward(1.0)
+    assert whole == ["_request", "_add"]
+
+
+def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:
+    agent = agent_of(learner, DiscreteSpace(3))
+    traj, _ = agent.request_for_action(None, np.zeros(WIDTH, np.float32))
+    agent.close()
+    with pytest.raises(RL4SysError, match="closed"):
+        agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
+
+
+# ---- inputs
+
+
+@given(st.lists(st.floats(width=32), min_size=WIDTH, max_size=WIDTH))
+def test_a_finite_sum_is_no_accident(values: list[float]) -> None:
+    inputs = Inputs(BoxSpace((WIDTH,)), DiscreteSpace(2))
+    given_array = np.array(values, np.float32)
+    got = outcome(lambda: inputs.observation(given_array)[0])
+    if np.isfinite(given_array).all():
+        np.testing.assert_array_equal(got, given_array)
+    else:
+        assert "must be finite" in got[1]
+
+
+def test_finite_numbers_whose_sum_is_not_are_taken() -> None:
+    inputs = Inputs(BoxSpace((2,), "<f8"), DiscreteSpace(2))
+    np.testing.assert_array_equal(inputs.observation(np.array([1.7e308, 1.7e308]))[0], [1.7e308, 1.7e308])
+
+
+@pytest.mark.parametrize("reward", [1e39, -1e39, 10**400, float("inf"), np.float64("nan")])
+def test_a_reward_must_be_finite_in_float32(reward: Any) -> None:
+    with pytest.raises(RewardError):
+        as_reward(reward)
+    assert as_reward(LARGEST) == LARGEST

@@ -49,6 +49,8 @@ ACKS_S = 0.25
 EVENTS_S = 0.1
 """How often a joined actor looks for news of its connection."""
 MAX_BATCH_STEPS = 16_384
+MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
+"""How much of what waits beyond `send_frequency` shares a message: one costs the learner nearly as much as sixteen."""
 MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
@@ -563,9 +565,13 @@ class ActorIO(Worker):
         batch: list[PackedSegment] = []
         steps = size = frames = 0
         limit = self.terms.max_message_bytes if self.terms is not None else 0
-        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(1, self._config.send_frequency):
+        asked = max(1, self._config.send_frequency)
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(asked, MAX_BATCH_ITEMS):
+            self._breathe()
             head = self._supply.peek()
             if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
+                break
+            if len(batch) >= asked and size + head.nbytes > MAX_BATCH_BYTES:
                 break
             if head.nbytes + ENTRY_BYTES > limit:
                 if not self._supply.drop("too_large"):

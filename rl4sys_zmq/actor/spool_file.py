@@ -23,6 +23,7 @@ import xxhash
 from rl4sys_zmq.actor.supply import Head
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.wire import PackedSegment
+from rl4sys_zmq.wire.segments import head_struct
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
 __all__ = ["FLUSH_BYTES", "Damaged", "Entry", "Meta", "SpoolFile", "is_damage", "placeholder"]
@@ -37,7 +38,7 @@ _APPLICATION_ID = 0x52345350  # R4SP
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _PREFIX = struct.Struct("<QI")
 _U64 = 1 << 64
-_NO_FLAGS = 8
+_NO_FLAGS = 0x81
 """No segment of this library has them."""
 _TABLES = """
 CREATE TABLE rows (id INTEGER PRIMARY KEY, steps INTEGER NOT NULL, generation INTEGER NOT NULL, oldest_version INTEGER NOT NULL,
@@ -344,8 +345,9 @@ def _i64(number: int) -> int:
 
 def _pack(p: PackedSegment) -> bytes:
     """A checksum of what follows, the length of the header, the header, the blob and the large columns."""
-    head = pack_header([p.header, p.steps, p.generation, p.oldest_version, p.nbytes, len(p.blob), [len(f) for f in p.large]])
-    body = b"".join((_PREFIX.pack(0, len(head))[8:], head, p.blob, *p.large))
+    numbers = [p.steps, p.generation, p.oldest_version, p.nbytes]
+    head = pack_header([p.layout, p.head, *numbers, [len(s) for s in p.small], [len(f) for f in p.large], list(p.digests)])
+    body = b"".join((_PREFIX.pack(0, len(head))[8:], head, *p.small, *p.large))
     return xxhash.xxh3_64_digest(body) + body
 
 
@@ -356,17 +358,19 @@ def _unpack(record: bytes, expected: Head) -> PackedSegment | None:
         return None
     try:
         start = _PREFIX.size + _PREFIX.unpack_from(view)[1]
-        header, steps, generation, oldest, nbytes, blob_bytes, lengths = unpack_header(view[_PREFIX.size : start])
-        ends = list(itertools.accumulate([blob_bytes, *lengths], initial=start))
+        layout, segment, steps, generation, oldest, nbytes, small, large, digests = unpack_header(view[_PREFIX.size : start])
+        ends = list(itertools.accumulate([*small, *large], initial=start))
     except (ProtocolError, TypeError, ValueError):
         return None
-    if ends[-1] != len(view) or Head(generation, oldest, steps, nbytes, len(lengths)) != expected:
+    if ends[-1] != len(view) or Head(generation, oldest, steps, nbytes, len(large)) != expected:
         return None
-    blob, *large = (view[a:b] for a, b in itertools.pairwise(ends))
-    return PackedSegment(header, bytes(blob), tuple(large), steps, generation, oldest, nbytes)
+    parts = [view[a:b] for a, b in itertools.pairwise(ends)]
+    copied = tuple(map(bytes, parts[: len(small)]))
+    frames, known = tuple(parts[len(small) :]), tuple(digests)
+    return PackedSegment(layout, segment, copied, frames, known, steps, generation, oldest, nbytes)
 
 
 def placeholder() -> PackedSegment:
     """Keeps a number whose segment is lost: the learner refuses it as an item, for its flags, and the mark moves on."""
-    columns = [[letter, "<f4", [0]] for letter in "oarlv"]
-    return PackedSegment([0, 0, 0, _NO_FLAGS, None, None, 0, 0, columns], b"", (), 0, 0, 0, 0)
+    head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
+    return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

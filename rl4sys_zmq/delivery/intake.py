@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rl4sys_zmq.delivery.ledger import Entry
 from rl4sys_zmq.delivery.stream import Stream
 from rl4sys_zmq.errors import ProtocolError
-from rl4sys_zmq.wire import SegmentSchema, decode, read_submit, submit_checksums
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
 __all__ = ["Intake", "replay_entry", "take_submit"]
@@ -44,27 +44,22 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
         ProtocolError: when the message as a whole is refused (``GAP``, ``EQUIVOCATION``, or it does not hold together); the
             mark has not moved.
     """
-    segments = read_submit(message)
-    checksums = submit_checksums(message)
-    skip = stream.admit(message.first_seq, checksums)
+    batch = Batch(message)
+    checks = batch.checks.tolist()
+    skip = stream.admit(message.first_seq, checks)
     first = stream.received
-    refused: list[ProtocolError] = []
-    steps = 0
-    for segment, checksum in zip(segments[skip:], checksums[skip:], strict=True):
-        error = segment if isinstance(segment, ProtocolError) else schema.check(segment)
-        length = 0 if isinstance(segment, ProtocolError) else segment.steps
-        stream.accept(length, checksum)
-        if error is None:
-            steps += length
-        else:
-            stream.refuse()
-            refused.append(error)
-    if stream.received == first:
+    if skip == len(batch):
         return Intake(None, skip, (), 0)
+    errors = batch.errors(schema)
+    refused = {place: error for place, error in errors.items() if place >= skip} if skip else errors
+    stream.accept_all(int(batch.steps[skip:].sum()), checks[skip:])
+    steps = int(batch.steps[skip:].sum()) - sum(int(batch.steps[place]) for place in refused)
+    for place in refused:
+        stream.refuse(message.first_seq + place)
     entry = Entry(
         stream.client_id, stream.actor_id, stream.origin, first, stream.received, steps, skip, len(refused), tuple(frames)
     )
-    return Intake(entry, skip, tuple(refused), stream.received - first - len(refused))
+    return Intake(entry, skip, tuple(refused.values()), stream.received - first - len(refused))
 
 
 def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> int | None:
@@ -78,9 +73,9 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> int | N
         return None
     skip = entry.skip + known
     if entry.refused:
-        message = decode(entry.frames)
+        message = decode(entry.frames, verify=False)
         assert isinstance(message, Submit)  # as it was when it was accepted; the ledger checks its bytes
-        for index, segment in enumerate(read_submit(message)[skip:], skip):
-            if isinstance(segment, ProtocolError) or schema.check(segment) is not None:
-                stream.refuse_again(message.first_seq + index)
+        for place in Batch(message).errors(schema):
+            if place >= skip:
+                stream.refuse_again(message.first_seq + place)
     return skip

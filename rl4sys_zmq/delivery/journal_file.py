@@ -20,7 +20,9 @@ __all__ = ["Connect", "Fsync", "JournalFile", "connect", "open_journal_file"]
 Fsync = Literal["normal", "always"]
 Connect = Callable[[Path], sqlite3.Connection]
 
-CHECKPOINT_PAGES = 4_000
+PAGE_BYTES = 16_384
+"""Of a new file. Messages are long: with larger pages SQLite has fewer of them to look after."""
+CHECKPOINT_BYTES = 16 << 20
 WAL_LIMIT_BYTES = 64 << 20
 
 
@@ -88,6 +90,7 @@ def _restore(path: Path, db: sqlite3.Connection) -> JournalFile:
 
 
 def _configure(db: sqlite3.Connection, fsync: Fsync) -> None:
+    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")  # what an older file has, it keeps
     # Exclusive: nobody else reads or writes the file meanwhile, so that no reader can hold the write-ahead log back.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -95,7 +98,7 @@ def _configure(db: sqlite3.Connection, fsync: Fsync) -> None:
         raise sqlite3.OperationalError(f"the journal mode is {mode!r}, not 'wal'")
     db.execute(f"PRAGMA synchronous = {'FULL' if fsync == 'always' else 'NORMAL'}")
     db.execute(f"PRAGMA fullfsync = {int(fsync == 'always')}")
-    db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_BYTES // PAGE_BYTES}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
 
 

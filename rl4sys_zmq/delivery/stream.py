@@ -101,17 +101,23 @@ class Stream:
 
     def accept(self, steps: int, checksum: int) -> None:
         """Takes the next segment, of `steps` steps."""
-        self._checksums[self.received] = checksum
-        if len(self._checksums) > CHECKSUMS_KEPT:
-            self._checksums.popitem(last=False)
-        self.received += 1
-        self.accepted_steps += steps
+        self.accept_all(steps, [checksum])
 
-    def refuse(self) -> None:
-        """The segment that was accepted last is refused as an item: its number is used up."""
+    def accept_all(self, steps: int, checksums: Sequence[int]) -> None:
+        """Takes the next segments, of `steps` steps in all."""
+        kept = checksums[-CHECKSUMS_KEPT:]
+        self.received += len(checksums)
+        self.accepted_steps += steps
+        self._checksums.update(zip(range(self.received - len(kept), self.received), kept, strict=True))
+        while len(self._checksums) > CHECKSUMS_KEPT:
+            self._checksums.popitem(last=False)
+
+    def refuse(self, seq: int | None = None) -> None:
+        """A segment that was accepted just now, by default the last, is refused as an item: its number is used up."""
+        seq = self.received - 1 if seq is None else seq
         self.refused += 1
-        self._refused_late.append(self.received - 1)
-        self.dispose([[self.received - 1, self.received]], Verdict.REFUSED)
+        self._refused_late.append(seq)
+        self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def resume(self, first_seq: int) -> int:
         """Notes that the actor holds nothing below `first_seq` any more; returns how many segments will never come.
@@ -141,6 +147,11 @@ class Stream:
         """Notes what became of segments; returns how many were still pending. None is disposed of twice."""
         fresh = 0
         for first, end in ranges:
+            if first <= self.trained and not self._disposed and not self._holes:  # in order, as nearly always
+                end = min(end, self.received)
+                fresh += max(0, end - self.trained)
+                self.trained = max(self.trained, end)
+                continue
             for seq in range(max(first, self.trained), min(end, self.received)):
                 if seq not in self._disposed and not any(start <= seq < stop for start, stop in self._holes.items()):
                     self._disposed.add(seq)

@@ -97,7 +97,7 @@ class Client:
         self._newer_marks: dict[Key, int] = {}
         self.threads: list[LearnerThread] = []
         self.life = 0
-        self._metrics = Metrics(0, 0, {}, [])
+        self._metrics = Metrics(0, 0, {}, [], 0)
         self._returns: deque[tuple[float, float]] = deque(maxlen=EPISODES_KEPT)
         self._episodes = 0
         self._pace: deque[tuple[float, int]] = deque(maxlen=64)
@@ -249,7 +249,7 @@ class Client:
 
     def deliver(self, entry: Entry, skip: int) -> None:
         """Queues an entry for the learner thread."""
-        self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.frames)))
+        self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
         """The ledger has given everything back; returns how many segments it could not, which are rolled back."""
@@ -290,9 +290,9 @@ class Client:
     def note(self, metrics: Metrics) -> None:
         """Takes the learner thread's figures."""
         merged = {**self._metrics.scalars, **metrics.scalars}
-        self._metrics = Metrics(metrics.step, metrics.update, merged, [])
+        self._metrics = Metrics(metrics.step, metrics.update, merged, [], 0)
         self._pace.append((time.monotonic(), metrics.step))
-        self._episodes += len(metrics.episodes)
+        self._episodes += metrics.ended
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def report(self, now: float) -> dict[str, Any]:

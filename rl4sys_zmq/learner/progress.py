@@ -43,16 +43,16 @@ class Progress:
         self.steps = 0
         self.moved = False
 
-    def take(self, key: Key, seq: int) -> None:
-        """The next segment of a stream was taken."""
+    def take(self, key: Key, first: int, end: int) -> None:
+        """The next segments of a stream were taken: those from `first` to below `end`."""
         since = self._since.get(key)
         if since is None:
-            since = self._since[key] = _Tally(seq, {})
-        since.next_seq = seq + 1
+            since = self._since[key] = _Tally(first, {})
+        since.next_seq = end
 
-    def dispose(self, key: Key, verdict: str) -> None:
-        """A segment that was taken since the barrier met its verdict."""
-        self._since[key].verdicts[verdict] += 1
+    def dispose(self, key: Key, verdict: str, count: int = 1) -> None:
+        """Segments that were taken since the barrier met their verdict."""
+        self._since[key].verdicts[verdict] += count
 
     def barrier(self) -> None:
         """Everything taken has been disposed of."""

@@ -18,7 +18,7 @@ from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
-from rl4sys_zmq.wire import decode, encode, segment_steps
+from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
     Bye,
     Fetch,
@@ -143,7 +143,8 @@ class Reception:
         match message:
             case Submit():
                 self._guard.check_role(sender, "submit")
-                self._guard.check_steps(sender, segment_steps(message))
+                if sender is not None and sender.quota.segment_steps is not None:
+                    self._guard.check_steps(sender, read_heads(message)["steps"].tolist())
                 self._on_submit(peer, client, stream, message, frames)
             case Heartbeat():
                 stream.wish(message.want_steps)

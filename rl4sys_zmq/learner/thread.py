@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import logging
 import sys
 import threading
 import time
 import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, ProtocolError
 from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
+from rl4sys_zmq.learner.content import content_errors
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.rounder import Rounder
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, Segment, space_from
+from rl4sys_zmq.values import PolicySnapshot, Segment, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, spec_to_document
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Assign,
     Checkpointed,
@@ -44,7 +50,7 @@ from rl4sys_zmq.wire.messages import (
     Verdict,
 )
 
-__all__ = ["LearnerThread", "content_error"]
+__all__ = ["LearnerThread"]
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +61,9 @@ MAX_MESSAGE_FRAMES = 256
 QUEUE_MESSAGES = 64
 GATEWAY_TIMEOUT_S = 2.0
 IDLE_S = 0.5
+MAX_EPISODES = 100
+"""How many episodes, the latest, are told one by one in each report; all are counted."""
+
 MAX_POISONED = 3
 """How many segments in a row an algorithm may fail to take before it counts as failed itself."""
 
@@ -144,7 +153,7 @@ class _Learning:
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
         self._demand = Demand(0, 0, 0, 0)
-        self._pending: list[tuple[Key, int]] = []
+        self._pending: list[tuple[Key, int, int]] = []
         self._poisoned = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
@@ -152,7 +161,8 @@ class _Learning:
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
         self._scalars: dict[str, float] = {}
-        self._episodes: list[list[float]] = []
+        self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
+        self._ended = 0
         self._metrics_at = 0.0
         self._began = 0.0
 
@@ -318,34 +328,69 @@ class _Learning:
     def _take(self, message: Deliver) -> None:
         self._began = self._began or time.monotonic()
         self._taken_bytes += sum(len(frame) for frame in message.body)
-        submit = cast(Submit, decode(message.body))
-        key = message.actor_id, message.origin
-        for index, segment in enumerate(read_submit(submit)):
-            if index < message.skip:
-                continue  # seen before
-            seq = submit.first_seq + index
-            self._progress.take(key, seq)
-            if isinstance(segment, ProtocolError) or self._schema.check(segment) is not None:
-                self._progress.dispose(key, Verdict.REFUSED)  # by the gateway, which goes by this same rule
-                continue
-            self._taken_items += 1
-            self._taken_steps += segment.steps
-            reason = content_error(segment, self._schema, self._assign.generation, self._version)
-            if reason:
-                self._bury(key, seq, segment, reason)
-                continue
-            lag = self._lag(segment)
-            late = 0 <= self._max_policy_lag < lag
-            if late and self._assign.on_lag == "drop":
-                self._dispose(key, seq, Verdict.STALE)
-                continue
-            self._observe(key, seq, segment, lag, late)
+        submit = cast(Submit, decode(message.body, verify=False))
+        batch = Batch(submit)
+        segments = batch.segments()
+        refused = batch.errors(self._schema) if message.refused else {}  # those that the gateway refused, by the same rule
+        bad = content_errors(batch, segments, refused, self._schema, self._assign.generation, self._version)
+        oldest = batch.oldest(self._assign.generation, self._first_version)
+        read = _Taken((message.actor_id, message.origin), batch, segments, refused, bad, oldest)
+        place = message.skip
+        while place < len(batch):
+            if place > message.skip:
+                self._train()  # a batch was full in the middle of the message
+            place = self._take_some(read, place)
         if not self._pending:
             self._barrier()
 
+    def _take_some(self, taken: _Taken, start: int) -> int:
+        """Takes the segments of a message from one place on, until the algorithm wants no more; returns where it stopped."""
+        key, batch = taken.key, taken.batch
+        first = batch.first_seq + start
+        lags = self._version - taken.oldest
+        late = lags > self._max_policy_lag if self._max_policy_lag >= 0 else np.zeros(len(batch), np.bool_)
+        drops = self._assign.on_lag == "drop"
+        self._progress.take(key, first, first)
+        observed = []
+        for place, segment in enumerate(taken.segments[start:], start):
+            seq = batch.first_seq + place
+            if place in taken.refused:
+                self._progress.dispose(key, Verdict.REFUSED)
+                continue
+            self._taken_items += 1
+            self._taken_steps += segment.steps
+            if place in taken.bad:
+                self._bury(key, seq, segment, taken.bad[place])
+            elif drops and late[place]:
+                self._dispose(key, seq, seq + 1, Verdict.STALE)
+            elif self._observe(key, seq, segment, correct=bool(late[place])):
+                observed.append(place)
+                if not self._algorithm.demand():
+                    break
+        self._progress.take(key, first, batch.first_seq + place + 1)
+        self._note(key, batch, lags, observed)
+        return place + 1
+
+    def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
+        """Counts the segments of a message that the algorithm has taken, by their places."""
+        for first, end in _runs(observed):
+            if self._algorithm.kind == "onpolicy":
+                self._pending.append((key, batch.first_seq + first, batch.first_seq + end))
+            else:
+                self._dispose(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
+        steps = batch.steps[observed]
+        self._lag_sum += int((lags[observed] * steps).sum())
+        self._lag_steps += int(steps.sum())
+        ended = batch.returns(observed)
+        if ended:
+            at = (self._observed_steps + steps.cumsum()).tolist()
+            self._ended += len(ended)
+            self._episodes.extend([at[place], total, length] for place, total, length in ended)
+        self._observed_steps += int(steps.sum())
+
     def _bury(self, key: Key, seq: int, segment: Segment, reason: str) -> None:
         """Quarantines a segment: it counts, nobody trains on it, and a person may look at it."""
-        self._dispose(key, seq, Verdict.QUARANTINED, reason)
+        self._dispose(key, seq, seq + 1, Verdict.QUARANTINED, reason)
         letter = encode(join_submit(seq, 0, [pack_segment(segment)]))
         self._say(DeadLetter(*key, seq, reason, tuple(letter)))
 
@@ -353,47 +398,35 @@ class _Learning:
         self._progress.barrier()
         self._progress.steps = self._observed_steps
 
-    def _observe(self, key: Key, seq: int, segment: Segment, lag: int, late: bool) -> None:
+    def _observe(self, key: Key, seq: int, segment: Segment, *, correct: bool) -> bool:
         """Gives a segment to the algorithm. One that it can't take is quarantined; several in a row are the algorithm's fault.
 
         A ledger on disk would feed such a segment again to each life of this thread.
         """
         try:
-            self._algorithm.observe(segment, correct=late)
+            self._algorithm.observe(segment, correct=correct)
         except Exception as exc:
             self._poisoned += 1
             if self._poisoned > MAX_POISONED:
                 raise
             log.exception("client %s: a segment that the algorithm does not take is quarantined", self._assign.client_id)
             self._bury(key, seq, segment, _plain(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
-            return
+            return False
         self._poisoned = 0
-        if self._algorithm.kind == "onpolicy":
-            self._pending.append((key, seq))
-        else:
-            self._dispose(key, seq, Verdict.TRAINED)
-        self._observed_steps += segment.steps
-        self._lag_sum += lag * segment.steps
-        self._lag_steps += segment.steps
-        if segment.episode_return is not None and segment.episode_length is not None:
-            self._episodes.append([self._observed_steps, segment.episode_return, segment.episode_length])
-
-    def _lag(self, segment: Segment) -> int:
-        """Versions behind, by the oldest step. Data of an earlier generation are no newer than what this one began with."""
-        oldest = int(segment.versions.min())
-        return self._version - (oldest if segment.generation == self._assign.generation else min(oldest, self._first_version))
+        return True
 
     @property
     def _first_version(self) -> int:
+        """Data of an earlier generation are no newer than what this one began with."""
         return max(self._resumed_version, 0)
 
-    def _dispose(self, key: Key, seq: int, verdict: str, reason: str = "") -> None:
-        self._progress.dispose(key, verdict)
+    def _dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "") -> None:
+        self._progress.dispose(key, verdict, end - first)
         ranges = self._disposed.setdefault((*key, verdict, reason), [])
-        if ranges and ranges[-1][1] == seq:
-            ranges[-1][1] = seq + 1
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = end
         else:
-            ranges.append([seq, seq + 1])
+            ranges.append([first, end])
 
     # ---- learning
 
@@ -402,8 +435,8 @@ class _Learning:
         while (metrics := update()) is not None:
             self._updates += 1
             self._scalars.update(metrics)
-            for key, seq in self._pending:
-                self._dispose(key, seq, Verdict.TRAINED)
+            for key, first, end in self._pending:
+                self._dispose(key, first, end, Verdict.TRAINED)
             self._pending.clear()
             self._barrier()
             self._tell_dispositions()
@@ -456,33 +489,41 @@ class _Learning:
             self._said_steps = self._observed_steps
             self._scalars["charts/SPS"] = (self._observed_steps - self._first_steps) / max(now - self._began, 1e-3)
             scalars = {k: float(v) for k, v in self._scalars.items()}
-            self._say(Metrics(self._observed_steps, self._updates, scalars, self._episodes))
-            self._scalars, self._episodes = {}, []
+            self._say(Metrics(self._observed_steps, self._updates, scalars, list(self._episodes), self._ended))
+            self._scalars, self._ended = {}, 0
+            self._episodes.clear()
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A message that is being taken.
+
+    Attributes:
+        key: whose.
+        batch: its heads and columns; `segments`, of it.
+        refused: places that the gateway has refused.
+        bad: places whose content is bad, and why.
+        oldest: the least version of each segment.
+    """
+
+    key: Key
+    batch: Batch
+    segments: list[Segment]
+    refused: dict[int, ProtocolError]
+    bad: dict[int, str]
+    oldest: NDArray[np.int64]
+
+
+def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges of ``[first, end)``."""
+    if not places:
+        return []
+    if places[-1] - places[0] == len(places) - 1:
+        return [(places[0], places[-1] + 1)]
+    breaks = [n for n in range(1, len(places)) if places[n] != places[n - 1] + 1]
+    return [(places[a], places[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(places)])]
 
 
 def _plain(text: str) -> str:
     """Text that can travel, whatever an exception put into it."""
     return text.encode("ascii", "backslashreplace").decode()[:12_000]
-
-
-def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:
-    """Why a segment must not be trained on, or an empty string: not finite, out of range, all masked, or from the future."""
-    for name in ("observations", "actions", "rewards", "log_probs"):
-        column = getattr(segment, name)
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
-            return f"{name} are not finite"
-    if segment.episode_return is not None and not np.isfinite(segment.episode_return):
-        return "the episode's return is not finite"
-    for name, column, space in (
-        ("actions", segment.actions, schema.action_space),
-        ("observations", segment.observations, schema.observation_space),
-    ):
-        if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
-            return f"{name} lie outside {space.start} to {space.start + space.n - 1}"
-    if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
-        return (
-            f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"
-        )
-    if segment.masks is not None and not segment.masks[: segment.steps].any(axis=1).all():
-        return "a mask forbids every action"
-    return ""

@@ -11,7 +11,7 @@ from rl4sys_zmq.testing.history import History, Violation
 from rl4sys_zmq.testing.schedule import Schedule
 from rl4sys_zmq.testing.sim_client import SimClient
 from rl4sys_zmq.testing.sim_thread import MAX_STEPS, SCHEMA
-from rl4sys_zmq.wire import decode
+from rl4sys_zmq.wire import decode, read_heads
 from rl4sys_zmq.wire.messages import Bye, Fetch, Frame, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
 
 __all__ = ["Answers", "SimReception"]
@@ -162,9 +162,9 @@ class SimReception:
         stream.progress_at = self.now
         if intake.entry is None:
             return
-        for index, header in enumerate(message.segments[intake.entry.skip :]):
+        for index, head in enumerate(read_heads(message)[intake.entry.skip :]):
             seq = message.first_seq + intake.entry.skip + index
-            self._history.take(stream.key, seq, header[1], refused=header[6] > MAX_STEPS)
+            self._history.take(stream.key, seq, int(head["episode_id"]), refused=bool(head["steps"] > MAX_STEPS))
         client.pool.delivered(intake.entry.steps)
         client.delivered_bytes += intake.entry.nbytes
         self._ledger.append([intake.entry])

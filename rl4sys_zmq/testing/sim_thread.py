@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Callable
 
 from rl4sys_zmq.delivery import Entry, Key
-from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.testing.history import History
 from rl4sys_zmq.testing.schedule import Schedule
 from rl4sys_zmq.testing.sim_disk import Checkpoint, SimDisk
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
-from rl4sys_zmq.wire import SegmentSchema, decode, read_submit
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Checkpointed, Ready, Submit, Verdict
 
 __all__ = ["BATCH_STEPS", "MAX_STEPS", "SCHEMA", "SimThread"]
@@ -101,10 +100,12 @@ class SimThread:
         assert isinstance(submit, Submit)
         key = entry.actor_id, entry.origin
         self.taken_bytes += entry.nbytes
-        for index, segment in enumerate(read_submit(submit)[skip:], skip):
+        batch = Batch(submit)
+        refused = batch.errors(SCHEMA)
+        for index, segment in enumerate(batch.segments()[skip:], skip):
             seq = submit.first_seq + index
-            self.progress.take(key, seq)
-            if isinstance(segment, ProtocolError) or SCHEMA.check(segment) is not None:
+            self.progress.take(key, seq, seq + 1)
+            if index in refused:
                 self.progress.dispose(key, Verdict.REFUSED)
                 continue
             self.taken_items += 1

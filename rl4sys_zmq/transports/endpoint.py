@@ -74,7 +74,8 @@ class Endpoint(Tracked):
     def send(self, frames: Frames) -> Sent:
         """Queues one message, whole or not at all, and never blocks.
 
-        Frames are copied, so a buffer may be reused at once. On a router the first frame is the peer's routing id.
+        Frames are copied, so a buffer may be reused at once; but what `recv` gave as a view goes on as it is, without a copy.
+        On a router the first frame is the peer's routing id.
 
         Raises:
             TransportError: for an empty message, a router's without a body, or a call from another thread.
@@ -91,7 +92,7 @@ class Endpoint(Tracked):
         result = Sent.OK
         for index, frame in enumerate(frames):
             try:
-                self.raw.send(frame, zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE)
+                self.raw.send(_shared(frame), zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE)
             except zmq.Again:
                 result = Sent.FULL
                 if index == 0:
@@ -244,6 +245,13 @@ class Endpoint(Tracked):
     def __repr__(self) -> str:
         state = "closed, was at" if self._closed else "bound to" if self._binding else "dialling"
         return f"<{self.role} {state} {self._address.uri}>"
+
+
+def _shared(frame: Frame) -> Frame | zmq.Frame:
+    """The message behind a view of all of it, which libzmq passes on without a copy; any other frame as it is."""
+    if isinstance(frame, memoryview) and isinstance(frame.obj, zmq.Frame) and frame.nbytes == len(frame.obj):
+        return frame.obj
+    return frame
 
 
 def _owned(frame: zmq.Frame) -> Frame:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast, get_args, get_type_hints
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.wire.messages import Frame, Message
+from rl4sys_zmq.wire.messages import Block, Frame, Message, Submit
 from rl4sys_zmq.wire.prefix import MINOR, PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
@@ -17,6 +17,7 @@ __all__ = ["decode", "encode"]
 _IN_PREFIX = ("first_seq", "count")
 """Fields of Submit that live in the prefix, where a router may read them without touching the header."""
 
+_NO_VALUES = ("body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
 """The largest number in a message that is no hash: what is added to one still fits its place."""
@@ -29,6 +30,7 @@ _CHECKERS: dict[object, Checker] = {
     bool: lambda v: type(v) is bool,
     str: lambda v: type(v) is str,
     bytes: lambda v: type(v) is bytes and len(v) == 8,
+    Block: lambda v: type(v) is bytes,
     list[Any]: lambda v: type(v) is list,
     dict[str, Any]: lambda v: type(v) is dict,
 }
@@ -58,7 +60,7 @@ def _shape(cls: type[Any]) -> _Shape:
     sequenced = "first_seq" in names and "count" in names
     header = []
     for f in fields(cls):
-        if f.name == "body" or (sequenced and f.name in _IN_PREFIX):
+        if f.name in _NO_VALUES or (sequenced and f.name in _IN_PREFIX):
             continue
         check = (lambda v: type(v) is int and -1 <= v < _U64) if f.name in _SIGNED else _CHECKERS[hints[f.name]]
         header.append(_Field(f.name, check, f.default is MISSING and f.default_factory is MISSING))
@@ -80,15 +82,17 @@ def encode(message: Message) -> list[Frame]:
     seq, count = (message.first_seq, message.count) if shape.sequenced else (0, 0)  # type: ignore[union-attr]
     size = sum(f.nbytes if isinstance(f, memoryview) else len(f) for f in body)
     prefix = Prefix(message.KIND, len(body), len(header), size, seq, count)
-    return [prefix.join(header, body), *body]
+    digests = message.digests if isinstance(message, Submit) else ()
+    return [prefix.join(header, body, digests), *body]
 
 
-def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32) -> Message:
+def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32, verify: bool = True) -> Message:
     """Reads a message from bytes that nobody vouches for.
 
     Args:
         frames: all frames of the message.
         max_bytes: a longer message is refused before anything is read.
+        verify: False where somebody in this process has compared the checksum already.
 
     Raises:
         ProtocolError: with the code of the first rule that is broken; no other exception.
@@ -98,7 +102,7 @@ def decode(frames: Sequence[Frame], *, max_bytes: int = 1 << 32) -> Message:
     total = sum(len(f) for f in frames)
     if total > max_bytes:
         raise ProtocolError(Refusal.TOO_LARGE, f"a message of {total} bytes; the limit is {max_bytes}")
-    prefix = Prefix.unpack(frames)
+    prefix = Prefix.unpack(frames, verify=verify)
     shape = _SHAPES.get(prefix.kind)
     if shape is None:
         raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is unknown here")

@@ -8,12 +8,13 @@ travel in the msgpack header. Sequence numbers count segments of one actor's str
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NewType
 
 __all__ = [
     "Ack",
     "Assign",
     "Beacon",
+    "Block",
     "Bye",
     "Checkpointed",
     "DeadLetter",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 Frame = bytes | memoryview
+Block = NewType("Block", bytes)
+"""Bytes of any length."""
+
 Document = dict[str, Any]
 """A tree of JSON values (and numpy arrays); checked where it is used."""
 
@@ -112,16 +116,20 @@ class Submit:
         first_seq: the sequence number of the first (in the prefix).
         count: how many there are (in the prefix).
         want_steps: as in `Heartbeat`.
-        segments: their headers (`rl4sys_zmq.wire.segments`).
+        layouts: what their columns look like (`rl4sys_zmq.wire.layout`).
+        heads: 64 bytes for each (`rl4sys_zmq.wire.segments`).
         body: their columns.
+        digests: the xxh3-64 of frames of the body, None where it is unknown. They do not travel; they spare `encode` a look.
     """
 
     KIND: ClassVar[int] = 2
     first_seq: int
     count: int
     want_steps: int
-    segments: list[Any]
+    layouts: list[Any]
+    heads: Block
     body: tuple[Frame, ...]
+    digests: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +352,7 @@ class Deliver:
         actor_id: whose.
         origin: which numbering of it.
         skip: how many of the message's first segments were delivered before.
+        refused: how many of the others are refused as items.
         body: the frames of the `Submit`.
     """
 
@@ -351,6 +360,7 @@ class Deliver:
     actor_id: str
     origin: int
     skip: int
+    refused: int
     body: tuple[Frame, ...]
 
 
@@ -476,7 +486,8 @@ class Metrics:
         step: environment steps that the algorithm has observed so far: the x-axis.
         update: updates so far.
         scalars: by TensorBoard tag.
-        episodes: ``[step, return, length]`` of each episode that ended since the last message.
+        episodes: ``[step, return, length]`` of the latest episodes that ended since the last message.
+        ended: how many ended in all.
     """
 
     KIND: ClassVar[int] = 53
@@ -484,6 +495,7 @@ class Metrics:
     update: int
     scalars: Document
     episodes: list[Any]
+    ended: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,11 @@ offset  size  field      meaning
 24      8     seq        the first sequence number in the message, or 0
 32      4     count      how many segments the message carries, or 0
 36      4     reserved   0
-40      8     checksum   xxh3-64 of bytes 0-39, the header and the body frames, in that order
+40      8     checksum   xxh3-64 of bytes 0-39, the header, and the xxh3-64 of each body frame, in that order
 ======  ====  =========  ======================================================================
 
-All numbers are unsigned and little-endian.
+All numbers are unsigned and little-endian. The checksum of a message whose body is another message (`WRAPPERS`) leaves the body
+out, which has its own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ MAGIC = b"R4SZ"
 MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
+WRAPPERS = frozenset({33, 55})
+"""The kinds of `Deliver` and `DeadLetter`."""
+
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")
 _CHECKSUM = struct.Struct("<Q")
@@ -71,8 +75,8 @@ class Prefix:
             raise ProtocolError(Refusal.RANGE, f"a field of {self} does not fit its place: {exc}") from exc
 
     @staticmethod
-    def unpack(frames: Sequence[Frame]) -> Prefix:
-        """Reads and checks the prefix of a whole message: magic, version, flags, lengths and checksum.
+    def unpack(frames: Sequence[Frame], *, verify: bool = True) -> Prefix:
+        """Reads and checks the prefix of a whole message: magic, version, flags, lengths and, with `verify`, checksum.
 
         Raises:
             ProtocolError: with the code of the first rule that is broken.
@@ -92,28 +96,32 @@ class Prefix:
         if PREFIX_BYTES + header != len(head) or body != sum(len(f) for f in frames[1:]):
             raise ProtocolError(Refusal.MALFORMED, "the lengths in the prefix are not those of the frames")
         (expected,) = _CHECKSUM.unpack_from(head, 40)
-        if checksum(head, frames[1:]) != expected:
+        if verify and checksum(head, frames[1:]) != expected:
             raise ProtocolError(Refusal.CHECKSUM, "the bytes are not those that were sent")
         if reserved:
             raise ProtocolError(Refusal.MALFORMED, f"{reserved:#x} where the prefix must be 0")
         return Prefix(kind, count_frames, header, body, seq, count, flags, minor)
 
-    def join(self, header: bytes, body: Sequence[Frame]) -> bytes:
-        """The whole first frame: prefix, checksum, header."""
+    def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
+        """The whole first frame: prefix, checksum, header. `digests` may say what is known of the body frames already."""
         fields = self.pack()
-        return fields + _CHECKSUM.pack(checksum(fields + bytes(8) + header, body)) + header
+        return fields + _CHECKSUM.pack(checksum(fields + bytes(8) + header, body, digests)) + header
 
 
-def checksum(head: Frame, body: Sequence[Frame]) -> int:
+def checksum(head: Frame, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> int:
     """xxh3-64 of a message, its own 8 bytes left out.
 
     Args:
         head: the first frame: prefix and header.
         body: the other frames.
+        digests: of these, as far as they are known; None for one that is not.
     """
     view = memoryview(head)
     hasher = xxhash.xxh3_64(view[:40])
     hasher.update(view[PREFIX_BYTES:])
-    for frame in body:
-        hasher.update(frame)
+    if view[6] in WRAPPERS:
+        return hasher.intdigest()
+    known = digests or [None] * len(body)
+    for frame, digest in zip(body, known, strict=True):
+        hasher.update(_CHECKSUM.pack(xxhash.xxh3_64_intdigest(frame) if digest is None else digest))
     return hasher.intdigest()

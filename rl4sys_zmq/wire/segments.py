@@ -1,18 +1,16 @@
-"""Segments to bytes and back.
+"""Segments to bytes: packed once, when they are finished, and joined to messages as they leave.
 
-A segment is packed once, when it is finished: its small columns side by side in one blob, each starting at a multiple of 16
-bytes; a column of `LARGE_BYTES` or more is a frame of its own. A `Submit` holds the headers of its segments in the message
-header; its first body frame is their blobs joined, the further ones are their large columns in order. Where a column lies
-follows from the headers alone. What arrives is read as views, nothing is copied.
-
-The header of a segment is a list: generation, episode id, index, flags (1 terminated, 2 truncated, 4 capped), episode return
-or nil, episode length or nil, steps, bytes of its blob, and its columns as ``[letter, dtype, dimensions]`` in the order
-``o a r l v`` and perhaps ``m``. A version column of one row stands for all steps.
+Each segment has a *head* of 64 bytes, so that a learner can look at a whole message with a few comparisons. All segments of a
+`Submit` that are laid out alike lie side by side, column by column: first the observations of all of them, then their
+actions, and so on, each column padded to a multiple of 16 bytes. That is the first body frame. A column of a segment that
+takes `LARGE_BYTES` or more is a frame of its own and is copied nowhere. Where a row lies follows from the heads alone.
+`rl4sys_zmq.wire.batch` reads what is written here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,27 +19,49 @@ import xxhash
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
-from rl4sys_zmq.values import DTYPES, DiscreteSpace, Segment, Space
-from rl4sys_zmq.wire.messages import Frame, Submit
-from rl4sys_zmq.wire.values import elements
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire.layout import describe
+from rl4sys_zmq.wire.messages import Block, Frame, Submit
 
-__all__ = [
-    "LARGE_BYTES",
-    "PackedSegment",
-    "SegmentSchema",
-    "action_dtype",
-    "join_submit",
-    "pack_segment",
-    "read_submit",
-    "segment_steps",
-    "submit_checksums",
-]
+__all__ = ["ALIGN", "HEAD", "HEAD_BYTES", "LARGE_BYTES", "Flag", "PackedSegment", "head_struct", "join_submit", "pack_segment"]
 
 LARGE_BYTES = 1 << 16
-_ALIGN = 16
-_TERMINATED, _TRUNCATED, _CAPPED = 1, 2, 4
-_U64 = 1 << 64
-_LETTERS = ("o", "a", "r", "l", "v", "m")
+ALIGN = 16
+MAX_LAYOUTS = 255
+_PADDING = bytes(ALIGN)
+
+HEAD = np.dtype(
+    [
+        ("generation", "<u8"),
+        ("episode_id", "<u8"),
+        ("segment_index", "<u8"),
+        ("version", "<u8"),
+        ("episode_return", "<f8"),
+        ("episode_length", "<u8"),
+        ("check", "<u8"),
+        ("steps", "<u4"),
+        ("flags", "|u1"),
+        ("layout", "|u1"),
+        ("reserved", "<u2"),
+    ]
+)
+"""A segment's head. `check` is the xxh3-64 of all else in the segment, which tells two segments apart."""
+
+head_struct = struct.Struct("<4QdQQI2BH")
+HEAD_BYTES = head_struct.size
+_LAYOUT_AT = HEAD_BYTES - 3
+_CHECK_AT = 48
+assert HEAD.itemsize == HEAD_BYTES == 64
+
+
+class Flag:
+    """The bits of `flags`. At most one of the first three."""
+
+    TERMINATED = 1
+    TRUNCATED = 2
+    CAPPED = 4
+    RETURN = 8  # `episode_return` says something
+    VERSIONS = 16  # there is a column of versions; else `version` holds for all steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,225 +69,103 @@ class PackedSegment:
     """A segment as bytes, with what delivery wants to know about it.
 
     Attributes:
-        header: the list described above.
-        blob: its small columns.
-        large: its large columns.
+        layout: of its columns (`rl4sys_zmq.wire.layout`).
+        head: its head, with 0 as the layout's place.
+        small: the bytes of each column, in the order of the layout; empty for large ones.
+        large: its large columns, in that order.
+        digests: their xxh3-64.
         steps: how many decisions it holds.
         generation: of the policy that made them.
         oldest_version: the least version among its steps.
-        nbytes: the bytes of blob and large columns.
+        nbytes: the bytes of all columns.
     """
 
-    header: list[Any]
-    blob: bytes
+    layout: str
+    head: bytes
+    small: tuple[bytes, ...]
     large: tuple[Frame, ...]
+    digests: tuple[int, ...]
     steps: int
     generation: int
     oldest_version: int
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentSchema:
-    """What a client's segments must look like: its spaces and the longest segment allowed, in steps."""
-
-    observation_space: Space
-    action_space: Space
-    max_steps: int
-
-    def check(self, segment: Segment) -> ProtocolError | None:
-        """The rule that a segment's columns break, or None. Content (finiteness) is not looked at here."""
-        steps = segment.steps
-        rows = steps + (0 if segment.terminated else 1)
-        if not 1 <= steps <= self.max_steps:
-            return ProtocolError(Refusal.RANGE, f"a segment of {steps} steps; 1 to {self.max_steps} are allowed")
-        act = self.action_space
-        wanted: list[tuple[str, NDArray[Any], tuple[int, ...], str]] = [
-            ("observations", segment.observations, (rows, *self.observation_space.shape), self.observation_space.dtype),
-            ("actions", segment.actions, (steps, *act.shape), action_dtype(act)),
-            ("rewards", segment.rewards, (steps,), "<f4"),
-            ("log_probs", segment.log_probs, (steps,), "<f4"),
-            ("versions", segment.versions, (steps,), "<u8"),
-        ]
-        if segment.masks is not None:
-            if not isinstance(act, DiscreteSpace):
-                return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
-            wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
-        for name, column, shape, dtype in wanted:
-            if column.shape != shape or column.dtype.str != dtype:
-                return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}, not {dtype} {shape}")
-        return None
-
-
-def action_dtype(space: Space) -> str:
-    """The dtype of the actions column: int64 for discrete actions, float32 for the raw sample of a continuous one."""
-    return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
-
-
 def pack_segment(segment: Segment) -> PackedSegment:
     """Packs a finished segment; its columns may be reused afterwards, except the large ones, which are not copied.
 
     Raises:
-        ProtocolError: when a column's dtype cannot travel.
+        ProtocolError: when a column's dtype or shape cannot travel, or a number does not fit its place.
     """
     versions = segment.versions
     oldest = int(versions.min())
-    if len(versions) > 1 and oldest == int(versions.max()):
-        versions = versions[:1]
+    mixed = oldest != int(versions.max())
     columns: list[NDArray[Any]] = [segment.observations, segment.actions, segment.rewards, segment.log_probs, versions]
     if segment.masks is not None:
         columns.append(segment.masks)
-    described, small, large = [], [], []
+    layout = describe(columns)
+    steps, rows = segment.steps, segment.steps + (not segment.terminated)
+    if any(len(c) != n for c, n in zip(columns, (rows, steps, steps, steps, steps, rows), strict=False)):
+        raise ProtocolError(Refusal.SHAPE, f"columns of {[len(c) for c in columns]} rows for {steps} steps")
+    if not mixed:
+        columns[4] = versions[:0]
+    small: list[bytes] = []
+    large: list[Frame] = []
     size = 0
-    for letter, column in zip(_LETTERS, columns, strict=False):
-        if column.dtype.str not in DTYPES:
-            raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {column.dtype} cannot travel")
-        described.append([letter, column.dtype.str, list(column.shape)])
-        data = np.ascontiguousarray(column)
-        if data.nbytes >= LARGE_BYTES:
-            large.append(data.view(np.uint8).data.cast("B"))
-            size += data.nbytes
+    for column in columns:
+        size += column.nbytes
+        if column.nbytes >= LARGE_BYTES:
+            large.append(np.ascontiguousarray(column).view(np.uint8).data.cast("B"))
+            small.append(b"")
         else:
-            padding = -data.nbytes % _ALIGN
-            small.append(data.tobytes() + bytes(padding))
-    blob = b"".join(small)
-    flags = _TERMINATED * segment.terminated | _TRUNCATED * segment.truncated | _CAPPED * segment.capped
-    header = [
-        segment.generation,
-        segment.episode_id,
-        segment.segment_index,
-        flags,
-        segment.episode_return,
-        segment.episode_length,
-        segment.steps,
-        len(blob),
-        described,
-    ]
-    return PackedSegment(header, blob, tuple(large), segment.steps, segment.generation, oldest, size + len(blob))
+            small.append(column.tobytes())
+    flags = Flag.TERMINATED * segment.terminated | Flag.TRUNCATED * segment.truncated | Flag.CAPPED * segment.capped
+    flags |= Flag.RETURN * (segment.episode_return is not None) | Flag.VERSIONS * mixed
+    total = 0.0 if segment.episode_return is None else segment.episode_return
+    length = segment.episode_length or 0
+    numbers = segment.generation, segment.episode_id, segment.segment_index, oldest, total, length
+    try:
+        head = bytearray(head_struct.pack(*numbers, 0, steps, flags, 0, 0))
+    except struct.error as exc:
+        raise ProtocolError(Refusal.RANGE, f"a number of a segment does not fit its place: {exc}") from exc
+    digests = tuple(map(xxhash.xxh3_64_intdigest, large))
+    check = xxhash.xxh3_64(head)
+    check.update(layout.encode())
+    for part in (*small, *(digest.to_bytes(8, "little") for digest in digests)):
+        check.update(part)
+    head[_CHECK_AT : _CHECK_AT + 8] = check.intdigest().to_bytes(8, "little")
+    return PackedSegment(layout, bytes(head), tuple(small), tuple(large), digests, steps, segment.generation, oldest, size)
 
 
 def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]) -> Submit:
     """One message of consecutive segments of a stream."""
-    blobs = packed[0].blob if len(packed) == 1 else b"".join(p.blob for p in packed)
-    body: list[Frame] = [blobs]
+    groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
-        body.extend(p.large)
-    return Submit(first_seq, len(packed), want_steps, [p.header for p in packed], tuple(body))
-
-
-def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """The segments of a message, as read-only views into its frames; in the place of one that is out of range, its error.
-
-    Raises:
-        ProtocolError: when the message does not hold together, so that no segment in it can be trusted.
-    """
-    if message.count != len(message.segments) or not message.segments:
-        raise ProtocolError(Refusal.MALFORMED, f"{len(message.segments)} segments, {message.count} announced")
-    if not message.body:
-        raise ProtocolError(Refusal.FRAMES, "segments without a body")
-    blobs, large = memoryview(message.body[0]), iter(message.body[1:])
-    start = 0
-    out: list[Segment | ProtocolError] = []
-    for header in message.segments:
-        size = _blob_bytes(header)
-        if start + size > len(blobs):
-            raise ProtocolError(Refusal.SHAPE, "a blob beyond the end of its frame")
-        columns = _columns(header, blobs[start : start + size], large)
-        out.append(_segment(header, columns))
-        start += size
-    if start != len(blobs) or next(large, None) is not None:
-        raise ProtocolError(Refusal.SHAPE, "bytes that belong to no segment")
-    return out
-
-
-def segment_steps(message: Submit) -> list[int]:
-    """How many steps each segment claims to have; a header of the wrong form counts as none."""
-    headers = (h for h in message.segments if type(h) is list and len(h) == 9)
-    return [h[6] for h in headers if type(h[6]) is int]
-
-
-def submit_checksums(message: Submit) -> list[int]:
-    """The xxh3-64 of each segment's header and columns, however segments are shared out between messages.
-
-    For a message that `read_submit` has read.
-    """
-    blobs, large = memoryview(message.body[0]), iter(message.body[1:])
-    start = 0
-    out = []
-    for header in message.segments:
-        checksum = xxhash.xxh3_64(repr(header).encode())
-        checksum.update(blobs[start : start + header[7]])
-        for _, dtype, shape in header[8]:
-            if elements(shape) * np.dtype(dtype).itemsize >= LARGE_BYTES:
-                checksum.update(next(large))
-        start += header[7]
-        out.append(checksum.intdigest())
-    return out
-
-
-def _blob_bytes(header: Any) -> int:
-    if type(header) is not list or len(header) != 9 or type(header[7]) is not int or header[7] < 0 or type(header[8]) is not list:
-        raise ProtocolError(Refusal.MALFORMED, f"a segment header of the wrong form: {header!r:.80}")
-    return header[7]
-
-
-def _columns(header: list[Any], blob: memoryview, large: Iterator[Frame]) -> dict[str, NDArray[Any]]:
-    out: dict[str, NDArray[Any]] = {}
-    start = 0
-    described = header[8]
-    letters = [d[0] if type(d) is list and len(d) == 3 and type(d[0]) is str else "" for d in described]
-    if letters not in (list(_LETTERS), list(_LETTERS[:5])):
-        raise ProtocolError(Refusal.MALFORMED, f"a segment with other columns than {' '.join(_LETTERS)}")
-    for letter, dtype, shape in described:
-        if type(dtype) is not str or dtype not in DTYPES:
-            raise ProtocolError(Refusal.DTYPE, f"column {letter} of dtype {dtype!r:.40}")
-        count = elements(shape)
-        if not shape or 0 in shape[1:]:  # so that nobody claims rows for which there are no bytes
-            raise ProtocolError(Refusal.SHAPE, f"column {letter} of shape {shape!r:.80}")
-        size = count * np.dtype(dtype).itemsize
-        if size >= LARGE_BYTES:
-            frame = next(large, b"")
-            if len(frame) != size:
-                raise ProtocolError(Refusal.SHAPE, f"column {letter} needs {size} bytes, its frame has {len(frame)}")
-            out[letter] = np.frombuffer(frame, dtype=dtype).reshape(shape)
-        else:
-            if start + size > len(blob):
-                raise ProtocolError(Refusal.SHAPE, f"column {letter} ends beyond its blob")
-            out[letter] = np.frombuffer(blob, dtype=dtype, count=count, offset=start).reshape(shape)
-            start += size + (-size % _ALIGN)
-    if start != len(blob):
-        raise ProtocolError(Refusal.SHAPE, f"a blob of {len(blob)} bytes for columns of {start}")
-    return out
-
-
-def _segment(header: list[Any], columns: dict[str, NDArray[Any]]) -> Segment | ProtocolError:
-    generation, episode, index, flags, total, length, steps = header[:7]
-    whole = (generation, episode, index, flags, steps)
-    if any(type(n) is not int or not 0 <= n < _U64 for n in whole) or flags not in (0, _TERMINATED, _TRUNCATED, _CAPPED):
-        return ProtocolError(Refusal.RANGE, f"a segment with the numbers {whole!r:.120}")
-    ended = flags in (_TERMINATED, _TRUNCATED)
-    if ended and (type(total) not in (float, type(None)) or type(length) is not int or not steps <= length < _U64):
-        return ProtocolError(Refusal.RANGE, f"an ended episode of return {total!r:.40} and length {length!r:.40}")
-    if not ended and (total is not None or length is not None):
-        return ProtocolError(Refusal.RANGE, "a return or length on a segment that does not end its episode")
-    if len(columns["a"]) != steps:
-        return ProtocolError(Refusal.SHAPE, f"{len(columns['a'])} actions for {steps} steps")
-    versions = columns["v"]
-    if versions.shape == (1,) and steps > 1:
-        versions = np.broadcast_to(versions, (steps,))
-    return Segment(
-        columns["o"],
-        columns["a"],
-        columns["r"],
-        columns["l"],
-        versions,
-        columns.get("m"),
-        generation,
-        episode,
-        index,
-        bool(flags & _TERMINATED),
-        bool(flags & _TRUNCATED),
-        bool(flags & _CAPPED),
-        total,
-        length,
+        groups.setdefault(p.layout, []).append(p)
+    heads = b"".join([p.head for p in packed])
+    if len(groups) > 1:
+        heads = _with_layouts(heads, [p.layout for p in packed], list(groups))
+    pieces: list[bytes] = []
+    for group in groups.values():
+        for column in zip(*[p.small for p in group], strict=True):
+            pieces += column
+            pieces.append(_PADDING[: -sum(map(len, column)) % ALIGN])
+    rest = [p for p in packed if p.large]
+    return Submit(
+        first_seq,
+        len(packed),
+        want_steps,
+        list(groups),
+        Block(heads),
+        (b"".join(pieces), *[frame for p in rest for frame in p.large]),
+        (None, *[digest for p in rest for digest in p.digests]),
     )
+
+
+def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:
+    """The heads with the places of their layouts."""
+    if len(known) > MAX_LAYOUTS:
+        raise ProtocolError(Refusal.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
+    out = bytearray(heads)
+    out[_LAYOUT_AT::HEAD_BYTES] = bytes(map(known.index, layouts))
+    return bytes(out)

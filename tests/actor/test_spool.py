@@ -22,6 +22,7 @@ from rl4sys_zmq.actor.spool import MAX_HOLE, RELEASE_S, RETRY_S, Spool, SpoolLim
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import join_submit, pack_segment, read_submit
+from rl4sys_zmq.wire.segments import HEAD
 
 ROOMY = SpoolLimits(1 << 30)
 
@@ -54,7 +55,8 @@ def segment(number, steps=1, width=2):
 
 
 def numbers(packed):
-    return [p.header[1] if p.header[3] == 0 else None for p in packed]
+    heads = [np.frombuffer(p.head, HEAD)[0] for p in packed]
+    return [int(head["episode_id"]) if head["steps"] else None for head in heads]
 
 
 def segments(*which):
@@ -123,9 +125,10 @@ def test_segments_come_out_as_they_went_in(opened):
     assert (spool.untaken_items, spool.untaken_steps, spool.nbytes) == (3, 303, sum(p.nbytes for p in put))
     out = spool.take(8, 1 << 30)
     for a, b in zip(put, out, strict=True):
-        assert (a.header, a.blob, [bytes(f) for f in a.large]) == (b.header, b.blob, [bytes(f) for f in b.large])
+        assert (a.layout, a.head, a.small, a.digests) == (b.layout, b.head, b.small, b.digests)
+        assert [bytes(f) for f in a.large] == [bytes(f) for f in b.large]
         assert (a.steps, a.generation, a.oldest_version, a.nbytes) == (b.steps, b.generation, b.oldest_version, b.nbytes)
-    assert join_submit(0, 0, out).segments == join_submit(0, 0, put).segments
+    assert join_submit(0, 0, out).heads == join_submit(0, 0, put).heads
     assert (spool.untaken_items, spool.untaken_steps, spool.taken_items, spool.peek()) == (0, 0, 3, None)
     assert law(spool)
 

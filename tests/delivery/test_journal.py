@@ -14,7 +14,7 @@ import pytest
 
 from rl4sys_zmq.delivery import journal_backlog, journal_rows
 from rl4sys_zmq.delivery.journal import Journal
-from rl4sys_zmq.delivery.journal_file import connect
+from rl4sys_zmq.delivery.journal_file import PAGE_BYTES, connect
 from rl4sys_zmq.delivery.journal_rows import stored_bytes
 from rl4sys_zmq.delivery.ledger import ClientRow, Entry, MemoryLedger, Page, StreamRow
 from rl4sys_zmq.errors import JournalError, WorkerDied
@@ -433,7 +433,8 @@ def test_a_journal_that_fails_to_the_end_still_ends(bench):
 def test_a_disk_without_room_takes_trims_and_then_the_rest(bench):
     def small(path):
         db = connect(path)
-        db.execute("PRAGMA max_page_count = 40")  # 160 kB
+        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        db.execute("PRAGMA max_page_count = 16")  # 256 kB
         return db
 
     b = bench(connect=small)

@@ -243,7 +243,7 @@ class MarksBeforeItTrains(SimThread):
         self.progress.barrier()
 
     def _dispose(self, key, seq, segment, verdict):
-        self.progress.take(key, seq)
+        self.progress.take(key, seq, seq + 1)
         super()._dispose(key, seq, segment, verdict)
 
 

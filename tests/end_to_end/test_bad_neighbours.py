@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.transports import Address, Poller, Socket
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Bye, Fetch, Heartbeat, Hello, Message, Refused, Submit, Weights, Welcome
+from rl4sys_zmq.wire.messages import Ack, Bye, Fetch, Heartbeat, Hello, Message, Refused, Weights, Welcome
 
 
 class Stranger:
@@ -139,7 +140,7 @@ def test_a_session_that_breaks_the_rules(pair: Any) -> None:
     stranger.send(encode(join_submit(1, 0, [wrong, nan, future])))
     ack = acked(stranger, lambda a: a.verdicts["refused"] == 1 and a.verdicts["quarantined"] == 2)
     assert ack.received == 4
-    lies = Submit(4, 2, 0, [packed.header], (packed.blob,))
+    lies = dataclasses.replace(join_submit(4, 0, [packed]), count=2)
     assert refusal(stranger_refused(stranger, encode(lies))) == "malformed"
     client = learner.status()["clients"]["lab"]
     assert client["counters"]["items_refused.spec"] == 1
@@ -151,6 +152,20 @@ def test_a_session_that_breaks_the_rules(pair: Any) -> None:
     assert isinstance(stranger.until(Weights), Weights)
     stranger.send(encode(Bye()))
     assert refusal(stranger_refused(stranger, encode(Heartbeat(0)))) == "no_session"
+
+
+def test_a_batch_that_is_full_in_the_middle_of_a_message_is_trained_on(pair: Any) -> None:
+    learner, _, stranger = pair
+    welcome = stranger.ask(encode(hello()))
+    assert isinstance(welcome, Welcome)
+    many = [
+        pack_segment(segment(generation=welcome.generation, episode_id=n)) for n in range(12)
+    ]  # 6 of 3 steps fill a batch of 16
+    stranger.send(encode(join_submit(0, 0, many)))
+    ack = acked(stranger, lambda a: a.verdicts["trained"] == 12)
+    assert ack.trained == 12
+    learner.wait(client_id="lab", version=2, timeout_s=20.0)
+    assert learner.status()["clients"]["lab"]["version"] == 2
 
 
 def test_fences_and_conflicts(pair: Any) -> None:

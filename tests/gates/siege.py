@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from rl4sys_zmq.transports import (
 )
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, Submit, Welcome
+from rl4sys_zmq.wire.messages import Ack, Block, Hello, Message, Refused, Welcome
 from rl4sys_zmq.wire.prefix import Prefix
+from rl4sys_zmq.wire.segments import HEAD
 from rl4sys_zmq.wire.values import pack_header
 
 from .conftest import PATIENCE_S, check_law, join, play, until
@@ -173,13 +174,14 @@ def craft(kind: int, header: Any = b"\x80", body: Sequence[bytes] = (), **prefix
     return [made.join(raw, body), *body]
 
 
-def submit_with(columns: Mapping[str, tuple[Any, Any]], **numbers: Any) -> list[Any]:
-    """The frames of a SUBMIT of one segment whose header says something else of some columns, by letter: dtype, shape."""
-    packed = pack_segment(segment())
-    described = [[c, *columns.get(c, (d, s))] for c, d, s in packed.header[8]]
-    length, steps = numbers.get("length", packed.header[5]), numbers.get("steps", packed.header[6])
-    header = [*packed.header[:5], length, steps, packed.header[7], described]
-    return encode(Submit(numbers.get("first_seq", 0), 1, 0, [header], (packed.blob,)))
+def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> list[Any]:
+    """The frames of a SUBMIT of one segment whose layout or head says something else."""
+    message = join_submit(first_seq, 0, [pack_segment(segment())])
+    heads = np.frombuffer(message.heads, HEAD).copy()
+    for name, value in numbers.items():
+        heads[name] = value
+    layouts = message.layouts if layout is None else [layout]
+    return encode(replace(message, layouts=layouts, heads=Block(heads.tobytes())))
 
 
 # ---- who attacks

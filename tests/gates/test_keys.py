@@ -176,7 +176,7 @@ def streams(siege: Siege, name: str, episodes: int, steps: int = 3, **options: A
     return agent
 
 
-@pytest.mark.parametrize("quota", [{"messages_per_s": 30}, {"bytes_per_s": 10_000}], ids=["messages", "bytes"])
+@pytest.mark.parametrize("quota", [{"messages_per_s": 2}, {"bytes_per_s": 1_000}], ids=["messages", "bytes"])
 def test_who_sends_too_much_waits_and_loses_nothing(siege: Siege, quota: dict[str, Any]) -> None:
     ring(siege).allow("hasty", quota=quota)
     reload(siege)

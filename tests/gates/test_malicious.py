@@ -37,7 +37,7 @@ case  what is done                                    what the attacker gets    
 27    shapes: negative, bool, float, 9-d, overflow    shape
 28    other spaces than the client's                  mismatch (HELLO)                         items_refused.spec
 29    NaN, infinity, an action outside the space      an ack                                   verdict quarantined
-30    no steps, too many steps, a lie about them      an ack; no segment at all: malformed     items_refused.range, .shape
+30    no steps, too many steps, a lie about them      an ack, shape; no segment: malformed     items_refused.range
 31    versions and generations from the future        an ack                                   verdict quarantined
 32    timestamps                                      no message has one; malformed
 33    zstd: bombs and lies, to an actor               the old policy acts on                   weights_refused.payload
@@ -73,8 +73,9 @@ import zmq
 from rl4sys_zmq.transports import ClientKeys, MonitorEvent, new_key_pair, options
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.weights import Codec
-from rl4sys_zmq.wire import decode, encode, pack_segment, spec_to_document
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire.segments import HEAD
 
 from ..wire.conftest import build
 from . import evil
@@ -336,7 +337,7 @@ def _(siege: Siege) -> None:
     attacker.join()
     assert attacker.refused([submit(0)[0]]) == "frames"
     assert attacker.refused([*encode(m.Heartbeat(0)), b""]) == "frames"
-    assert attacker.refused(craft(2, {"want_steps": 0, "segments": [[]]}, count=1)) == "frames"
+    assert attacker.refused(encode(replace(join_submit(0, 0, [pack_segment(segment())]), body=(), digests=()))) == "frames"
 
 
 @case(20, "too-many-frames", {"refused.frames": 3})
@@ -450,13 +451,22 @@ def hello_with(value: Any) -> list[bytes]:
     return craft(1, {**fields, "algorithm_parameters": {"x": value}})
 
 
-@case(26, "dtypes", {"refused.dtype": 2 * len(BAD_DTYPES)})
+BAD_COLUMN_DTYPES = [str(d) for d in BAD_DTYPES if d and " " not in str(d)]
+
+
+def layout_with(dtype: str = "<f4", row: str = "4") -> str:
+    """A layout with lies about the observations in it."""
+    return f"o{dtype}:{row} a<i8 r<f4 l<f4 v<u8"
+
+
+@case(26, "dtypes", {"refused.dtype": len(BAD_DTYPES) + len(BAD_COLUMN_DTYPES)})
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
     attacker.join()
     for dtype in BAD_DTYPES:
         assert attacker.refused(hello_with(array(dtype))) == "dtype", dtype
-        assert attacker.refused(submit_with({"o": (dtype, [3, 4])})) == "dtype", dtype
+    for dtype in BAD_COLUMN_DTYPES:
+        assert attacker.refused(submit_with(layout=layout_with(dtype))) == "dtype", dtype
 
 
 BAD_SHAPES: list[list[Any]] = [
@@ -475,16 +485,23 @@ BAD_SHAPES: list[list[Any]] = [
 ]
 
 
-@case(27, "shapes", {"refused.shape": 2 * len(BAD_SHAPES) + 2})
+BAD_ROWS = ["-1", "-4", "True", "4.0", "'4'", "None", "", "x", "4x", "0", "1x1x1x1x1x1x1x1", f"{1 << 62}x0", f"{1 << 62}"]
+BAD_ROWS += [f"{1 << 62}x{1 << 62}", "5", f"{1 << 40}", f"{1 << 30}"]
+
+
+@case(27, "shapes", {"refused.shape": len(BAD_SHAPES) + len(BAD_ROWS) + 5})
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
     attacker.join()
     for shape in BAD_SHAPES:
         assert attacker.refused(hello_with(array(shape=shape))) == "shape", shape
-        assert attacker.refused(submit_with({"o": ("<f4", shape)})) == "shape", shape
-    packed = pack_segment(segment())
-    for blob in (packed.blob + bytes(16), packed.blob[:-16]):
-        assert attacker.refused(encode(m.Submit(0, 1, 0, [packed.header], (blob,)))) == "shape"
+    for row in BAD_ROWS:
+        assert attacker.refused(submit_with(layout=layout_with(row=row))) == "shape", row
+    good = join_submit(0, 0, [pack_segment(segment())])
+    for blob in (good.body[0] + bytes(16), good.body[0][:-16]):
+        assert attacker.refused(encode(replace(good, body=(blob,), digests=()))) == "shape"
+    for lie in ({"flags": 10}, {"flags": 9 | 16}, {"steps": 1_000_000, "episode_length": 1_000_000}):
+        assert attacker.refused(submit_with(**lie)) == "shape", lie
 
 
 # ---- segments
@@ -535,19 +552,21 @@ def _(siege: Siege) -> None:
 @case(
     30,
     "steps",
-    {"lab.items_refused.range": 3, "lab.items_refused.shape": 1, "lab.refused": 4, "refused.malformed": 2},
+    {"lab.items_refused.range": 4, "lab.refused": 4, "refused.malformed": 3, "refused.shape": 1},
     keys=False,
 )
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
     attacker.join()
-    assert attacker.refused(m.Submit(0, 0, 0, [], (b"",))) == "malformed"
-    good = pack_segment(segment())
-    assert attacker.refused(m.Submit(0, 2, 0, [good.header], (good.blob,))) == "malformed"
-    empty = pack_segment(replace(segment(1), actions=np.zeros(1, np.int64)))
-    nothing = [*empty.header[:6], 0, 0, [[c, d, [0, *s[1:]]] for c, d, s in empty.header[8]]]
-    attacker.send(encode(m.Submit(0, 1, 0, [nothing], (b"",))))
-    attacker.send(submit_with({}, steps=1_000_000, length=1_000_000, first_seq=1))
+    good = join_submit(0, 0, [pack_segment(segment())])
+    assert attacker.refused(replace(good, count=0, heads=m.Block(b""))) == "malformed"
+    assert attacker.refused(replace(good, count=2)) == "malformed"
+    assert attacker.refused(replace(good, layouts=[])) == "malformed"
+    assert attacker.refused(submit_with(steps=1_000_000, episode_length=1_000_000)) == "shape"
+    nothing = np.frombuffer(good.heads, HEAD).copy()
+    nothing["steps"] = 0
+    attacker.send(encode(replace(good, heads=m.Block(nothing.tobytes()), body=(b"",), digests=())))
+    attacker.send(submit_with(1, flags=11))  # two ends
     attacker.send(submit(2, segment(episode_length=2)))  # an episode that is shorter than its end
     attacker.send(submit(3, segment((1 << 20) + 1)))
     ack = attacker.acked(lambda a: a.verdicts["refused"] == 4)
@@ -597,9 +616,7 @@ def _(siege: Siege) -> None:
     lengthy.join(actor_id="lengthy")
     assert lengthy.refused(submit(0, segment(11))) == "quota"
     greedy.join()
-    packed = pack_segment(segment(1))
-    overrun = m.Submit(0, 8193, (1 << 63) - 1, [packed.header] * 8193, (packed.blob * 8193,))
-    assert greedy.refused(overrun) == "quota"
+    assert greedy.refused(join_submit(0, (1 << 63) - 1, [pack_segment(segment(1))] * 8193)) == "quota"
     greedy.say(m.Heartbeat((1 << 63) - 1))  # all the credit that there is, and then silence
     siege.good.served(2)
 

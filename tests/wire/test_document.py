@@ -15,7 +15,7 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire import messages as m
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
-IN_PREFIX = {"first_seq", "count", "body"}
+IN_PREFIX = {"first_seq", "count", "body", "digests"}
 
 
 @pytest.fixture(scope="module")

@@ -152,6 +152,10 @@ class Mutator:
             else:
                 out[where] = self.change(out[where])
             return out
+        if type(tree) is bytes and tree and rng.random() < 0.9:
+            return self.scramble(tree)
+        if type(tree) is str and tree and rng.random() < 0.5:
+            return self.scramble(tree.encode()).decode("latin-1")
         if type(tree) is int and rng.random() < 0.5:
             return tree + rng.choice([-2, -1, 1, 2, 16, 1 << 20])
         return rng.choice(ODD)

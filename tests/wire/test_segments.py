@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 
@@ -14,19 +13,20 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, PolicySpec, Segment, TensorSpec, space_to_json
 from rl4sys_zmq.wire import (
+    Batch,
     PackedSegment,
     SegmentSchema,
     decode,
     encode,
     join_submit,
     pack_segment,
+    read_heads,
     read_submit,
-    segment_steps,
     spec_from_document,
     spec_to_document,
-    submit_checksums,
 )
-from rl4sys_zmq.wire.segments import LARGE_BYTES
+from rl4sys_zmq.wire.batch import FEW
+from rl4sys_zmq.wire.segments import HEAD, LARGE_BYTES, MAX_LAYOUTS
 
 FIELDS = [f.name for f in dataclasses.fields(Segment)]
 COLUMNS = FIELDS[:6]
@@ -45,6 +45,7 @@ def same(a: Segment, b: Segment) -> bool:
 
 def travel(*segments: Segment) -> list[Segment | ProtocolError]:
     message = join_submit(3, 9, [pack_segment(s) for s in segments])
+    assert read_heads(message)["steps"].tolist() == [s.steps for s in segments]
     return read_submit(decode(encode(message)))
 
 
@@ -128,10 +129,10 @@ def test_views_are_packed_as_what_they_show(make_segment):
 def test_one_version_for_all_steps_is_sent_once(make_segment):
     segment = make_segment(5)
     packed = pack_segment(segment)
-    assert packed.header[8][4] == ["v", "<u8", [1]]
-    assert (packed.oldest_version, packed.steps, packed.nbytes) == (3, 5, len(packed.blob))
+    assert packed.small[4] == b""
+    assert (packed.oldest_version, packed.steps, packed.nbytes) == (3, 5, sum(map(len, packed.small)))
     mixed = dataclasses.replace(segment, versions=np.array([4, 3, 4, 5, 5], np.uint64))
-    assert pack_segment(mixed).header[8][4] == ["v", "<u8", [5]]
+    assert pack_segment(mixed).small[4] == mixed.versions.tobytes()
     assert pack_segment(mixed).oldest_version == 3
     assert travel(segment)[0].versions.tolist() == [3] * 5
 
@@ -150,7 +151,7 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment, dtype):
 def checksums(*packed, first_seq=0, want_steps=0) -> list[int]:
     """As the learner has them: of what came from the network."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
-    return submit_checksums(decode(frames))
+    return Batch(decode(frames)).checks.tolist()
 
 
 @settings(max_examples=60)
@@ -163,7 +164,7 @@ def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch, data):
     shared_out = [checksums(*part, first_seq=7, want_steps=9) for part in parts]
     assert list(itertools.chain.from_iterable(shared_out)) == whole
     assert len(whole) == len(batch)
-    assert submit_checksums(join_submit(0, 0, packed)) == whole  # before and after the journey
+    assert Batch(join_submit(0, 0, packed)).checks.tolist() == whole  # before and after the journey
 
 
 @pytest.mark.parametrize("size", [64, LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
@@ -180,12 +181,15 @@ def test_checksums_of_small_and_large_columns_do_not_depend_on_their_neighbours(
 
 
 def test_every_part_of_a_segment_is_in_its_checksum(make_segment):
-    base = make_segment(2, masks=True)
+    base, cut = make_segment(2, masks=True), make_segment(2, masks=True, terminated=False)
     changed = [
         dataclasses.replace(base, generation=base.generation + 1),
         dataclasses.replace(base, episode_id=1),
         dataclasses.replace(base, segment_index=1),
-        dataclasses.replace(base, terminated=False, truncated=True),
+        cut,
+        dataclasses.replace(cut, capped=True),
+        dataclasses.replace(cut, truncated=True, episode_length=2),
+        dataclasses.replace(base, episode_return=None),
         dataclasses.replace(base, episode_return=-1.0),
         dataclasses.replace(base, episode_length=9),
         *(dataclasses.replace(base, **{name: 1 - getattr(base, name)}) for name in COLUMNS[:4]),
@@ -196,117 +200,160 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment):
     assert len({checksums(pack_segment(s))[0] for s in (base, *changed)}) == 1 + len(changed)
 
 
-def test_claimed_steps_are_read_from_any_header(make_segment):
-    message = join_submit(0, 0, [pack_segment(make_segment(n)) for n in (1, 4, 2)])
-    assert segment_steps(message) == [1, 4, 2]
-    message.segments[0] = "text"
-    message.segments[2][6] = 2**40
-    assert segment_steps(message) == [4, 2**40]
+# ---- what a segment's head may say
 
 
-# ---- what a segment's header may say
-
-
-def lying(make_segment, change):
-    """A submit of three segments, the second one's header changed."""
-    message = copy.deepcopy(join_submit(0, 0, [pack_segment(make_segment(n, masks=True)) for n in (1, 2, 3)]))
-    change(message.segments[1])
-    return message
-
-
-def put(*path):
-    def change(header):
-        *way, last, value = path
-        for step in way:
-            header = header[step]
-        header[last] = value
-
-    return change
+def lying(base: list[Segment], **changes):
+    """A submit of segments, the second one's head changed."""
+    message = join_submit(0, 0, [pack_segment(s) for s in base])
+    heads = np.frombuffer(message.heads, HEAD).copy()
+    for name, value in changes.items():
+        heads[name][1] = value
+    return dataclasses.replace(message, heads=heads.tobytes())
 
 
 ITEM_LIES = {
-    "negative generation": (put(0, -1), Refusal.RANGE),
-    "huge generation": (put(0, 2.5), Refusal.RANGE),
-    "episode as text": (put(1, "7"), Refusal.RANGE),
-    "boolean index": (put(2, True), Refusal.RANGE),
-    "two ends": (put(3, 3), Refusal.RANGE),
-    "capped and ended": (put(3, 5), Refusal.RANGE),
-    "unknown flag": (put(3, 8), Refusal.RANGE),
-    "flags as array": (put(3, np.zeros(2)), Refusal.RANGE),
-    "return as integer": (put(4, 3), Refusal.RANGE),
-    "return as array": (put(4, np.zeros(2)), Refusal.RANGE),
-    "ended without a length": (put(5, None), Refusal.RANGE),
-    "shorter than its segment": (put(5, 1), Refusal.RANGE),
-    "a return before the end": (put(3, 0), Refusal.RANGE),
-    "more steps than rows": (put(6, 9), Refusal.RANGE),
-    "no steps": (put(6, 0), Refusal.SHAPE),
-    "steps beyond counting": (put(6, 2**64 - 1), Refusal.RANGE),
+    "two ends": {"flags": 11},
+    "capped and ended": {"flags": 13},
+    "an unknown flag": {"flags": 9 | 32},
+    "all flags but one": {"flags": 0xEF},
+    "something reserved": {"reserved": 1},
+    "ended without a length": {"episode_length": 0},
+    "shorter than its segment": {"episode_length": 1},
 }
+LIES_BEFORE_THE_END = {"a return": {"flags": 8}, "a length": {"episode_length": 2}, "a return and a cap": {"flags": 12}}
 MESSAGE_LIES = {
-    "blob longer": (put(7, 10_000), Refusal.SHAPE),
-    "blob shorter": (put(7, 16), Refusal.SHAPE),
-    "negative blob": (put(7, -16), Refusal.MALFORMED),
-    "boolean blob": (put(7, True), Refusal.MALFORMED),
-    "columns as map": (put(8, {}), Refusal.MALFORMED),
-    "no columns": (put(8, []), Refusal.MALFORMED),
-    "one column missing": (lambda h: h[8].pop(0), Refusal.MALFORMED),
-    "columns in another order": (lambda h: h[8].reverse(), Refusal.MALFORMED),
-    "an unknown column": (put(8, 0, 0, "x"), Refusal.MALFORMED),
-    "a letter that is an array": (put(8, 0, 0, np.array([1, 2])), Refusal.MALFORMED),
-    "a column of four": (lambda h: h[8][0].append(1), Refusal.MALFORMED),
-    "a column as text": (put(8, 0, "olt"), Refusal.MALFORMED),
-    "object dtype": (put(8, 0, 1, "|O"), Refusal.DTYPE),
-    "python dtype": (put(8, 0, 1, "float32"), Refusal.DTYPE),
-    "dtype as list": (put(8, 0, 1, [["a", "|O"]]), Refusal.DTYPE),
-    "dtype as array": (put(8, 0, 1, np.zeros(2)), Refusal.DTYPE),
-    "negative dimension": (put(8, 0, 2, [-2, -2]), Refusal.SHAPE),
-    "float dimension": (put(8, 0, 2, [2.0, 2]), Refusal.SHAPE),
-    "boolean dimension": (put(8, 0, 2, [True, 2]), Refusal.SHAPE),
-    "no dimensions": (put(8, 0, 2, []), Refusal.SHAPE),
-    "nine dimensions": (put(8, 0, 2, [1] * 9), Refusal.SHAPE),
-    "rows of nothing": (put(8, 1, 2, [2**40, 0]), Refusal.SHAPE),
-    "an overflow behind a zero": (put(8, 0, 2, [0, 2**62, 2**62]), Refusal.SHAPE),
-    "more than the blob": (put(8, 0, 2, [2, 1000]), Refusal.SHAPE),
-    "a frame that is not there": (put(8, 0, 2, [2, 1 << 20]), Refusal.SHAPE),
-    "less than the blob": (put(8, 0, 2, [0, 2]), Refusal.SHAPE),
-    "a header of eight": (lambda h: h.pop(), Refusal.MALFORMED),
+    "more steps than rows": ({"steps": 9}, Refusal.SHAPE),
+    "fewer steps than rows": ({"steps": 1}, Refusal.SHAPE),
+    "no steps": ({"steps": 0}, Refusal.SHAPE),
+    "steps beyond counting": ({"steps": 2**32 - 1}, Refusal.SHAPE),
+    "another row to bootstrap from": ({"flags": 2}, Refusal.SHAPE),
+    "versions that are not there": ({"flags": 9 | 16}, Refusal.SHAPE),
+    "a layout that is not there": ({"layout": 1}, Refusal.MALFORMED),
+}
+LAYOUT_LIES = {
+    "no columns": ("", Refusal.MALFORMED),
+    "one column missing": ("a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "columns in another order": ("v<u8 l<f4 r<f4 a<i8 o<f4:2", Refusal.MALFORMED),
+    "an unknown column": ("x<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "a column twice": ("o<f4:2 o<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "a column too many": ("o<f4:2 a<i8 r<f4 l<f4 v<u8 m|b1:2 n|b1:2", Refusal.MALFORMED),
+    "two spaces": ("o<f4:2  a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "another space": ("o<f4:2\ta<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "two colons": ("o<f4:2:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "no dtype": ("o:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "object dtype": ("o|O:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
+    "python dtype": ("ofloat32:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
+    "big-endian": ("o>f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
+    "fields": ("o[('a','|O')]:2 a<i8 r<f4 l<f4 v<u8", Refusal.DTYPE),
+    "negative dimension": ("o<f4:-2 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "float dimension": ("o<f4:2.0 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "no dimension": ("o<f4: a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "half a dimension": ("o<f4:2x a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "a dimension in Arabic": ("o<f4:٢ a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "a zero in front": ("o<f4:02 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "eight dimensions": ("o<f4:1x1x1x1x1x1x1x2 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "rows of nothing": ("o<f4:2 a<i8:0 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "an overflow": ("o<f4:9999999999999999999x9999999999999999999 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "a long number": (f"o<f4:{'9' * 10_000} a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "more than the body": ("o<f4:1000 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "a frame that is not there": (f"o<f4:{1 << 20} a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "less than the body": ("o<f2:1 a<i8 r<f4 l<f4 v<u8", Refusal.SHAPE),
+    "bytes": (b"o<f4:2 a<i8 r<f4 l<f4 v<u8", Refusal.MALFORMED),
+    "a list": (["o", "<f4", [2]], Refusal.MALFORMED),
+    "an array": (np.zeros(2), Refusal.MALFORMED),
 }
 
 
+@pytest.mark.parametrize("others", [1, FEW])
 @pytest.mark.parametrize("lie", ITEM_LIES)
-def test_a_lie_about_one_segment_costs_that_segment(make_segment, lie):
-    change, code = ITEM_LIES[lie]
-    message = lying(make_segment, change)
-    first, second, third = read_submit(decode(encode(message)) if lie != "negative generation" else message)
+def test_a_lie_about_one_segment_costs_that_segment(make_segment, lie, others):
+    base = [make_segment(n, masks=True) for n in (1, 2, *[3] * others)]
+    first, second, *rest = read_submit(decode(encode(lying(base, **ITEM_LIES[lie]))))
     assert isinstance(second, ProtocolError)
-    assert second.code is code
-    assert same(first, make_segment(1, masks=True))
-    assert same(third, make_segment(3, masks=True))
+    assert second.code is Refusal.RANGE
+    assert same(first, base[0])
+    assert all(same(a, b) for a, b in zip(rest, base[2:], strict=True))
+
+
+@pytest.mark.parametrize("others", [1, FEW])
+@pytest.mark.parametrize("lie", LIES_BEFORE_THE_END)
+def test_what_only_an_end_has(make_segment, lie, others):
+    base = [make_segment(n, terminated=False) for n in (1, 2, *[3] * others)]
+    found = read_submit(decode(encode(lying(base, **LIES_BEFORE_THE_END[lie]))))
+    assert [isinstance(s, ProtocolError) for s in found] == [False, True, *[False] * others]
 
 
 @pytest.mark.parametrize("lie", MESSAGE_LIES)
 def test_a_lie_about_the_bytes_costs_the_message(make_segment, lie):
-    change, code = MESSAGE_LIES[lie]
+    changes, code = MESSAGE_LIES[lie]
     with pytest.raises(ProtocolError) as caught:
-        read_submit(lying(make_segment, change))
+        read_submit(lying([make_segment(n, masks=True) for n in (1, 4, 3)], **changes))
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize("lie", LAYOUT_LIES)
+def test_a_lie_about_the_layout_costs_the_message(make_segment, lie):
+    layout, code = LAYOUT_LIES[lie]
+    message = join_submit(0, 0, [pack_segment(make_segment(3))])
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, layouts=[layout]))
     assert caught.value.code is code
 
 
 def test_counts_and_frames_must_agree(make_segment):
     good = join_submit(0, 0, [pack_segment(make_segment())])
     big = pack_segment(dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32)))
+    large = join_submit(0, 0, [big])
     for bad, code in (
         (dataclasses.replace(good, count=2), Refusal.MALFORMED),
-        (dataclasses.replace(good, count=0, segments=[]), Refusal.MALFORMED),
+        (dataclasses.replace(good, count=0, heads=b""), Refusal.MALFORMED),
+        (dataclasses.replace(good, heads=good.heads[:-1]), Refusal.MALFORMED),
+        (dataclasses.replace(good, heads=good.heads * 2), Refusal.MALFORMED),
+        (dataclasses.replace(good, layouts=[]), Refusal.MALFORMED),
+        (dataclasses.replace(good, layouts=good.layouts * 2), Refusal.MALFORMED),
         (dataclasses.replace(good, body=()), Refusal.FRAMES),
         (dataclasses.replace(good, body=(*good.body, b"more")), Refusal.SHAPE),
         (dataclasses.replace(good, body=(good.body[0] + bytes(16),)), Refusal.SHAPE),
-        (dataclasses.replace(good, segments=["text"]), Refusal.MALFORMED),
-        (dataclasses.replace(join_submit(0, 0, [big]), body=join_submit(0, 0, [big]).body[:1]), Refusal.SHAPE),
+        (dataclasses.replace(large, body=large.body[:1]), Refusal.SHAPE),
+        (dataclasses.replace(large, body=(large.body[0], large.body[1][:-8])), Refusal.SHAPE),
+        (dataclasses.replace(large, body=(*large.body, large.body[1])), Refusal.SHAPE),
     ):
         with pytest.raises(ProtocolError) as caught:
             read_submit(bad)
         assert caught.value.code is code
+
+
+def test_segments_that_are_laid_out_otherwise_share_a_message(make_segment):
+    wide = dataclasses.replace(make_segment(2), observations=np.ones((2, 5), np.float64))
+    base = [make_segment(1), make_segment(2, masks=True), wide, make_segment(3), make_segment(4, masks=True, terminated=False)]
+    message = join_submit(0, 0, [pack_segment(s) for s in base])
+    assert len(message.layouts) == 3
+    assert all(same(a, b) for a, b in zip(read_submit(decode(encode(message))), base, strict=True))
+    schema = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 3)
+    assert {place: e.code for place, e in Batch(message).errors(schema).items()} == {2: Refusal.SPEC, 4: Refusal.RANGE}
+
+
+def test_layouts_are_limited(make_segment):
+    packed = pack_segment(make_segment(1))
+    many = [dataclasses.replace(packed, layout=f"{packed.layout} m|b1:{n}") for n in range(1, MAX_LAYOUTS + 2)]
+    with pytest.raises(ProtocolError):
+        join_submit(0, 0, many)
+    message = join_submit(0, 0, [packed] * (MAX_LAYOUTS + 1))
+    with pytest.raises(ProtocolError) as caught:
+        read_submit(dataclasses.replace(message, layouts=message.layouts * (MAX_LAYOUTS + 1)))
+    assert caught.value.code is Refusal.MALFORMED
+
+
+def test_the_oldest_version_and_the_returns(make_segment):
+    mixed = dataclasses.replace(make_segment(3), versions=np.array([9, 7, 8], np.uint64))
+    older = dataclasses.replace(make_segment(2), generation=1, versions=np.full(2, 6, np.uint64))
+    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in (make_segment(), mixed, older, make_segment(terminated=False))]))
+    generation = make_segment().generation
+    assert batch.oldest(generation, 2).tolist() == [3, 7, 2, 3]
+    assert batch.oldest(generation, 8).tolist() == [3, 7, 6, 3]
+    assert batch.returns([1, 3]) == [(0, 3.0, 3)]
+    assert batch.returns([]) == batch.returns([3]) == []
 
 
 # ---- what a client's spaces ask for
@@ -340,6 +387,17 @@ def test_a_segment_must_fit_the_spaces(make_segment, changes, code):
     error = SCHEMA.check(dataclasses.replace(make_segment(), **changes))
     assert error is not None
     assert error.code is code
+
+
+@settings(max_examples=150)
+@given(st.lists(segments(), min_size=1, max_size=2 * FEW), st.sampled_from(["<f4", "|u1"]), st.integers(1, 6))
+def test_a_whole_message_is_judged_as_its_segments_are(batch, dtype, longest):
+    for act in (DiscreteSpace(3), BoxSpace((2,))):
+        schema = SegmentSchema(BoxSpace((2,), dtype, 0, 1), act, longest)
+        errors = Batch(join_submit(0, 0, [pack_segment(s) for s in batch])).errors(schema)
+        slow = {place: error.code for place, s in enumerate(batch) if (error := schema.check(s)) is not None}
+        assert {place: error.code for place, error in errors.items()} == slow
+        assert list(errors) == sorted(errors)
 
 
 def test_continuous_actions_have_no_masks(make_segment):

@@ -1,0 +1,175 @@
+"""How fast a learner takes trajectories, beside what the parts below it can do: a bare ROUTER loop, and a file appended to.
+
+What counts is what reaches an algorithm that does nothing but count, in steps per second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import zmq
+
+from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, space_to_json
+
+__all__ = ["Rate", "append_rate", "ours", "raw"]
+
+T = TypeVar("T")
+
+WARM_UP_S = 0.4
+START_S = 20.0
+ALGORITHM = "COUNTS"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What was measured.
+
+    Attributes:
+        steps_per_s: that arrived.
+        cpu: of the receiving process, in cores.
+        items_per_commit: segments, with a journal; else 0.
+    """
+
+    steps_per_s: float
+    cpu: float
+    items_per_commit: float = 0.0
+
+
+class _Counts(FakeAlgorithm):
+    """Counts, and wants everything."""
+
+    kind: ClassVar[str] = "offpolicy"
+    made: ClassVar[list[_Counts]] = []
+
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        self.segments += 1
+        self.steps += segment.steps
+
+    def demand(self) -> int:
+        return 1 << 50
+
+    def update(self, *, partial: bool = False) -> None:
+        return None
+
+
+def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> _Counts:
+    head = "gaussian" if isinstance(actions, BoxSpace) else "categorical"
+    _Counts.made.append(_Counts(PolicySpec(observations, actions, head, (8,)), FakeParameters(), seed))
+    return _Counts.made[-1]
+
+
+def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> Rate:
+    """Our learner, in memory or with a journal (`fsync`), fed by `actors` processes."""
+    register_algorithm(ALGORITHM, _build)
+    with contextlib.ExitStack() as stack:
+        spaces = {
+            "observation_space": space_to_json(payload.observation_space),
+            "action_space": space_to_json(payload.action_space),
+        }
+        config: dict[str, Any] = {
+            "bind": "tcp://127.0.0.1:0",
+            "run_dir": None,
+            "clients": {"lab": {"algorithm_name": ALGORITHM, **spaces}},
+        }
+        if fsync:
+            run = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
+            config.update(run_dir=run, fsync=fsync, checkpoint_every_s=1.0)
+        learner = stack.enter_context(Learner(LearnerConfig.from_mapping(config)))
+        senders = [(send_ours, (learner.address, payload, batch, f"a{n}")) for n in range(actors)]
+        with _processes(senders, seconds):
+            _wait_for(lambda: _Counts.made and _Counts.made[-1].steps)
+            counting = _Counts.made[-1]
+            rate = _measure(lambda: counting.steps, seconds)
+            ledger = learner.status()["ledger"] if fsync else None
+        per = counting.segments / ledger["commits"] if ledger else 0.0
+    _Counts.made.clear()
+    return Rate(*rate, per)
+
+
+def raw(payload: Payload, *, batch: int, actors: int, seconds: float) -> Rate:
+    """A bare ROUTER loop that takes the same bytes, in as many frames."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    router.set_hwm(RAW_HWM)
+    router.linger = 0
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    sizes, messages, ending = body_bytes(payload, batch), [0], threading.Event()
+
+    def take() -> None:
+        while not ending.is_set():
+            if router.poll(50):
+                frames = router.recv_multipart(copy=False)
+                assert len(frames[-1]) == sizes[-1]
+                messages[0] += 1
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        with _processes([(send_raw, (f"tcp://127.0.0.1:{port}", sizes))] * actors, seconds):
+            _wait_for(lambda: messages[0])
+            return Rate(*_measure(lambda: messages[0] * batch * payload.steps, seconds))
+    finally:
+        ending.set()
+        thread.join()
+        router.close()
+        context.term()
+
+
+def append_rate(payload: Payload, *, batch: int, items_per_commit: float, seconds: float, folder: Path | None = None) -> Rate:
+    """Appending the same bytes to a file and `fdatasync` after as many items as a commit of ours has."""
+    block = os.urandom(round(bytes_per_item(payload, batch) * items_per_commit))
+    with tempfile.TemporaryFile(dir=folder) as file:
+        done, began, cpu = 0, time.monotonic(), time.process_time()
+        while time.monotonic() - began < seconds:
+            os.write(file.fileno(), block)
+            os.fdatasync(file.fileno())
+            done += 1
+        took = time.monotonic() - began
+    steps = done * items_per_commit * payload.steps
+    return Rate(steps / took, (time.process_time() - cpu) / took, items_per_commit)
+
+
+def _measure(count: Callable[[], int], seconds: float) -> tuple[float, float]:
+    """Steps per second and cores, over a window after a while of warming up."""
+    time.sleep(WARM_UP_S)
+    began, cpu, steps = time.monotonic(), time.process_time(), count()
+    time.sleep(seconds)
+    took = time.monotonic() - began
+    return (count() - steps) / took, (time.process_time() - cpu) / took
+
+
+def _wait_for(look: Callable[[], T]) -> T:
+    deadline = time.monotonic() + START_S
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise TimeoutError("nothing arrived")
+        time.sleep(0.01)
+    return found
+
+
+@contextlib.contextmanager
+def _processes(targets: list[tuple[Callable[..., None], tuple[Any, ...]]], seconds: float) -> Iterator[None]:
+    """Senders, each told when to end; joined in the end."""
+    spawn = multiprocessing.get_context("spawn")
+    until_s = time.time() + START_S + seconds
+    running = [spawn.Process(target=target, args=(*args, until_s)) for target, args in targets]
+    for process in running:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in running:
+            process.terminate()
+            process.join()

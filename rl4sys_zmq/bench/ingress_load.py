@@ -1,0 +1,161 @@
+"""What flows into a learner in the ingress benchmark: three payloads, and senders that do nothing but send them.
+
+Each sender is a process of its own. It has its messages ready, so that what is measured is the receiving side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+import zmq
+
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
+from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused, Welcome
+
+__all__ = ["PAYLOADS", "RAW_HWM", "SEED", "Payload", "body_bytes", "bytes_per_item", "make_segment", "send_ours", "send_raw"]
+
+SEED = 20_240_501
+EVERYTHING = (1 << 63) - 1
+MAX_FRAMES = 256
+RAW_HWM = 64
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A kind of trajectory.
+
+    Attributes:
+        name: as the tables say it.
+        steps: how many each has.
+        observation_space, action_space: of its client.
+        masks: whether it has masks of allowed actions.
+        words: for people.
+    """
+
+    name: str
+    steps: int
+    observation_space: Space
+    action_space: Space
+    masks: bool
+    words: str
+
+
+PAYLOADS = {
+    p.name: p
+    for p in (
+        Payload("P1", 200, BoxSpace((8,)), DiscreteSpace(4), False, "200 steps: obs f32[8], action i64"),
+        Payload(
+            "P2", 100, BoxSpace((2, 128, 128, 3), "|u1", 0, 255), BoxSpace((7,)), False, "100 steps: two 128x128x3 u8, f32[7]"
+        ),
+        Payload("P3", 1000, BoxSpace((1024,)), DiscreteSpace(128), True, "1000 steps: obs f32[1024], mask bool[128]"),
+    )
+}
+
+
+def make_segment(payload: Payload, generation: int) -> Segment:
+    """One trajectory of random numbers: a whole episode."""
+    rng, steps = np.random.default_rng(SEED), payload.steps
+    obs, act = payload.observation_space, payload.action_space
+    actions: Any
+    if isinstance(act, DiscreteSpace):
+        actions = rng.integers(0, act.n, steps)
+        masks = np.ones((steps, act.n), np.bool_) if payload.masks else None
+    else:
+        actions, masks = rng.standard_normal((steps, *act.shape)).astype(np.float32), None
+    if obs.dtype == "|u1":
+        observations: Any = rng.integers(0, 256, (steps, *obs.shape), dtype=np.uint8)
+    else:
+        observations = rng.standard_normal((steps, *obs.shape)).astype(obs.dtype)
+    return Segment(
+        observations,
+        actions,
+        rng.standard_normal(steps).astype(np.float32),
+        -rng.random(steps).astype(np.float32),
+        np.zeros(steps, np.uint64),
+        masks,
+        generation,
+        7,
+        0,
+        terminated=True,
+        truncated=False,
+        episode_return=1.0,
+        episode_length=steps,
+    )
+
+
+def body_bytes(payload: Payload, batch: int) -> list[int]:
+    """The sizes of the frames of one of our messages, which the raw baseline sends too."""
+    return [memoryview(f).nbytes for f in encode(join_submit(0, EVERYTHING, [pack_segment(make_segment(payload, 1))] * batch))]
+
+
+def bytes_per_item(payload: Payload, batch: int) -> float:
+    """What one trajectory takes on the wire, with its share of the message's header."""
+    return sum(body_bytes(payload, batch)) / batch
+
+
+def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: float) -> None:
+    """A sender that speaks the protocol, and obeys credit; until `until_s` (Unix)."""
+    with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
+        poller.register(dealer)
+        hear = _Ear(dealer, poller)
+        dealer.send(encode(Hello("lab", name, 1, 0, 0, 0)))
+        while not isinstance(welcome := hear(10.0), Welcome):
+            if isinstance(welcome, Refused) or welcome is None:
+                raise RuntimeError(f"no welcome: {welcome}")
+        packed = pack_segment(make_segment(payload, welcome.generation))
+        whole = join_submit(0, EVERYTHING, [packed] * batch)
+        ready = dataclasses.replace(whole, digests=tuple(xxhash.xxh3_64_intdigest(f) for f in whole.body))
+        dealer.send(encode(Heartbeat(EVERYTHING)))
+        ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
+        seq = 0
+        while time.time() < until_s:
+            end = seq + batch
+            in_flight = (end - ack.received) * packed.nbytes
+            free = end <= ack.credit_items and in_flight <= ack.credit_bytes and end * packed.steps <= ack.credit_steps
+            if free:
+                dealer.send(encode(dataclasses.replace(ready, first_seq=seq)))
+                seq += batch
+            message = hear(0.0 if free else 0.05)
+            while message is not None:
+                if isinstance(message, Ack):
+                    ack = message
+                elif isinstance(message, Refused):
+                    raise RuntimeError(f"refused: {message}")
+                message = hear(0.0)
+
+
+class _Ear:
+    """Waits for the learner's words."""
+
+    def __init__(self, dealer: Socket, poller: Poller) -> None:
+        self._dealer, self._poller = dealer, poller
+
+    def __call__(self, timeout_s: float) -> Message | None:
+        frames = self._dealer.recv(MAX_FRAMES)
+        if frames is None and timeout_s and self._poller.poll(timeout_s):
+            frames = self._dealer.recv(MAX_FRAMES)
+        return None if frames is None else decode(frames)
+
+
+def send_raw(address: str, sizes: list[int], until_s: float) -> None:
+    """A bare DEALER that sends frames of these sizes as fast as they go."""
+    frames = [np.random.default_rng(SEED).bytes(n) for n in sizes]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.set_hwm(RAW_HWM)
+    dealer.linger = 0
+    dealer.connect(address)
+    poll: Callable[[int, int], int] = dealer.poll
+    while time.time() < until_s:
+        if poll(100, zmq.POLLOUT):
+            dealer.send_multipart(frames)
+    dealer.close()
+    context.term()

@@ -1,0 +1,97 @@
+"""Whether what is in a segment may be trained on: for a whole message at once, and if that does not look right, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.values import DiscreteSpace, Segment
+from rl4sys_zmq.wire import Batch, SegmentSchema
+
+__all__ = ["content_error", "content_errors", "is_finite"]
+
+CHUNK = 1 << 18
+"""Elements looked at in one go: their bytes stay in a core's cache between the two looks, and nothing is allocated."""
+
+
+def content_errors(
+    batch: Batch, segments: Sequence[Segment], but: Container[int], schema: SegmentSchema, generation: int, version: int
+) -> dict[int, str]:
+    """Which segments of a message must not be trained on, by their places, and why.
+
+    Args:
+        batch: the message.
+        segments: of it.
+        but: places that are not looked at.
+        schema: what fits the client's spaces.
+        generation: the newest there is; and
+        version: the newest of it.
+    """
+    if _is_sound(batch, schema, generation, version):
+        return {}
+    found = (
+        (place, content_error(segment, schema, generation, version)) for place, segment in enumerate(segments) if place not in but
+    )
+    return {place: reason for place, reason in found if reason}
+
+
+def _is_sound(batch: Batch, schema: SegmentSchema, generation: int, version: int) -> bool:
+    """True only if no segment has anything wrong with it."""
+    heads = batch.heads
+    made, by = heads["generation"], heads["version"]
+    if (
+        (made > generation).any()
+        or ((by > version) & (made == generation)).any()
+        or not np.isfinite(heads["episode_return"]).all()
+    ):
+        return False
+    if any(int(column.max(initial=0)) > version for column in batch.columns("v")):
+        return False
+    for letter in "oarl":
+        if not all(column.dtype.kind != "f" or is_finite(column) for column in batch.columns(letter)):
+            return False
+    for letter, space in (("a", schema.action_space), ("o", schema.observation_space)):
+        if isinstance(space, DiscreteSpace):
+            low, high = space.start, space.start + space.n - 1
+            if not all(column.min(initial=low) >= low and column.max(initial=high) <= high for column in batch.columns(letter)):
+                return False
+    return all(mask.all() or mask.any(axis=1).all() for mask in batch.columns("m"))
+
+
+def is_finite(column: NDArray[Any]) -> bool:
+    """Whether no element of floats is infinite or not a number."""
+    if column.size <= CHUNK:
+        return bool(np.isfinite(column).all())
+    flat = column.reshape(-1)
+    with np.errstate(invalid="ignore"):
+        for start in range(0, flat.size, CHUNK):
+            part = flat[start : start + CHUNK]
+            if not (np.isfinite(part.min()) and np.isfinite(part.max())):
+                return False
+    return True
+
+
+def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:
+    """Why a segment must not be trained on, or an empty string: not finite, out of range, all masked, or from the future."""
+    for name in ("observations", "actions", "rewards", "log_probs"):
+        column = getattr(segment, name)
+        if column.dtype.kind == "f" and not is_finite(column):
+            return f"{name} are not finite"
+    if segment.episode_return is not None and not np.isfinite(segment.episode_return):
+        return "the episode's return is not finite"
+    for name, column, space in (
+        ("actions", segment.actions, schema.action_space),
+        ("observations", segment.observations, schema.observation_space),
+    ):
+        if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
+            return f"{name} lie outside {space.start} to {space.start + space.n - 1}"
+    if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
+        return (
+            f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"
+        )
+    if segment.masks is not None and not segment.masks[: segment.steps].any(axis=1).all():
+        return "a mask forbids every action"
+    return ""

@@ -1,0 +1,218 @@
+"""The segments of a `Submit`, read all at once: heads as one array, columns as views into the frames. Nothing is copied.
+
+What is wrong with the bytes costs the message; what is wrong with one segment's numbers or layout costs that segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire.columns import Group, Reader
+from rl4sys_zmq.wire.layout import parse_layout
+from rl4sys_zmq.wire.messages import Submit
+from rl4sys_zmq.wire.schema import SegmentSchema
+from rl4sys_zmq.wire.segments import HEAD, HEAD_BYTES, MAX_LAYOUTS, Flag, head_struct
+
+__all__ = ["Batch", "read_heads", "read_submit"]
+
+_ENDED = Flag.TERMINATED | Flag.TRUNCATED
+_ODD_FLAGS = [
+    flags >= 32 or flags & 7 not in (0, 1, 2, 4) or bool(flags & Flag.RETURN and not flags & _ENDED) for flags in range(256)
+]
+_ODD = np.array(_ODD_FLAGS)
+"""By the flags: they contradict each other, or are none of ours."""
+FEW = 8
+"""So many heads are looked at faster one by one."""
+
+_NEVER = (1 << 64) - 1
+
+Head = tuple[int, int, int, int, float, int, int, int, int, int, int]
+
+
+class Batch:
+    """The segments of one message that holds together.
+
+    Attributes:
+        first_seq: the number of the first.
+        heads: of all of them.
+        steps: int64, how many decisions each claims to hold: as many as there are rows.
+    """
+
+    def __init__(self, message: Submit) -> None:
+        """Reads a message.
+
+        Raises:
+            ProtocolError: when it does not hold together, so that no segment in it can be trusted.
+        """
+        self.first_seq = message.first_seq
+        self.heads = heads = read_heads(message)
+        if not message.body:
+            raise ProtocolError(Refusal.FRAMES, "segments without a body")
+        texts = message.layouts
+        if not 0 < len(texts) <= min(len(heads), MAX_LAYOUTS) or not all(type(text) is str for text in texts):
+            raise ProtocolError(Refusal.MALFORMED, f"{len(heads)} segments with the layouts {texts!r:.80}")
+        layouts = [parse_layout(text) for text in texts]
+        self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
+        self._raw = message.heads
+        self._groups = Reader(heads, self.steps, layouts, message.body).groups
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    @property
+    def checks(self) -> NDArray[np.uint64]:
+        """What tells each segment from any other."""
+        checks: NDArray[np.uint64] = self.heads["check"]
+        return checks
+
+    def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
+        """Which segments can't be taken, by their places in the message, and why; without a schema, for their numbers alone."""
+        longest = schema.max_steps if schema is not None else None
+        places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
+        heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}
+        out = {place: error for place, head in heads.items() if (error := _head_error(head, longest)) is not None}
+        for group in self._groups if schema is not None else ():
+            error = schema.check_layout(group.layout) if schema is not None else None
+            if error is not None:
+                out = {**dict.fromkeys(group.members.tolist(), error), **out}
+        return dict(sorted(out.items())) if len(out) > 1 else out
+
+    def _suspicious(self, max_steps: int | None) -> list[int]:
+        """The places of all heads that break a rule of `_head_error`; it has the last word."""
+        heads, steps = self.heads, self.steps
+        flags, lengths = heads["flags"], heads["episode_length"]
+        least = np.where(flags & _ENDED, steps, 0)
+        bad = _ODD[flags] | (heads["reserved"] != 0) | (lengths < least) | ((lengths != 0) & (least == 0))
+        if max_steps is not None:
+            bad |= (steps < 1) | (steps > max_steps)
+        return np.flatnonzero(bad).tolist() if bad.any() else []
+
+    def columns(self, letter: str) -> Iterator[NDArray[Any]]:
+        """The rows of one column of all segments, in as few arrays as possible."""
+        for group in self._groups:
+            for views in group.columns:
+                if views.column.letter == letter:
+                    yield from views.arrays()
+
+    def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
+        """The least version among each segment's steps; of earlier generations it counts as `first_version` at most.
+
+        For segments none of whose versions is from the future.
+        """
+        found = self.heads["version"].copy()
+        for group in self._groups:
+            mixed = np.flatnonzero(self.heads["flags"][group.members] & Flag.VERSIONS)
+            if len(mixed):
+                sent = group.columns[4].each()
+                for place in mixed.tolist():
+                    found[group.members[place]] = sent[place].min(initial=_NEVER)
+        first = np.uint64(first_version)
+        return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
+
+    def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
+        """Of the segments at these places, those with an episode's return: which of them, the return, the episode's length."""
+        heads = self.heads[places]
+        which = np.flatnonzero(heads["flags"] & Flag.RETURN)
+        if not len(which):
+            return []
+        return list(
+            zip(which.tolist(), heads["episode_return"][which].tolist(), heads["episode_length"][which].tolist(), strict=True)
+        )
+
+    def segments(self) -> list[Segment]:
+        """All segments, as read-only views, those among them whose numbers are out of range."""
+        heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
+        if len(self._groups) == 1:
+            return self._segments(self._groups[0], heads)
+        every = list(heads)
+        out: dict[int, Segment] = {}
+        for group in self._groups:
+            members = group.members.tolist()
+            out.update(zip(members, self._segments(group, (every[place] for place in members)), strict=True))
+        return [out[place] for place in range(len(self))]
+
+    def _segments(self, group: Group, heads: Iterator[Head]) -> list[Segment]:
+        observations, actions, rewards, log_probs, _, *masks = (views.each() for views in group.columns)
+        forbidding: Sequence[NDArray[Any] | None] = masks[0] if masks else [None] * len(group.members)
+        rows = zip(observations, actions, rewards, log_probs, self._versions(group), forbidding, heads, strict=True)
+        out = []
+        for o, a, r, p, v, m, (generation, episode, index, _, total, length, _, _, flags, _, _) in rows:
+            ended = flags & _ENDED
+            out.append(
+                Segment(
+                    o,
+                    a,
+                    r,
+                    p,
+                    v,
+                    m,
+                    generation,
+                    episode,
+                    index,
+                    flags & 1 != 0,
+                    flags & 2 != 0,
+                    flags & 4 != 0,
+                    total if flags & 8 else None,
+                    length if ended else None,
+                )
+            )
+        return out
+
+    def _versions(self, group: Group) -> list[NDArray[np.uint64]]:
+        """The column of versions of each segment, written out where one stands for all steps."""
+        heads, steps = self.heads[group.members], self.steps[group.members]
+        every = np.repeat(heads["version"], steps)
+        every.flags.writeable = False
+        ends = np.cumsum(steps).tolist()
+        views = [every[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        mixed = heads["flags"] & Flag.VERSIONS != 0
+        if mixed.any():
+            sent = group.columns[4].each()
+            for place in np.flatnonzero(mixed).tolist():
+                views[place] = sent[place]
+        return views
+
+
+def read_heads(message: Submit) -> NDArray[Any]:
+    """The heads of a message, which may say anything: ``[count]`` of `HEAD`.
+
+    Raises:
+        ProtocolError: when they are not as many as the message says.
+    """
+    size = len(message.heads)
+    if not size or size != message.count * HEAD_BYTES:
+        raise ProtocolError(Refusal.MALFORMED, f"{size} bytes of heads for {message.count} segments of {HEAD_BYTES}")
+    return np.frombuffer(message.heads, HEAD)
+
+
+def read_submit(message: Submit) -> list[Segment | ProtocolError]:
+    """The segments of a message, as read-only views into its frames; in the place of one that is out of range, its error.
+
+    Raises:
+        ProtocolError: when the message does not hold together, so that no segment in it can be trusted.
+    """
+    batch = Batch(message)
+    errors = batch.errors()
+    return [errors.get(place, segment) for place, segment in enumerate(batch.segments())]
+
+
+def _head_error(head: Head, max_steps: int | None) -> ProtocolError | None:
+    """The rule that a head breaks, or None."""
+    _, _, _, _, _, length, _, steps, flags, _, reserved = head
+    if _ODD_FLAGS[flags] or reserved:
+        words = f"a segment with the flags {flags:#04x} and {reserved} where 0 must be"
+    elif flags & _ENDED and length < steps:
+        words = f"an episode of {length} steps that ends with a segment of {steps}"
+    elif length and not flags & _ENDED:
+        words = f"a segment that does not end its episode, of {length} steps"
+    elif max_steps is not None and not 1 <= steps <= max_steps:
+        words = f"a segment of {steps} steps; 1 to {max_steps} are allowed"
+    else:
+        return None
+    return ProtocolError(Refusal.RANGE, words)

@@ -1,0 +1,149 @@
+"""Where the columns of a `Submit` lie in its body, by its heads and layouts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.wire.layout import LETTERS, Column, Layout
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
+
+__all__ = ["Group", "Reader", "Views"]
+
+
+@dataclass(slots=True)
+class Views:
+    """One column of all segments of a layout.
+
+    Attributes:
+        column: which.
+        together: the rows of all segments but the large ones, ``[rows, *row]``.
+        starts: where each segment's rows begin in it, and where the last ones end.
+        large: the columns that are frames of their own, by the segment's place in the group.
+    """
+
+    column: Column
+    together: NDArray[Any]
+    starts: list[int]
+    large: dict[int, NDArray[Any]]
+
+    def each(self) -> list[NDArray[Any]]:
+        """The column of each segment."""
+        data = self.together
+        views = [data[a:b] for a, b in itertools.pairwise(self.starts)]
+        for place, own in self.large.items():
+            views[place] = own
+        return views
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """Everything, in as few arrays as possible."""
+        return [self.together, *self.large.values()] if self.large else [self.together]
+
+
+@dataclass(slots=True)
+class Group:
+    """The segments of one layout.
+
+    Attributes:
+        layout: of all of them.
+        members: their places in the message, ascending.
+        columns: in the order of the layout.
+    """
+
+    layout: Layout
+    members: NDArray[np.int64]
+    columns: list[Views]
+
+
+class Rows:
+    """How many rows a column has.
+
+    Attributes:
+        each: in each segment.
+        most: in any.
+        starts: where each segment's begin when they lie side by side, and where the last end.
+    """
+
+    __slots__ = ("each", "most", "starts")
+
+    def __init__(self, each: NDArray[np.int64]) -> None:
+        self.each = each
+        self.starts: list[int] = [0, *each.cumsum().tolist()]
+        self.most = int(each.max(initial=0))
+
+
+_COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
+"""Which of the counts of rows a column goes by: the steps, the observations, or the steps of those that say all versions."""
+
+
+class Reader:
+    """Finds the columns in the body."""
+
+    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[Frame]) -> None:
+        self._blob, self._large = body[0], list(body[1:])
+        self._at, self._limit = 0, sum(map(len, body))
+        places = heads["layout"]
+        if len(layouts) > 1 or places.any():
+            if int(places.max()) >= len(layouts):
+                raise ProtocolError(Refusal.MALFORMED, f"a segment of layout {int(places.max())}, {len(layouts)} were described")
+            members = [np.flatnonzero(places == k) for k in range(len(layouts))]
+        else:
+            members = [np.arange(len(heads))]
+        flags = heads["flags"]
+        counts = steps, steps + (flags & Flag.TERMINATED == 0), np.where(flags & Flag.VERSIONS, steps, 0)
+        sized = [tuple(Rows(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
+        self._frames = self._find_large(layouts, members, sized)
+        self.groups = [
+            Group(layout, m, [self._column(c, rows[_COUNTED[c.letter]], m) for c in layout.columns])
+            for layout, m, rows in zip(layouts, members, sized, strict=True)
+        ]
+        if self._at != len(self._blob) or len(self._frames) != len(self._large):
+            raise ProtocolError(Refusal.SHAPE, "bytes that belong to no segment")
+
+    def _find_large(
+        self, layouts: list[Layout], members: list[NDArray[np.int64]], sized: list[tuple[Rows, ...]]
+    ) -> dict[tuple[int, int], int]:
+        """Gives the frames behind the first to the large columns: segment by segment, in the order of the columns."""
+        found = []
+        for layout, places, rows in zip(layouts, members, sized, strict=True):
+            for position, column in enumerate(layout.columns):
+                counted = rows[_COUNTED[column.letter]]
+                most = counted.most * column.row_bytes
+                if most > self._limit:
+                    raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {most} bytes, the body has {self._limit}")
+                if most >= LARGE_BYTES:
+                    large = places[counted.each * column.row_bytes >= LARGE_BYTES]
+                    found += [(place, position) for place in large.tolist()]
+        return {key: n for n, key in enumerate(sorted(found))}
+
+    def _column(self, column: Column, rows: Rows, members: NDArray[np.int64]) -> Views:
+        own: dict[int, NDArray[Any]] = {}
+        starts = rows.starts
+        if rows.most * column.row_bytes >= LARGE_BYTES:
+            small = rows.each.copy()
+            for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
+                index = self._frames[int(members[place]), LETTERS.index(column.letter)]
+                frame = self._take(index, int(small[place]) * column.row_bytes, column)
+                own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
+                small[place] = 0
+            starts = Rows(small).starts
+        size = starts[-1] * column.row_bytes
+        if self._at + size > len(self._blob):
+            raise ProtocolError(Refusal.SHAPE, f"column {column.letter} ends beyond its frame")
+        blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
+        together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
+        self._at += size + (-size % ALIGN)
+        return Views(column, together.reshape(-1, *column.row) if column.row else together, starts, own)
+
+    def _take(self, index: int, size: int, column: Column) -> Frame:
+        frame = self._large[index] if index < len(self._large) else b""
+        if len(frame) != size:
+            raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes, its frame has {len(frame)}")
+        return frame

@@ -1,0 +1,66 @@
+"""What the segments of a client must look like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.values import DiscreteSpace, Segment, Space
+from rl4sys_zmq.wire.layout import NAMES, Layout, action_dtype, parse_layout, wanted_layouts
+
+__all__ = ["SegmentSchema"]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSchema:
+    """What a client's segments must look like: its spaces and the longest segment allowed, in steps."""
+
+    observation_space: Space
+    action_space: Space
+    max_steps: int
+    layouts: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layouts", wanted_layouts(self.observation_space, self.action_space))
+
+    def check(self, segment: Segment) -> ProtocolError | None:
+        """The rule that a segment's columns break, or None. Content (finiteness) is not looked at here.
+
+        `Batch.errors` says the same of what has come in a message.
+        """
+        steps = segment.steps
+        rows = steps + (0 if segment.terminated else 1)
+        if not 1 <= steps <= self.max_steps:
+            return ProtocolError(Refusal.RANGE, f"a segment of {steps} steps; 1 to {self.max_steps} are allowed")
+        act = self.action_space
+        wanted: list[tuple[str, NDArray[Any], tuple[int, ...], str]] = [
+            ("observations", segment.observations, (rows, *self.observation_space.shape), self.observation_space.dtype),
+            ("actions", segment.actions, (steps, *act.shape), action_dtype(act)),
+            ("rewards", segment.rewards, (steps,), "<f4"),
+            ("log_probs", segment.log_probs, (steps,), "<f4"),
+            ("versions", segment.versions, (steps,), "<u8"),
+        ]
+        if segment.masks is not None:
+            if not isinstance(act, DiscreteSpace):
+                return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
+            wanted.append(("masks", segment.masks, (rows, act.n), "|b1"))
+        for name, column, shape, dtype in wanted:
+            if column.shape != shape or column.dtype.str != dtype:
+                return ProtocolError(Refusal.SPEC, f"{name} are {column.dtype.str} {column.shape}, not {dtype} {shape}")
+        return None
+
+    def check_layout(self, layout: Layout) -> ProtocolError | None:
+        """Why segments of this layout do not fit, or None."""
+        if layout.text in self.layouts:
+            return None
+        if len(layout.columns) > 5 and not isinstance(self.action_space, DiscreteSpace):
+            return ProtocolError(Refusal.SPEC, "masks for a continuous action space")
+        wanted = parse_layout(self.layouts[-1])
+        for column, own in zip(layout.columns, wanted.columns, strict=False):
+            if column != own:
+                said, ours = (f"{c.dtype.str} with rows of {c.row}" for c in (column, own))
+                return ProtocolError(Refusal.SPEC, f"{NAMES[column.letter]} are {said}, not {ours}")
+        return ProtocolError(Refusal.SPEC, f"columns {layout.text:.80}, not {wanted.text:.80}")

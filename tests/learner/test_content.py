@@ -1,0 +1,117 @@
+"""What may not be trained on: found for a whole message as it is found for each of its segments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.learner.content import CHUNK, content_error, content_errors, is_finite
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment
+
+GENERATION, VERSION = 1000, 5
+SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(3, 1), 1 << 20)
+NAN, INF = float("nan"), float("inf")
+
+
+def segment(steps: int = 3, **changes) -> Segment:
+    rows = np.zeros(steps, np.float32)
+    given = {
+        "observations": np.zeros((steps, 2), np.float32),
+        "actions": np.full(steps, 2),
+        "rewards": rows,
+        "log_probs": rows,
+        "versions": np.full(steps, VERSION, np.uint64),
+        "masks": None,
+        "generation": GENERATION,
+        "episode_id": 1,
+        "segment_index": 0,
+        "terminated": True,
+        "truncated": False,
+        "episode_return": 1.0,
+        "episode_length": steps,
+    }
+    return Segment(**{**given, **changes})
+
+
+def but(value, *place, of):
+    out = of.copy()
+    out[place] = value
+    return out
+
+
+BAD = {
+    "a reward": {"rewards": but(NAN, 1, of=np.zeros(3, np.float32))},
+    "a log-probability": {"log_probs": but(-INF, 2, of=np.zeros(3, np.float32))},
+    "an observation": {"observations": but(INF, 0, 1, of=np.zeros((3, 2), np.float32))},
+    "the return": {"episode_return": NAN},
+    "an action too low": {"actions": np.array([2, 0, 2])},
+    "an action too high": {"actions": np.array([2, 2, 4])},
+    "all forbidden": {"masks": but(False, 1, of=np.ones((3, 3), np.bool_))},
+    "a later version": {"versions": np.full(3, VERSION + 1, np.uint64)},
+    "one later version": {"versions": np.array([5, 5, 6], np.uint64)},
+    "a later generation": {"generation": GENERATION + 1},
+}
+GOOD = {
+    "some forbidden": {"masks": np.eye(3, dtype=np.bool_)},
+    "nothing to choose at the end": {
+        "masks": but(False, 3, of=np.ones((4, 3), np.bool_)),
+        "observations": np.zeros((4, 2), np.float32),
+        "terminated": False,
+        "episode_return": None,
+        "episode_length": None,
+    },
+    "large numbers": {"rewards": np.full(3, np.finfo(np.float32).max)},
+    "an earlier generation's version": {"generation": GENERATION - 1, "versions": np.full(3, 2**64 - 1, np.uint64)},
+    "mixed versions": {"versions": np.array([5, 3, 4], np.uint64)},
+    "mixed versions of an earlier generation": {"generation": 1, "versions": np.array([5, 9, 9], np.uint64)},
+}
+
+
+def judged(*segments: Segment, skip=()) -> dict[int, str]:
+    batch = Batch(decode(encode(join_submit(0, 0, [pack_segment(s) for s in segments]))))
+    with np.errstate(all="raise"):
+        return content_errors(batch, batch.segments(), skip, SCHEMA, GENERATION, VERSION)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_one_bad_segment_among_good_ones(name):
+    bad = segment(**BAD[name])
+    assert content_error(bad, SCHEMA, GENERATION, VERSION)
+    assert list(judged(segment(), bad, segment(4))) == [1]
+    assert judged(segment(), bad, skip={1}) == {}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_nothing_is_wrong_with_it(name):
+    good = segment(**GOOD[name])
+    assert content_error(good, SCHEMA, GENERATION, VERSION) == ""
+    assert judged(segment(), good, segment(2)) == {}
+
+
+def test_all_good_and_all_bad():
+    assert judged(*[segment(n) for n in range(1, 20)]) == {}
+    assert list(judged(*[segment(**changes) for changes in BAD.values()])) == list(range(len(BAD)))
+
+
+def test_discrete_observations_and_continuous_actions():
+    schema = SegmentSchema(DiscreteSpace(4), BoxSpace((2,)), 9)
+    moves = np.zeros((3, 2), np.float32)
+    cases = [
+        segment(observations=np.array([0, 3, 1]), actions=moves),
+        segment(observations=np.array([0, 4, 1]), actions=moves),
+        segment(observations=np.array([0, 3, 1]), actions=but(NAN, 2, 0, of=moves)),
+    ]
+    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in cases]))
+    assert list(content_errors(batch, batch.segments(), (), schema, GENERATION, VERSION)) == [1, 2]
+
+
+@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_finiteness_of_long_columns(size, bad):
+    column = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    column[-1] = np.finfo(np.float32).max
+    with np.errstate(all="raise"):
+        assert is_finite(column)
+        for place in {0, size // 2, size - 1}:
+            assert not is_finite(but(bad, place, of=column))

@@ -234,7 +234,8 @@ class RL4SysAgent(BatchActing):
 
     @property
     def _in_actor(self) -> int:
-        return self._io.supply.items + self._io.session.unreceived
+        supply = self._io.supply
+        return supply.items + supply.in_hand + self._io.session.unreceived
 
     def _joined(self) -> bool:
         return self._io.policy is not None

@@ -207,8 +207,8 @@ class ActorIO(Worker):
 
     @property
     def idle(self) -> bool:
-        """Nothing is queued and everything sent is durable."""
-        return not self._supply.items and not self._session.in_flight
+        """Nothing is queued or in hand, and everything sent is durable."""
+        return not self._supply.items and not self._supply.in_hand and not self._session.in_flight
 
     def inherit(self, other: ActorIO) -> None:
         """Before the start: takes the policy of another actor, the parent of a forked process."""
@@ -558,6 +558,7 @@ class ActorIO(Worker):
             if not batch:
                 break
             self._do(self._session.take(now, batch))
+            self._supply.in_hand = 0
         if not supply.items:
             self._oldest_since = None
 
@@ -577,8 +578,10 @@ class ActorIO(Worker):
                 if not self._supply.drop("too_large"):
                     break
                 continue
+            self._supply.in_hand += 1
             taken = self._supply.take(1, limit)
             if not taken:
+                self._supply.in_hand -= 1
                 break
             packed = taken[0]
             batch.append(packed)

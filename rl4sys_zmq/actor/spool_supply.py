@@ -47,10 +47,12 @@ class SpoolSupply(Supply):
     def fill(self) -> bool:
         """Puts some of what the outbox holds into the spool."""
         batch: list[PackedSegment] = []
-        while len(batch) < PUT_ITEMS and (segment := self.outbox.pop()) is not None:
+        self.in_hand = min(PUT_ITEMS, len(self.outbox))
+        while len(batch) < self.in_hand and (segment := self.outbox.pop()) is not None:
             batch.append(pack_segment(segment))
         if batch:
             self.spool.put(batch)
+        self.in_hand = 0
         return bool(batch)
 
     def release(self, durable: int) -> None:

@@ -45,12 +45,14 @@ class Supply(Resource):
 
     Attributes:
         spool: where they are kept, None for in memory.
+        in_hand: those that have left one queue and are not in the next one yet, or in the session.
     """
 
     spool: Spool | None = None
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
+        self.in_hand = 0
 
     @property
     @abstractmethod

@@ -446,15 +446,16 @@ class _Learning:
     def _publish(self) -> None:
         flat = self._spec.flatten(self._algorithm.snapshot())
         self._version += 1
-        self._masters = digest(flat)
         wire = self._rounder.round(flat)
         new = PolicySnapshot(self._assign.generation, self._version, digest(wire), wire)
-        policy_id, writing = self._assign.policy_id, self._rounder.writing
-        body: tuple[bytes, ...] = encode_update(policy_id, None, new, writing)
+        self._masters = new.digest if wire is flat else digest(flat)
+        diff: tuple[bytes, ...] = ()
         if self._snapshot is not None:
-            body = (*body, *encode_update(policy_id, self._snapshot, new, writing, before=self._before))
+            policy_id, writing = self._assign.policy_id, self._rounder.writing
+            diff = encode_update(policy_id, self._snapshot, new, writing, before=self._before)
+        state = wire.astype("<f4", copy=False).view(np.uint8).data
         self._before, self._snapshot = self._snapshot, new
-        self._say(Published(new.version, new.digest, body))
+        self._say(Published(new.version, new.digest, (state, *diff)))
         self._scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:

@@ -123,7 +123,7 @@ def build() -> dict[str, m.Message]:
         m.Deliver("a1", 8, 1, 2, (b"first", b"second")),
         m.Stop(),
         m.Ready(spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"]),
-        m.Published(3, DIGEST, update()),
+        m.Published(3, DIGEST, (np.arange(3, dtype="<f4").tobytes(), *update())),
         m.Disposed("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
         m.Demand(128, 12, 4096, 3),
         m.Failed("ValueError: no", "Traceback"),

@@ -91,6 +91,6 @@ def test_late_joiners_end_with_the_same_bits(
     assert len(states) == processes * (joiners // processes)
     assert {(state["version"], state["digest"]) for state in states} == {(last, digest)}
     assert last > first
-    assert (versions, most_snapshots) == (last + 1, 1)
+    assert most_snapshots == 1 and versions <= last + 1
     if tier.long:
         assert together_s < TOGETHER_S

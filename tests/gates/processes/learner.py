@@ -8,8 +8,7 @@ from typing import Any
 
 from talk import obey, options, say
 
-from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner import publisher
+from rl4sys_zmq.learner import Learner, LearnerConfig, publisher, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import PolicySpec, Segment
 

@@ -13,7 +13,6 @@ import multiprocessing
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,12 +22,12 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
-from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 
-__all__ = ["CASES", "measure_fanout"]
+__all__ = ["CASES", "LEVELS", "measure_fanout"]
 
 ALGORITHM = "WALKS"
 STEP = 1e-3
@@ -36,6 +35,8 @@ STEP = 1e-3
 PATIENCE_S = 30.0
 CASES = ((75, 1), (730, 1), (1000, 8), (1000, 32))
 """Kilobytes of the policy, and actors."""
+LEVELS = (0, 1)
+"""Of the coder: whole states, and diffs."""
 
 
 class Walks(FakeAlgorithm):
@@ -59,18 +60,19 @@ class Walks(FakeAlgorithm):
         return out
 
 
-def measure_fanout(kilobytes: int, actors: int, pairs: int, versions: int, seed: int) -> Pairs:
+def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions: int, seed: int) -> Pairs:
     """Milliseconds from an update to the last actor, the median over `versions`.
 
     Args:
         kilobytes: of the policy in float32.
         actors: how many.
+        level: of the coder.
         pairs: of ours and the bare sockets.
         versions: published in each.
         seed: of the weights.
     """
     spec = _spec(kilobytes)
-    ours = lambda: _ours(spec, actors, versions, seed)  # noqa: E731
+    ours = lambda: _ours(spec, actors, level, versions, seed)  # noqa: E731
     return measure_pairs(ours, lambda: _bare(4 * spec.size, actors, versions), pairs, warm=False)
 
 
@@ -81,7 +83,7 @@ def _spec(kilobytes: int) -> PolicySpec:
     return PolicySpec(BoxSpace((inputs,)), DiscreteSpace(outputs), "categorical", (width, width))
 
 
-def _ours(spec: PolicySpec, actors: int, versions: int, seed: int) -> float:
+def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -> float:
     made: list[Walks] = []
 
     def build(observations: Space, actions: Space, parameters: Mapping[str, object], _: int) -> Walks:
@@ -89,41 +91,45 @@ def _ours(spec: PolicySpec, actors: int, versions: int, seed: int) -> float:
         return made[-1]
 
     register_algorithm(ALGORITHM, build)
-    spaces: dict[str, Any] = {"observation_space": spec.observation_space, "action_space": spec.action_space}
-    config = AgentConfig(client_id="lab", algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces)
-    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as learner:
-        config = replace(config, train_server_address=learner.address)
-        with RL4SysAgent(config=config) as driver, _child(_follow, learner.address, actors, versions) as ear:
-            assert ear.recv() == "ready"
-            for version in range(1, versions + 1):
-                traj, action = driver.request_for_action(None, np.zeros(spec.observation_space.shape, np.float32))
-                action.update_reward(0.0)
-                driver.add_to_trajectory(traj, action)
-                driver.mark_end_of_trajectory(traj, action)
-                driver.wait_version(version, PATIENCE_S)
-                assert ear.recv() == version  # all of them have it
-            applied = np.array(ear.recv())
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, weights=WeightsConfig(level=level))
+    with Learner(config) as learner, _child(_follow, learner.address, actors, versions) as ear:
+        assert ear.recv() == "ready"
+        for version in range(1, versions + 1):
+            assert ear.recv() == version  # all of them have it
+        applied = np.array(ear.recv())
     given = np.array(made[-1].given_at[1 : versions + 1])
     return 1e3 * float(np.median(applied.max(axis=0) - given))
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """The actors' process: a thread for each, which notes when it is told of a version."""
+    """The actors' process: a thread for each, which notes when it is told of a version. The first one asks for them."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
+    config = AgentConfig(
+        client_id="lab", train_server_address=address, algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces
+    )
     applied = [[0.0] * versions for _ in range(actors)]
     gates = [threading.Barrier(actors + 1) for _ in range(2)]
 
     def follow(index: int) -> None:
-        config = AgentConfig(client_id="lab", train_server_address=address, explore=False, **spaces)
         with RL4SysAgent(config=config) as agent:
             gates[0].wait(PATIENCE_S)
             for version in range(1, versions + 1):
+                if index == 0:
+                    _ask(agent)
                 agent.wait_version(version, PATIENCE_S)
                 applied[index][version - 1] = time.monotonic()
                 gates[version % 2].wait(PATIENCE_S)
 
     _report(pipe, follow, actors, versions, gates)
     pipe.send(applied)
+
+
+def _ask(agent: RL4SysAgent) -> None:
+    """An episode of one step, which is a batch of this algorithm."""
+    traj, action = agent.request_for_action(None, np.zeros(8, np.float32))
+    action.update_reward(0.0)
+    agent.add_to_trajectory(traj, action)
+    agent.mark_end_of_trajectory(traj, action)
 
 
 def _report(pipe: Connection, target: Any, actors: int, versions: int, gates: list[threading.Barrier]) -> None:

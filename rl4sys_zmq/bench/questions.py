@@ -6,12 +6,13 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.bench.collect import measure_collect, missing_for
 from rl4sys_zmq.bench.counting import CountingLearner
-from rl4sys_zmq.bench.fanout import CASES, measure_fanout
+from rl4sys_zmq.bench.fanout import CASES, LEVELS, measure_fanout
 from rl4sys_zmq.bench.footprint import measure_footprint, measure_overhead, measure_running
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.pairs import LEAST_PAIRS, Pairs, spread
@@ -124,9 +125,9 @@ def _collect(options: Options, say: Say) -> Record:
 
 def _fanout(options: Options, say: Say) -> Record:
     record = {}
-    for kilobytes, actors in CASES:
-        pairs = measure_fanout(kilobytes, actors, options.pairs, options.versions, options.seed)
-        label = f"weights of {kilobytes} kB to {actors} actor{'s' * (actors > 1)}, ms"
+    for (kilobytes, actors), level in product(CASES, LEVELS):
+        pairs = measure_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
+        label = f"{kilobytes} kB to {actors} actor{'s' * (actors > 1)}, level {level}, ms"
         record[label] = _line(say, label, pairs, 3)
     return record
 

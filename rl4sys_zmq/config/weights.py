@@ -21,8 +21,9 @@ class WeightsConfig:
 
     wire_dtype: str | None = option(optional(one_of("fp32", "bf16", "grid")), None)
     """What actors compute with: the learner's float32 weights, or these rounded, to bf16 or to a grid."""
-    level: int | None = option(optional(integer(1, 2)), None)
-    """How diffs are written: 1 is fast; 2 takes about ten times as long, twenty for a large bf16 policy, for fewer bytes."""
+    level: int | None = option(optional(integer(0, 2)), None)
+    """How versions are written. 0: whole, which takes the least time on a fast link. 1: as diffs, written fast. 2: as
+    diffs that take about ten times as long, twenty for a large bf16 policy, for fewer bytes."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import require_algorithm
 from rl4sys_zmq.values import Space, space_from, space_to_json
+from rl4sys_zmq.weights import WireDtype, Writing
 from rl4sys_zmq.wire.messages import Assign, Hello
 
 __all__ = [
@@ -50,10 +51,17 @@ class ClientSettings:
     on_lag: str
     pacing_lag: float
     publish_every_updates: int | None
-    weights: WeightsConfig = WeightsConfig()
+    weights: WeightsConfig = _WEIGHTS
+
+    def writing(self, sizes: Sequence[int] = ()) -> Writing:
+        """How its weights travel; `sizes` are the elements of each tensor."""
+        complete = self.weights.over(_WEIGHTS)
+        assert complete.wire_dtype is not None and complete.level is not None
+        return Writing(WireDtype[complete.wire_dtype.upper()], complete.level, tuple(sizes))
 
     def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, ledger_id: int) -> Assign:
         """The first message to this client's learner thread."""
+        writing = self.writing()
         return Assign(
             self.client_id,
             policy_id,
@@ -71,8 +79,8 @@ class ClientSettings:
             checkpoints,
             float(config.checkpoint_every_s),
             ledger_id,
-            self.weights.wire_dtype or "fp32",
-            self.weights.level or 1,
+            writing.dtype.name.lower(),
+            writing.level,
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -15,7 +16,6 @@ from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import MAX_SEGMENT_STEPS, LearnerThread
 from rl4sys_zmq.transports import Socket
-from rl4sys_zmq.weights import WireDtype, Writing
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
 
@@ -206,9 +206,9 @@ class Client:
         spec = spec_from_document(message.spec)
         self.welcome_spec, self.algorithm_type = message.spec, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
-        dtype = WireDtype[(self.settings.weights.wire_dtype or "fp32").upper()]
-        sizes = tuple(tensor.size for tensor in spec.tensors)
-        self.publications.describe(self.policy_id, Writing(dtype, sizes=sizes))  # level 1: the gateway does other things too
+        writing = self.settings.writing([tensor.size for tensor in spec.tensors])
+        writing = replace(writing, level=min(writing.level, 1))  # the gateway does other things too
+        self.publications.describe(self.policy_id, writing)
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
     # ---- going back to a checkpoint

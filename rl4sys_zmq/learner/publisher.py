@@ -52,7 +52,7 @@ class Publications:
         self._policy_id, self._writing = policy_id, writing
 
     def publish(self, message: Published) -> Frames:
-        """Takes a new version; returns the frames that go out on the PUB (the diff, or the first snapshot)."""
+        """Takes a new version; returns the frames that go out on the PUB: the diff, or without one the whole state."""
         self.version, self.digest = message.version, message.digest
         state, *diff = message.body
         flat = np.frombuffer(state, dtype="<f4").astype(np.float32, copy=False)
@@ -73,7 +73,8 @@ class Publications:
 
         Where diffs need the version before their base, it comes in two steps, so that the actor holds the last two versions.
         """
-        held = version if generation == self.generation and self._ring[0].version <= version < self.version else -1
+        known = generation == self.generation and self._ring[0].version <= version < self.version
+        held = version if known and self._writing.level else -1
         if self._predicted and len(self._ring) > 1:
             last = self.version - 1
             first = () if held == last else self._step(held, last)

@@ -450,8 +450,8 @@ class _Learning:
         new = PolicySnapshot(self._assign.generation, self._version, digest(wire), wire)
         self._masters = new.digest if wire is flat else digest(flat)
         diff: tuple[bytes, ...] = ()
-        if self._snapshot is not None:
-            policy_id, writing = self._assign.policy_id, self._rounder.writing
+        policy_id, writing = self._assign.policy_id, self._rounder.writing
+        if self._snapshot is not None and writing.level:
             diff = encode_update(policy_id, self._snapshot, new, writing, before=self._before)
         state = wire.astype("<f4", copy=False).view(np.uint8).data
         self._before, self._snapshot = self._snapshot, new

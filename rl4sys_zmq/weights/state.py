@@ -33,7 +33,7 @@ class Writing:
 
     Attributes:
         dtype: what the elements are on the wire.
-        level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
+        level: 0 writes whole states, not coded at all; 1 is fast; 2 takes up to ten times as long, for fewer bytes.
         sizes: the elements of each tensor; only a grid needs them.
     """
 
@@ -52,7 +52,7 @@ def encode_update(
 ) -> tuple[bytes, bytes]:
     """The header and the payload that bring an actor from `base` to `new`.
 
-    A whole snapshot when `base` is None or of another generation: no diff crosses generations.
+    A whole snapshot when `base` is None or of another generation (no diff crosses generations), and at level 0.
 
     Args:
         policy_id: of the policy.
@@ -68,8 +68,8 @@ def encode_update(
     """
     _require_finite(new.flat)
     writing = writing or Writing()
-    if base is None or base.generation != new.generation:
-        diff, base_version = Diff(*_encode_snapshot(new.flat, writing.dtype)), new.version
+    if base is None or base.generation != new.generation or not writing.level:
+        diff, base_version = Diff(*_encode_snapshot(new.flat, writing)), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
@@ -100,8 +100,9 @@ def apply_update(
     *,
     before: PolicySnapshot | None = None,
 ) -> PolicySnapshot:
-    """The snapshot that an update leads to from the one that is `held`, verified whole, in a fresh buffer.
+    """The snapshot that an update leads to from the one that is `held`, verified whole.
 
+    It lies in a fresh buffer, or in the payload's own, which nobody may write to again.
     Which policy it is for, and whether a snapshot is older than what is held, is for the caller to compare.
 
     Args:
@@ -175,12 +176,14 @@ def _snapshot_form(dtype: WireDtype) -> Form:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def _encode_snapshot(flat: FlatWeights, dtype: WireDtype) -> tuple[Codec, bytes]:
+def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, bytes]:
     """The whole state; compressed in the form of its bits, which needs no steps."""
-    form = _snapshot_form(dtype)
-    packed = planes.pack(form.integers(flat).astype(form.word, copy=False))
-    if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
-        return Codec.SNAPSHOT_PLANES, packed
+    dtype = writing.dtype
+    if writing.level:
+        form = _snapshot_form(dtype)
+        packed = planes.pack(form.integers(flat).astype(form.word, copy=False))
+        if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
+            return Codec.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
         return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     return Codec.SNAPSHOT, flat.astype("<f4", copy=False).tobytes()
@@ -196,7 +199,7 @@ def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype
         raise bad(f"a snapshot of {len(payload)} bytes for {size} elements")
     if dtype is WireDtype.BF16:
         return (np.frombuffer(payload, dtype="<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.frombuffer(payload, dtype="<f4").astype(np.float32)
+    return np.require(np.frombuffer(payload, dtype="<f4"), np.float32, "A")
 
 
 def _unpacked(header: bytes | memoryview | WeightsHeader) -> WeightsHeader:

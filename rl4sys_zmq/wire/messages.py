@@ -430,7 +430,7 @@ class Published:
     Attributes:
         version: 0 first, then one more each time.
         digest: xxh3-64 of the flat bytes.
-        body: the state, float32 in manifest order; then, from version 1 on, header and payload of the diff.
+        body: the state, float32 in manifest order; then, from version 1 on and above level 0, header and payload of the diff.
     """
 
     KIND: ClassVar[int] = 49

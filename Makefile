@@ -16,7 +16,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev demo test soak check test-base bench clean
+.PHONY: help venv venv-test venv-dev demo test soak check test-base bench guard peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,13 +66,20 @@ test-base:  ## the actor's tests on the base install, with the Python that PYTHO
 	$(@D)/bin/python -m pip install $(PIP_FLAGS) -e '.[test]'
 	@touch $@
 
-bench: $(VENV)/.installed-bench  ## every script in benchmarks/, each beside its baseline
-	@for script in $(wildcard benchmarks/[a-z]*.py); do \
+bench: $(VENV)/.installed  ## every script in benchmarks/, each beside its baseline
+	@for script in $(filter-out benchmarks/guard.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$script"; $(VENV)/bin/python "$$script" || exit 1; done
-$(VENV)/.installed-bench: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml,sb3]'
+
+guard: $(VENV)/.installed  ## the ratios in benchmarks/results measured again: fails if one is clearly worse
+	$(VENV)/bin/python benchmarks/guard.py
+
+peers: .venv-peers/.installed  ## an environment for the programs that benchmarks compare with, about a gigabyte
+.venv-peers/.installed: benchmarks/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
+	.venv-peers/bin/python -m pip install -r benchmarks/peers/requirements.txt
 	@touch $@
 
 clean:  ## remove the environments, caches and build outputs; run directories stay
-	rm -rf .venv .venv-base-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-base-* .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,9 +19,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from train import machine
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.algorithms.presets import PRESETS
@@ -51,7 +51,7 @@ def main() -> None:
     passed = sum(r["solved_steps"] is not None and (r["mean_after"] or 0) >= STABLE for r in rows)
     print(f"solved and stable: {passed} of {len(rows)}")
     if options.json is not None:
-        result = {"command": " ".join(["python", *sys.argv]), "env": ENV, **machine(), "rows": rows}
+        result = {"command": " ".join(["python", *sys.argv]), "env": ENV, **machine_record(), "rows": rows}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

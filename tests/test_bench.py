@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from rl4sys_zmq.bench import peers
+from rl4sys_zmq.bench.guard import regressions
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs, spread
 
@@ -27,3 +31,39 @@ def test_a_record_says_where_and_what() -> None:
     record = machine_record()
     assert record["machine"]["cores"] and record["versions"]["numpy"]
     assert record["commit"] == "unknown" or len(record["commit"]) == 40
+
+
+def figures(ratio: float, *, better: str = "lower") -> dict[str, object]:
+    return {"ours": 1.0, "baseline": 1.0, "ratio": ratio, "ratio_spread": [0.9 * ratio, 1.1 * ratio], "better": better}
+
+
+def test_the_guard_compares_ratios_and_knows_what_is_better() -> None:
+    earlier = {
+        "step": {"tight": {"median_us": figures(1.3)}},
+        "ingress": {"P1": figures(0.5, better="higher")},
+        "weights": {"own": [{"pair": "own", "dtype": "fp32", "level": 1, "ratio": 1.5, "baseline": 1.25}]},
+    }
+    assert regressions(earlier, earlier) == []
+    now = {
+        "step": {"tight": {"median_us": {**figures(1.75), "ours": 100.0}}},
+        "ingress": {"P1": figures(0.37, better="higher")},
+        "weights": {"own": [{"pair": "own", "dtype": "fp32", "level": 1, "ratio": 1.25, "baseline": 1.25}]},
+    }
+    assert regressions(earlier, now) == []  # within 1.25 times the worst pair
+    now["step"]["tight"]["median_us"] = figures(1.8)  # type: ignore[index]
+    now["ingress"]["P1"] = figures(0.35, better="higher")
+    now["weights"] = {}
+    words = regressions(earlier, now)
+    assert [w.partition(":")[0] for w in words] == ["step/tight/median_us", "ingress/P1", "weights/own/fp32 level 1"]
+    assert "not measured" in words[2]
+
+
+def test_a_peer_that_cannot_run_says_what_would_help(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(peers, "FOLDER", tmp_path)
+    with pytest.raises(peers.PeerMissing, match="from a clone"):
+        peers.run_peer("sb3_ppo")
+    (tmp_path / "broken.py").write_text("import surely_not_installed")
+    with pytest.raises(peers.PeerMissing, match=r"surely_not_installed.*make peers"):
+        peers.run_peer("broken")
+    (tmp_path / "works.py").write_text("import sys; print('noise'); print('{\"got\": \"' + sys.argv[1] + '\"}')")
+    assert peers.run_peer("works", 3) == {"got": "3"}

@@ -5,23 +5,36 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.bench.collect import measure_collect, missing_for
 from rl4sys_zmq.bench.counting import CountingLearner
+from rl4sys_zmq.bench.diffs import measure_diffs
 from rl4sys_zmq.bench.fanout import CASES, LEVELS, measure_fanout
 from rl4sys_zmq.bench.footprint import measure_footprint, measure_overhead, measure_running
+from rl4sys_zmq.bench.ingress import append_rate, ours, raw
+from rl4sys_zmq.bench.ingress_load import PAYLOADS, bytes_per_item
 from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import LEAST_PAIRS, Pairs, spread
+from rl4sys_zmq.bench.pairs import LEAST_PAIRS, Pairs, measure_pairs, spread
+from rl4sys_zmq.bench.peers import PeerMissing, run_peer
+from rl4sys_zmq.bench.ppo_versions import own_pairs
 from rl4sys_zmq.bench.step import measure_step
+from rl4sys_zmq.bench.training import LIMIT_S, train_ours
 
 __all__ = ["QUESTIONS", "Options", "measure", "script"]
 
 ENVS = ("CartPole-v1", "LunarLander-v3")
 PAUSES_S = (0.0, 0.000_1)
+P1_CASES = ((64, 1), (64, 4), (16, 1), (1, 1))
+"""Trajectories in a message, and senders."""
+INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
+TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
+REPEAT = 9
+LOWER, HIGHER = "lower", "higher"
+"""What is better, of a ratio to the baseline."""
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -37,7 +50,9 @@ class Options:
         steps: of each measurement of a step.
         versions: of each measurement of the fan-out.
         num_envs: environments of a collecting actor.
-        seed: of everything random.
+        seed: of everything random; trainings take it and the next ones.
+        peers: measure other people's ways beside ours too.
+        folder: where a journal and the file beside it lie; None for the temporary folder.
     """
 
     pairs: int = LEAST_PAIRS
@@ -46,6 +61,8 @@ class Options:
     versions: int = 40
     num_envs: int = 32
     seed: int = 1
+    peers: bool = False
+    folder: Path | None = None
 
 
 def measure(names: Sequence[str], options: Options, say: Say, path: Path | None = None) -> Record:
@@ -67,8 +84,11 @@ def script(text: str | None, names: Sequence[str], say: Say) -> None:
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=names, default=names, help="what to measure")
     parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--peers", action="store_true", help="other people's ways too (make peers)")
+    parser.add_argument("--folder", type=Path, help="for journals (default: the temporary folder)")
     for field in fields(Options):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        if field.name not in ("peers", "folder"):
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     given = vars(parser.parse_args())
     what, path = given.pop("what"), given.pop("json")
     measure(what, Options(**given), say, path)
@@ -119,7 +139,7 @@ def _collect(options: Options, say: Say) -> Record:
             say(f"{env_id}: left out, it needs {missing}")
             continue
         pairs = measure_collect(env_id, options.pairs, options.seconds, options.num_envs, options.seed)
-        record[env_id] = _line(say, f"{env_id} x {options.num_envs}, steps/s", pairs, 0)
+        record[env_id] = _line(say, f"{env_id} x {options.num_envs}, steps/s", pairs, 0, HIGHER)
     return record
 
 
@@ -132,10 +152,82 @@ def _fanout(options: Options, say: Say) -> Record:
     return record
 
 
-def _line(say: Say, label: str, pairs: Pairs, digits: int = 2) -> Record:
-    ours, baseline, ratio = spread(pairs.ours).median, spread(pairs.baseline).median, spread(pairs.ratios)
-    say(f"{label:46} {ours:12.{digits}f} {baseline:12.{digits}f}   {ratio.text()}")
-    return pairs.record()
+def _ingress(options: Options, say: Say) -> Record:
+    record = {
+        f"P1, {batch} a message, {actors} senders": _in_memory(options, say, "P1", batch, actors) for batch, actors in P1_CASES
+    }
+    record |= {name: _in_memory(options, say, name, 1, 1) for name in ("P2", "P3")}
+    for name in INGRESS_PEERS if options.peers else ():
+        for actors in (1, 4):
+            if (peer := _peer(say, name, "--seconds", options.seconds, "--senders", actors)) is not None:
+                rate, label = peer["steps_per_s"] / 1e6, f"P1, {actors} senders: {peer['peer']}, M steps/s"
+                say(f"{label:46} {'':12} {rate:12.3f}")
+                record[label] = peer
+    return record
+
+
+def _in_memory(options: Options, say: Say, name: str, batch: int, actors: int) -> Record:
+    payload = PAYLOADS[name]
+    load: Record = {"batch": batch, "actors": actors, "seconds": options.seconds}
+    pairs = measure_pairs(
+        lambda: ours(payload, **load).steps_per_s / 1e6, lambda: raw(payload, **load).steps_per_s / 1e6, options.pairs
+    )
+    figures = _line(say, f"{name}, {batch} a message, {actors} sender{'s' * (actors > 1)}, M steps/s", pairs, 3, HIGHER)
+    return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
+
+
+def _durable(options: Options, say: Say) -> Record:
+    payload, record = PAYLOADS["P1"], {}
+    for batch in (64, 16):
+        commits: list[float] = []
+        load = {"batch": batch, "seconds": options.seconds, "folder": options.folder}
+
+        def written(load: Record = load, commits: list[float] = commits) -> float:
+            rate = ours(payload, actors=1, fsync="always", **load)
+            commits.append(rate.items_per_commit)
+            return rate.steps_per_s / 1e6
+
+        def appended(load: Record = load, commits: list[float] = commits) -> float:
+            return append_rate(payload, items_per_commit=commits[-1], **load).steps_per_s / 1e6
+
+        pairs = measure_pairs(written, appended, options.pairs)
+        figures = _line(say, f"P1, durable, {batch} a message, M steps/s", pairs, 3, HIGHER)
+        record[f"{batch} a message"] = {**figures, "items_per_commit": spread(commits).median}
+    return record
+
+
+def _weights(options: Options, say: Say) -> Record:
+    return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
+
+
+def _train(options: Options, say: Say) -> Record:
+    rows = []
+    for seed in range(options.seed, options.seed + options.pairs):
+        mine = train_ours(ENVS[0], seed)
+        row: Record = {"seed": seed, "ours": asdict(mine)}
+        solved = f"{mine.seconds} s, {mine.steps} steps" if mine.seconds is not None else f"not within {LIMIT_S} s"
+        say(f"{ENVS[0]} to 475, seed {seed}: {solved}, {mine.steps_per_s:,.0f} steps/s while training")
+        for name in TRAINING_PEERS if options.peers else ():
+            if (peer := _peer(say, name, "--env", ENVS[0], "--seed", seed, "--limit-s", LIMIT_S)) is not None:
+                reached = "" if peer["reached"] else "not within "
+                say(f"  {peer['peer']}: {reached}{peer['seconds']} s, {peer['steps']} steps, {peer['steps_per_s']:,} steps/s")
+                row[name] = peer
+        rows.append(row)
+    return {"runs": rows}
+
+
+def _peer(say: Say, name: str, *arguments: object) -> Record | None:
+    try:
+        return run_peer(name, *arguments)
+    except PeerMissing as missing:
+        say(f"left out: {missing}")
+        return None
+
+
+def _line(say: Say, label: str, pairs: Pairs, digits: int = 2, better: str = LOWER) -> Record:
+    mine, baseline, ratio = spread(pairs.ours).median, spread(pairs.baseline).median, spread(pairs.ratios)
+    say(f"{label:46} {mine:12.{digits}f} {baseline:12.{digits}f}   {ratio.text()}")
+    return {**pairs.record(), "better": better}
 
 
 QUESTIONS: dict[str, Callable[[Options, Say], Record]] = {
@@ -144,5 +236,9 @@ QUESTIONS: dict[str, Callable[[Options, Say], Record]] = {
     "overhead": _overhead,
     "collect": _collect,
     "fanout": _fanout,
+    "ingress": _ingress,
+    "durable": _durable,
+    "weights": _weights,
+    "train": _train,
 }
 """By name; each says its lines and returns them."""

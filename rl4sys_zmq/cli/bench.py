@@ -10,12 +10,18 @@ from rl4sys_zmq.cli.app import say
 
 __all__ = ["PARTS", "bench"]
 
-PARTS = {"step": ("step", "footprint", "overhead", "collect"), "fanout": ("fanout",)}
+PARTS = {
+    "step": ("step", "footprint", "overhead", "collect"),
+    "ingress": ("ingress", "durable"),
+    "weights": ("weights",),
+    "fanout": ("fanout",),
+    "train": ("train",),
+}
 """What `--what` may say, and the questions that it means."""
 
 
-def bench(what: Sequence[str], pairs: int, seconds: float, path: Path | None) -> None:
+def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path: Path | None) -> None:
     """Measures all parts that are named, or all there are, in their order."""
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
-    measure(names, Options(pairs=pairs, seconds=seconds), say, path)
+    measure(names, Options(pairs=pairs, seconds=seconds, peers=peers), say, path)

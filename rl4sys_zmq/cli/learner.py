@@ -215,20 +215,27 @@ def check(file: Path) -> None:
 
 
 @main.command()
-@option("--what", type=click.Choice(["step", "fanout"]), multiple=True, help="Only this, repeatable.  [default: all]")
+@option(
+    "--what",
+    type=click.Choice(["step", "ingress", "weights", "fanout", "train"]),
+    multiple=True,
+    help="Only this, repeatable.  [default: all]",
+)
 @option("--pairs", type=click.IntRange(1), default=5, help="Of ours and the baseline, in turn.")
 @option("--seconds", type=click.FloatRange(0, min_open=True), default=5.0, help="Of each measurement of a loop.")
+@option("--peers", is_flag=True, help="Other people's ways too: gRPC, pickle and lz4, Stable-Baselines3, RLlib (`make peers`).")
 @option("--json", type=FILE, metavar="FILE", help="Write all figures here too.")
-def bench(what: tuple[str, ...], pairs: int, seconds: float, json: Path | None) -> None:
+def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: Path | None) -> None:
     """Measure the published figures on this machine, each beside a baseline that runs in turn with it.
 
-    step: what acting costs, import, memory, a control loop, collected steps. fanout: an update's way to the actors.
+    step: what acting costs, import, memory, a control loop, collected steps. ingress: trajectories in, also to disk.
+    weights: the bytes of diffs. fanout: an update's way to the actors. train: CartPole to 475.
     """
     from rl4sys_zmq.cli.app import require
     from rl4sys_zmq.cli.bench import bench as run
 
     require("gym", "gymnasium")
-    run(what, pairs, seconds, json)
+    run(what, pairs, seconds, peers=peers, path=json)
 
 
 @main.command()

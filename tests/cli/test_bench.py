@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from rl4sys_zmq.bench import questions
-from rl4sys_zmq.bench.pairs import measure_pairs
 from rl4sys_zmq.cli.bench import PARTS
 from rl4sys_zmq.cli.learner import main
 
@@ -18,28 +17,32 @@ def test_every_question_belongs_to_one_part() -> None:
     assert sorted(name for names in PARTS.values() for name in names) == sorted(questions.QUESTIONS)
 
 
-def test_pairs_are_measured_in_turn() -> None:
-    order = []
-    found = measure_pairs(lambda: order.append("a") or 4.0, lambda: order.append("b") or 2.0, 3, warm=False)  # type: ignore[func-returns-value]
-    assert order == ["a", "b", "b", "a", "a", "b"]
-    assert found.ratios == (2.0, 2.0, 2.0)
-    assert found.record()["ratio"] == 2.0
-
-
 def test_the_fan_out_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "CASES", ((4, 2),))
     monkeypatch.setattr(questions.Options, "__init__", _small(questions.Options.__init__))
     done = CliRunner().invoke(main, ["bench", "--what", "fanout", "--pairs", "1", "--json", str(tmp_path / "found.json")])
     assert done.exit_code == 0, done.output
-    assert "weights of 4 kB to 2 actors, ms" in done.output
+    assert "4 kB to 2 actors, level 0, ms" in done.output
     found = json.loads((tmp_path / "found.json").read_text())
-    (case,) = found["results"]["fanout"].values()
-    assert case["ours"] > 0 and case["baseline"] > 0 and len(case["pairs"]) == 1
+    assert len(found["results"]["fanout"]) == 2
+    for case in found["results"]["fanout"].values():
+        assert case["ours"] > 0 and case["baseline"] > 0 and len(case["pairs"]) == 1
     assert found["commit"] and found["machine"]["cores"]
 
 
 def _small(init):  # type: ignore[no-untyped-def]
     return lambda self, **given: init(self, **{**given, "versions": 3})
+
+
+def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "P1_CASES", ((4, 1),))
+    options = questions.Options(pairs=1, seconds=0.1, folder=tmp_path)
+    said: list[str] = []
+    record = questions.measure(["ingress", "durable"], options, said.append)
+    found = [*record["results"]["ingress"].values(), *record["results"]["durable"].values()]
+    assert len(found) == 5
+    assert all(case["ours"] > 0 and case["baseline"] > 0 and case["better"] == "higher" for case in found)
+    assert sum("M steps/s" in line for line in said) == 5
 
 
 def test_a_part_that_is_not_there() -> None:

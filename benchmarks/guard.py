@@ -1,0 +1,42 @@
+"""Measures again what ``benchmarks/results`` holds, and fails if a ratio to its baseline has become clearly worse.
+
+    make guard                                   (all records; some minutes, on a quiet machine)
+    python benchmarks/guard.py benchmarks/results/ingress.json --pairs 9
+
+Absolute times are never compared. A ratio counts as worse beyond the worst of its earlier pairs and a tolerance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rl4sys_zmq.bench.guard import TOLERANCE, regressions
+from rl4sys_zmq.bench.questions import QUESTIONS, Options, measure
+
+RESULTS = Path(__file__).parent / "results"
+GUARDED = ("step.json", "ingress.json", "durable.json", "weights.json", "fanout.json")
+
+
+def main() -> None:
+    """Measures and compares; exit status 1 when something is worse."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, nargs="*", default=[RESULTS / name for name in GUARDED])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE)
+    options = parser.parse_args()
+    worse = []
+    for path in options.records:
+        earlier = json.loads(path.read_text())["results"]
+        names = [name for name in earlier if name in QUESTIONS]
+        now = measure(names, Options(pairs=options.pairs, seconds=options.seconds), print)["results"]
+        worse += [f"{path.stem}: {words}" for words in regressions(earlier, now, options.tolerance)]
+    print("\n".join(worse) or "no ratio is worse")
+    sys.exit(bool(worse))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""How small weight diffs are, and how fast: each pair of versions beside XOR, byte shuffle and zstd-1, and a memcpy."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from rl4sys_zmq.bench.ppo_versions import Floats
+from rl4sys_zmq.values import PolicySnapshot
+from rl4sys_zmq.weights import HEADER_BYTES, WeightsHeader, WireDtype, Writing, apply_update, digest, encode_update, round_to
+
+__all__ = ["GOALS", "POLICY", "measure_diffs", "snapshot"]
+
+POLICY = b"diffs..."
+GOALS = {
+    "cartpole_mlp64_ppo_iteration": (1.45, 2.7),
+    "lunarlander_mlp256_ppo_iteration": (1.47, 2.8),
+    "lunarlander_mlp256_adam_step": (2.3, 22.0),
+    "cartpole_mlp256_adam_step": (2.55, 35.0),
+    "cnn_adam_step": (2.0, 7.5),
+    "dqn_online_and_target": (6.4, 14.0),
+    "transformer_lr3e-6_step": (2.8, 42.0),
+    "transformer_lr1e-6_step": (3.1, 150.0),
+}
+"""For fp32 and bf16, from the study that the design goes back to."""
+
+
+def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Says and returns the figures of one pair: float32 and bf16, at both levels.
+
+    Every diff is applied and compared before it counts. Times are the least of several, for the whole update: header, hashes,
+    coder; of applying also the check of the new state's digest. Rounding to bf16 is not in them.
+
+    Args:
+        name: of the pair.
+        versions: three in a row, ``[3, n]``; measured is the step from the second to the third, the first is known.
+        repeat: how often each time is taken.
+        say: takes the lines.
+    """
+    rows: list[dict[str, Any]] = []
+    for dtype in (WireDtype.FP32, WireDtype.BF16):
+        states = [snapshot(round_to(dtype, flat), version) for version, flat in enumerate(versions)]
+        v0, v1, v2 = states
+        density = float(np.mean(v1.flat.view(np.uint32) != v2.flat.view(np.uint32)))
+        raw = dtype.itemsize * v1.flat.size
+        copy_us = timed(v1.flat.copy, 5 * repeat)[0]
+        round_us = timed(functools.partial(round_to, dtype, versions[2]), repeat)[0]
+        digest_us = timed(functools.partial(digest, v2.flat), repeat)[0]
+        for level in (1, 2):
+            writing = Writing(dtype, level)
+            encode = functools.partial(encode_update, POLICY, v1, v2, writing, before=v0)
+            encode_us, (header, payload) = timed(encode, repeat)
+            apply = functools.partial(apply_update, header, payload, v1, [v1.flat.size], before=v0)
+            apply_us, got = timed(apply, repeat)
+            if got.flat.tobytes() != v2.flat.tobytes():
+                raise SystemExit(f"{name}: {dtype.name} at level {level} is not exact")
+            head = WeightsHeader.unpack(header)
+            row = {
+                "pair": name,
+                "parameters": v1.flat.size,
+                "dtype": dtype.name.lower(),
+                "level": level,
+                "density": round(density, 4),
+                "ratio": round(raw / (HEADER_BYTES + len(payload)), 2),
+                "goal": GOALS[name][dtype] if name in GOALS else None,
+                "baseline": round(raw / baseline(v1.flat, v2.flat, dtype), 2),
+                "codec": head.codec.name.lower() + ("+" if head.predicted else ""),
+                "encode_us": round(encode_us),
+                "apply_us": round(apply_us),
+                "encode_copies": round(encode_us / copy_us, 1),
+                "apply_copies": round(apply_us / copy_us, 1),
+                "digest_copies": round(digest_us / copy_us, 2),
+                "round_us": round(round_us),
+            }
+            if not rows:
+                digests = row["digest_copies"]
+                say(f"\n{name}: {v1.flat.size} parameters, a memcpy takes {copy_us:.0f} us, a digest {digests} of it")
+            say(
+                f"  {row['dtype']} level {level}: {row['ratio']:>6} (goal {row['goal']}, baseline {row['baseline']})"
+                f"  density {density:.1%}  {row['codec']:<9} encode {row['encode_us']} us ({row['encode_copies']} copies),"
+                f" apply {row['apply_us']} us ({row['apply_copies']})"
+            )
+            rows.append(row)
+    return rows
+
+
+def snapshot(flat: Floats, version: int) -> PolicySnapshot:
+    """A state as a version of generation 1."""
+    return PolicySnapshot(1, version, digest(flat), flat)
+
+
+def baseline(base: Floats, new: Floats, dtype: WireDtype) -> int:
+    """The bytes of XOR, byte shuffle and zstd-1, with a header of the same size."""
+    mixed = base.view(np.uint32) ^ new.view(np.uint32)
+    words = mixed if dtype is WireDtype.FP32 else (mixed >> 16).astype(np.uint16)
+    planes = np.ascontiguousarray(words.view(np.uint8).reshape(-1, dtype.itemsize).T)
+    return HEADER_BYTES + len(zstandard.ZstdCompressor(level=1).compress(planes.tobytes()))
+
+
+def timed(call: Callable[[], Any], repeat: int) -> tuple[float, Any]:
+    """The least time of several, in microseconds, and what came out."""
+    least = float("inf")
+    for _ in range(repeat):
+        began = time.perf_counter()
+        out = call()
+        least = min(least, time.perf_counter() - began)
+    return 1e6 * least, out

@@ -1,0 +1,45 @@
+"""Whether figures have become worse: ratios to a baseline against those of an earlier record, never times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["TOLERANCE", "ratios", "regressions"]
+
+TOLERANCE = 1.25
+"""How much worse than the worst of the earlier pairs a median may be: medians of five drift by a tenth on a busy machine."""
+
+
+def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bool]]:
+    """All ratios in the ``results`` of a record: where, the median, the worst of its pairs, and whether more is better."""
+    if isinstance(results, dict):
+        if "ratio_spread" in results:
+            more = results.get("better") == "higher"
+            yield path, results["ratio"], results["ratio_spread"][0 if more else 1], more
+            return
+        for key, value in results.items():
+            yield from ratios(value, f"{path}/{key}" if path else key)
+    elif isinstance(results, list):
+        for row in results:
+            if isinstance(row, dict) and {"pair", "dtype", "level", "ratio", "baseline"} <= set(row):
+                share = row["ratio"] / row["baseline"]
+                yield f"{path}/{row['dtype']} level {row['level']}", share, share, True
+
+
+def regressions(earlier: Any, now: Any, tolerance: float = TOLERANCE) -> list[str]:
+    """A sentence for each ratio that is worse now than `tolerance` times the worst of the earlier pairs, or that is missing.
+
+    Args:
+        earlier: the ``results`` of a committed record.
+        now: those of the same questions, measured again.
+        tolerance: a factor above 1.
+    """
+    found = {path: median for path, median, _, _ in ratios(now)}
+    out = []
+    for path, median, worst, more in ratios(earlier):
+        if path not in found:
+            out.append(f"{path}: was {median:.2f}, and was not measured now")
+        elif found[path] < worst / tolerance if more else found[path] > worst * tolerance:
+            out.append(f"{path}: {found[path]:.2f} of the baseline, was {median:.2f} (worst pair {worst:.2f})")
+    return out

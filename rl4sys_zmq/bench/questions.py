@@ -30,6 +30,8 @@ ENVS = ("CartPole-v1", "LunarLander-v3")
 PAUSES_S = (0.0, 0.000_1)
 P1_CASES = ((64, 1), (64, 4), (16, 1), (1, 1))
 """Trajectories in a message, and senders."""
+LARGE = ("P2", "P3")
+DURABLE_BATCHES = (64, 16)
 INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
 TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
@@ -156,7 +158,7 @@ def _ingress(options: Options, say: Say) -> Record:
     record = {
         f"P1, {batch} a message, {actors} senders": _in_memory(options, say, "P1", batch, actors) for batch, actors in P1_CASES
     }
-    record |= {name: _in_memory(options, say, name, 1, 1) for name in ("P2", "P3")}
+    record |= {name: _in_memory(options, say, name, 1, 1) for name in LARGE}
     for name in INGRESS_PEERS if options.peers else ():
         for actors in (1, 4):
             if (peer := _peer(say, name, "--seconds", options.seconds, "--senders", actors)) is not None:
@@ -178,7 +180,7 @@ def _in_memory(options: Options, say: Say, name: str, batch: int, actors: int) -
 
 def _durable(options: Options, say: Say) -> Record:
     payload, record = PAYLOADS["P1"], {}
-    for batch in (64, 16):
+    for batch in DURABLE_BATCHES:
         commits: list[float] = []
         load = {"batch": batch, "seconds": options.seconds, "folder": options.folder}
 

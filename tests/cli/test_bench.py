@@ -35,14 +35,15 @@ def _small(init):  # type: ignore[no-untyped-def]
 
 
 def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "P1_CASES", ((4, 1),))
+    for name, cases in {"P1_CASES": ((4, 1),), "LARGE": (), "DURABLE_BATCHES": (4,)}.items():
+        monkeypatch.setattr(questions, name, cases)
     options = questions.Options(pairs=1, seconds=0.1, folder=tmp_path)
     said: list[str] = []
     record = questions.measure(["ingress", "durable"], options, said.append)
     found = [*record["results"]["ingress"].values(), *record["results"]["durable"].values()]
-    assert len(found) == 5
+    assert len(found) == 2
     assert all(case["ours"] > 0 and case["baseline"] > 0 and case["better"] == "higher" for case in found)
-    assert sum("M steps/s" in line for line in said) == 5
+    assert sum("M steps/s" in line for line in said) == 2
 
 
 def test_a_part_that_is_not_there() -> None:

@@ -1,0 +1,219 @@
+"""Writes the tables and the picture of ``docs/performance.md`` from the records in ``benchmarks/results``.
+
+    python benchmarks/report.py
+
+What stands between ``<!-- NAME -->`` and ``<!-- end -->`` in the page is replaced; the words around it stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE, PICTURE = ROOT / "benchmarks/results", ROOT / "docs/performance.md", ROOT / "docs/performance.png"
+
+
+def main() -> None:
+    """Rewrites the page and draws the picture."""
+    text = PAGE.read_text()
+    for name, table in TABLES.items():
+        before, opening, rest = text.partition(f"<!-- {name} -->\n")
+        _, closing, after = rest.partition("<!-- end -->")
+        if not closing:
+            raise SystemExit(f"{PAGE} has no place for {name}")
+        text = before + opening + table() + closing + after
+    PAGE.write_text(text)
+    draw()
+
+
+def load(name: str) -> dict[str, Any]:
+    """The record of that name."""
+    record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def number(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def pairs_row(label: str, found: dict[str, Any], goal: str, reached: bool) -> str:
+    low, high = found["ratio_spread"]
+    ratio = f"{found['ratio']:.2f} ({low:.2f}-{high:.2f})"
+    mark = "yes" if reached else "**no**"
+    return f"| {label} | {number(found['ours'])} | {number(found['baseline'])} | {ratio} | {goal} | {mark} |\n"
+
+
+def where() -> str:
+    """What the records were measured on."""
+    rows = "| record | commit | load before | command |\n|---|---|---|---|\n"
+    for path in sorted(RESULTS.glob("*.json")):
+        record = json.loads(path.read_text())
+        if "machine" in record and "load" in record["machine"]:
+            load_, command = record["machine"]["load"][0], record["command"].replace(f"{ROOT}/", "")
+            rows += f"| `{path.name}` | `{record['commit'][:10]}` | {load_} | `{command}` |\n"
+    machine = load("step")
+    parts = [machine["machine"]["cpu"], f"{machine['machine']['cores']} cores", f"{machine['machine']['memory_gib']} GiB"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{', '.join(parts)}; {versions}; seed {machine['seed']}, {machine['pairs']} pairs each.\n\n{rows}"
+
+
+def step() -> str:
+    results = load("step")["results"]
+    tight, paced = results["step"]["tight loop"], results["step"]["100 us apart"]
+    foot, over = results["footprint"], results["overhead"]
+    out = "| question | ours | baseline | ratio | goal | reached |\n|---|---|---|---|---|---|\n"
+    for label, found in (("in a tight loop", tight), ("100 us apart", paced)):
+        median, p99 = found["median_us"], found["p99_us"]
+        out += pairs_row(f"one step, {label}, median, us", median, "8 us", median["ours"] <= 8)
+        out += pairs_row(f"one step, {label}, p99, us", p99, "25 us", p99["ours"] <= 25)
+    out += pairs_row("import, s", foot["import_s"], "0.15 s", foot["import_s"]["ours"] <= 0.15)
+    resident = foot["resident_kib"]
+    out += pairs_row("resident after import, KiB", resident, "36 MB", resident["ours"] <= 36_000)
+    running = foot["running_mib"]
+    out += f"| resident while acting, MiB | {running:.1f} | - | - | - | - |\n"
+    added = over["added_percent"]
+    out += f"| 1 kHz loop, CPU time added, % of wall time | {added:.2f} | 0 | - | 1 % | {'yes' if added <= 1 else '**no**'} |\n"
+    for env, goal in (("CartPole-v1", 55_000), ("LunarLander-v3", 22_000)):
+        found = results["collect"][env]
+        out += pairs_row(f"{env}, steps/s through a learner that counts", found, f"{goal:,}", found["ours"] >= goal)
+    return out
+
+
+def ingress() -> str:
+    results = load("ingress")["results"]["ingress"]
+    out = "| M env-steps/s | ours | bare ROUTER | ratio | goal | reached |\n|---|---|---|---|---|---|\n"
+    for label, found in results.items():
+        if "ratio" not in found:
+            out += f"| {label} | - | {found['steps_per_s'] / 1e6:.3f} | - | - | - |\n"
+        elif label.startswith("P1"):
+            goal = 8.0 if "64 a message" in label else None
+            out += pairs_row(label, found, f"{goal:g} M" if goal else "-", goal is None or found["ours"] >= goal)
+        else:
+            out += pairs_row(label, found, "0.80 of raw", found["ratio"] >= 0.8)
+    for label, found in load("durable")["results"]["durable"].items():
+        words = f"P1, on disk, {label}, {found['items_per_commit']:.0f} a commit (baseline: append + fdatasync)"
+        out += pairs_row(words, found, "0.50 of append", found["ratio"] >= 0.5)
+    return out
+
+
+def diffs() -> str:
+    out = "| pair | wire | changed | level 1 | level 2 | XOR + shuffle + zstd | goal | reached |\n" + "|---" * 8 + "|\n"
+    rows = load("diffs")["rows"]
+    for one, two in zip(rows[::2], rows[1::2], strict=True):
+        best = max(one["ratio"], two["ratio"])
+        mark = "yes" if best >= one["goal"] else "**no**"
+        cells = [f"{one['pair']} ({one['parameters']:,})", one["dtype"], f"{one['density']:.1%}"]
+        cells += [f"{value:g}" for value in (one["ratio"], two["ratio"], one["baseline"], one["goal"])]
+        out += "| " + " | ".join([*cells, mark]) + " |\n"
+    return out
+
+
+def coder() -> str:
+    out = "| pair | wire, level | encode, us (memcpys) | apply, us (memcpys) |\n|---|---|---|---|\n"
+    for row in load("diffs")["rows"]:
+        out += (
+            f"| {row['pair']} | {row['dtype']}, {row['level']} | {row['encode_us']:,} ({row['encode_copies']:,.0f}) "
+            f"| {row['apply_us']:,} ({row['apply_copies']:,.0f}) |\n"
+        )
+    return out
+
+
+def fanout() -> str:
+    out = "| weights | ours | bare PUB and SUB | ratio | goal | reached |\n|---|---|---|---|---|---|\n"
+    for label, found in load("fanout")["results"]["fanout"].items():
+        if label.startswith("1000"):
+            out += pairs_row(label, found, "1.5 x raw", found["ratio"] <= 1.5)
+        else:
+            goal = 0.4 if label.startswith("75") else 1.5
+            out += pairs_row(label, found, f"{goal} ms", found["ours"] <= goal)
+    return out
+
+
+def train() -> str:
+    rows = load("train")["rows"]
+    out = "| seed | ours | steps/s |" + "".join(f" {rows[0][p]['peer']} | steps/s |" for p in peers_of(rows)) + "\n"
+    out += "|---" * (3 + 2 * len(peers_of(rows))) + "|\n"
+    for row in rows:
+        cells = [f"{row['seed']}", f"{row['ours']['seconds']} s", f"{row['ours']['steps_per_s']:,.0f}"]
+        for name in peers_of(rows):
+            peer = row[name]
+            cells += [f"{'' if peer['reached'] else 'not within '}{peer['seconds']} s", f"{peer['steps_per_s']:,}"]
+        out += "| " + " | ".join(cells) + " |\n"
+    return out
+
+
+def peers_of(rows: list[dict[str, Any]]) -> list[str]:
+    return [name for name in ("sb3", "rllib") if name in rows[0]]
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "where": where,
+    "step": step,
+    "ingress": ingress,
+    "diffs": diffs,
+    "coder": coder,
+    "fanout": fanout,
+    "train": train,
+}
+
+
+def draw() -> None:
+    """Three panels: trajectories in, bytes of weights, time to solve a task."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    rates: dict[str, float] = {}
+    for label, found in load("ingress")["results"]["ingress"].items():
+        if "ratio" in found and label.startswith("P1, 64 a message, 1 "):
+            rates |= {"a bare ROUTER loop": found["baseline"], "ours, in memory": found["ours"]}
+        elif "steps_per_s" in found and ", 1 senders" in label:
+            rates[found["peer"]] = found["steps_per_s"] / 1e6
+    durable = next(iter(load("durable")["results"]["durable"].values()))
+    rates["ours, on disk"] = durable["ours"]
+    bars(left, rates, "Million environment steps a second into a learner\n(200 steps of 8 floats; log scale)")
+    left.set_xscale("log")
+    rows = [row for row in load("diffs")["rows"] if row["dtype"] == "bf16"]
+    names = [row["pair"] for row in rows if row["level"] == 1]
+    shown: tuple[tuple[str, list[float]], ...] = (
+        ("XOR + shuffle + zstd", [row["baseline"] for row in rows if row["level"] == 1]),
+        ("level 1", [row["ratio"] for row in rows if row["level"] == 1]),
+        ("level 2", [row["ratio"] for row in rows if row["level"] == 2]),
+    )
+    for index, (label, values) in enumerate(shown):
+        middle.barh([n + 0.27 * (1 - index) for n in range(len(names))], values, height=0.25, label=label)
+    middle.set_yticks(range(len(names)), names, fontsize=8)
+    middle.set_xscale("log")
+    middle.legend(fontsize=8)
+    middle.set_title("bf16 weights over the bytes of a diff (log scale)", fontsize=10)
+    training = load("train")["rows"]
+    times: dict[str, float] = {"ours, two actors over tcp": median(r["ours"]["seconds"] for r in training)}
+    for name in peers_of(training):
+        words = training[0][name]["peer"] + ("" if all(r[name]["reached"] for r in training) else "\n(not all reached it)")
+        times[words] = median(r[name]["seconds"] for r in training)
+    bars(right, times, "Seconds to a mean return of 475 on CartPole-v1\n(median)")
+    figure.savefig(PICTURE, dpi=110)
+
+
+def median(values: Any) -> float:
+    ordered = sorted(values)
+    return float(ordered[len(ordered) // 2])
+
+
+def bars(axes: Any, values: dict[str, float], title: str) -> None:
+    ordered = sorted(values.items(), key=lambda item: item[1])
+    drawn = axes.barh([name for name, _ in ordered], [value for _, value in ordered])
+    axes.bar_label(drawn, [f" {number(value)}" for _, value in ordered], fontsize=8)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.margins(x=0.15)
+    axes.set_title(title, fontsize=10)
+
+
+if __name__ == "__main__":
+    main()

@@ -138,7 +138,7 @@ class ActorIO(Worker):
         self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
         self._wakeup = Wakeup()
         self._rng = random.Random(hello.incarnation)
-        self._session = ActorSession(hello, self.counters, self._rng)
+        self._session = ActorSession(hello, self.counters, self._rng, coded=config.compression == "zstd")
         self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
         self._cache = _cache(config)
         self._oldest_since: float | None = None
@@ -273,7 +273,7 @@ class ActorIO(Worker):
                 ledger_id=spool.ledger_id,
                 spooled=True,
             )
-            self._session = ActorSession(self._hello, self.counters, self._rng)
+            self._session = ActorSession(self._hello, self.counters, self._rng, coded=self._config.compression == "zstd")
         if self._cache is not None and self.policy is None:
             self._load_policy(self._cache)
 

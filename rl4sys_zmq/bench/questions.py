@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from rl4sys_zmq.bench.coding import measure_coding
 from rl4sys_zmq.bench.collect import measure_collect, missing_for
 from rl4sys_zmq.bench.counting import CountingLearner
 from rl4sys_zmq.bench.diffs import measure_diffs
@@ -198,6 +199,21 @@ def _durable(options: Options, say: Say) -> Record:
     return record
 
 
+def _coding(options: Options, say: Say) -> Record:
+    record = {}
+    for env_id, batch in product(ENVS, (1, 16)):
+        if missing := missing_for(env_id):
+            say(f"{env_id}: left out, it needs {missing}")
+            continue
+        found = measure_coding(env_id, batch, options.seed)
+        say(
+            f"{env_id}, {batch} a message: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us"
+            f" to code, {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s"
+        )
+        record[f"{env_id}, {batch} a message"] = {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
+    return record
+
+
 def _weights(options: Options, say: Say) -> Record:
     return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
 
@@ -240,6 +256,7 @@ QUESTIONS: dict[str, Callable[[Options, Say], Record]] = {
     "fanout": _fanout,
     "ingress": _ingress,
     "durable": _durable,
+    "coding": _coding,
     "weights": _weights,
     "train": _train,
 }

@@ -12,7 +12,7 @@ __all__ = ["PARTS", "bench"]
 
 PARTS = {
     "step": ("step", "footprint", "overhead", "collect"),
-    "ingress": ("ingress", "durable"),
+    "ingress": ("ingress", "durable", "coding"),
     "weights": ("weights",),
     "fanout": ("fanout",),
     "train": ("train",),

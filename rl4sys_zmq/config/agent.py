@@ -75,6 +75,8 @@ class AgentConfig:
     """Finished segments per message."""
     linger_ms: int = option(integer(0), 200)
     """The longest that a finished segment waits for others to share a message."""
+    compression: str = option(one_of("off", "zstd"), "off")
+    """``zstd``: trajectories travel in fewer bytes, exactly, for some of the actor's CPU; for slow links."""
     max_traj_length: int = option(integer(1), 10_000)
     """A longer trajectory is cut into parts of so many steps, which count as trajectories."""
     rollout_length: int | None = option(optional(integer(1)), None)

@@ -22,7 +22,7 @@ from enum import Enum
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.wire import PackedSegment, join_submit
-from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Verdict, Welcome
+from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
 
 __all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Renewed", "Send", "SessionState", "Waiting"]
 
@@ -114,7 +114,7 @@ class ActorSession:
         in_doubt: segments that were in the window when the learner forgot this actor.
     """
 
-    def __init__(self, hello: Hello, counters: Counters, rng: random.Random) -> None:
+    def __init__(self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False) -> None:
         """Makes a session that numbers from ``hello.first_seq`` on.
 
         Args:
@@ -122,6 +122,7 @@ class ActorSession:
                 `take` in order.
             counters: where it counts.
             rng: for the jitter of retries.
+            coded: send bodies in fewer bytes, where that is possible.
         """
         self.state = SessionState.JOINING
         self.credit_steps = 0
@@ -134,6 +135,7 @@ class ActorSession:
         self._hello = hello
         self._counters = counters
         self._rng = rng
+        self._coded = coded
         self._window: deque[_InFlight] = deque()
         self._next_seq = hello.first_seq
         self._taken_steps = self._taken_bytes = 0
@@ -174,7 +176,7 @@ class ActorSession:
             self.sent_steps += p.steps
         if self._resend_at == 0.0:
             self._arm(now)
-        return [self._send(now, join_submit(first, self._want_steps, packed))]
+        return [self._send(now, self._joined(first, packed))]
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
         """Takes what a spool still holds of the segments that the learner had received when it first welcomed this start.
@@ -408,6 +410,9 @@ class ActorSession:
             return self._resend(now)
         return []
 
+    def _joined(self, first: int, packed: Sequence[PackedSegment]) -> Submit:
+        return join_submit(first, self._want_steps, packed, coded=self._coded)
+
     def _resend(self, now: float) -> list[Action]:
         """Everything that the learner has not received, in batches."""
         batch: list[PackedSegment] = []
@@ -417,14 +422,14 @@ class ActorSession:
             if item.seq < self.received:
                 continue
             if batch and (len(batch) >= MAX_BATCH_ITEMS or size + item.packed.nbytes > MAX_BATCH_BYTES):
-                actions.append(self._send(now, join_submit(first, self._want_steps, batch)))
+                actions.append(self._send(now, self._joined(first, batch)))
                 batch, size = [], 0
             if not batch:
                 first = item.seq
             batch.append(item.packed)
             size += item.packed.nbytes
         if batch:
-            actions.append(self._send(now, join_submit(first, self._want_steps, batch)))
+            actions.append(self._send(now, self._joined(first, batch)))
         self._counters.add("resent_messages", len(actions))
         self._arm(now)
         self._resend_s = min(2 * self._resend_s, RESEND_S[1])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire.coding import plain_body
 from rl4sys_zmq.wire.columns import Group, Reader
 from rl4sys_zmq.wire.layout import parse_layout
 from rl4sys_zmq.wire.messages import Submit
@@ -60,7 +61,7 @@ class Batch:
         layouts = [parse_layout(text) for text in texts]
         self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
         self._raw = message.heads
-        self._groups = Reader(heads, self.steps, layouts, message.body).groups
+        self._groups = Reader(heads, self.steps, layouts, plain_body(message)).groups
 
     def __len__(self) -> int:
         return len(self.heads)

@@ -119,6 +119,7 @@ class Submit:
         layouts: what their columns look like (`rl4sys_zmq.wire.layout`).
         heads: 64 bytes for each (`rl4sys_zmq.wire.segments`).
         body: their columns.
+        codings: how each frame of the body is coded (`rl4sys_zmq.wire.coding`); empty where none is.
         digests: the xxh3-64 of frames of the body, None where it is unknown. They do not travel; they spare `encode` a look.
     """
 
@@ -129,6 +130,7 @@ class Submit:
     layouts: list[Any]
     heads: Block
     body: tuple[Frame, ...]
+    codings: list[Any] = field(default_factory=list)
     digests: tuple[int | None, ...] = field(default=(), compare=False, repr=False)
 
 

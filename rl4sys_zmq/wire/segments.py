@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire.layout import describe
+from rl4sys_zmq.wire.coding import Section, code
+from rl4sys_zmq.wire.layout import describe, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 
 __all__ = ["ALIGN", "HEAD", "HEAD_BYTES", "LARGE_BYTES", "Flag", "PackedSegment", "head_struct", "join_submit", "pack_segment"]
@@ -49,7 +50,7 @@ HEAD = np.dtype(
 
 head_struct = struct.Struct("<4QdQQI2BH")
 HEAD_BYTES = head_struct.size
-_LAYOUT_AT = HEAD_BYTES - 3
+_FLAGS_AT, _LAYOUT_AT = HEAD_BYTES - 4, HEAD_BYTES - 3
 _CHECK_AT = 48
 assert HEAD.itemsize == HEAD_BYTES == 64
 
@@ -137,8 +138,15 @@ def pack_segment(segment: Segment) -> PackedSegment:
     return PackedSegment(layout, bytes(head), tuple(small), tuple(large), digests, steps, segment.generation, oldest, size)
 
 
-def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]) -> Submit:
-    """One message of consecutive segments of a stream."""
+def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment], *, coded: bool = False) -> Submit:
+    """One message of consecutive segments of a stream.
+
+    Args:
+        first_seq: the number of the first.
+        want_steps: as in `Submit`.
+        packed: the segments.
+        coded: make its body shorter, if it can be (`rl4sys_zmq.wire.coding`).
+    """
     groups: dict[str, list[PackedSegment]] = {}
     for p in packed:
         groups.setdefault(p.layout, []).append(p)
@@ -146,20 +154,34 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
     if len(groups) > 1:
         heads = _with_layouts(heads, [p.layout for p in packed], list(groups))
     pieces: list[bytes] = []
-    for group in groups.values():
-        for column in zip(*[p.small for p in group], strict=True):
-            pieces += column
-            pieces.append(_PADDING[: -sum(map(len, column)) % ALIGN])
+    sections: list[Section] = []
+    for text, group in groups.items():
+        for column, small in zip(parse_layout(text).columns, zip(*[p.small for p in group], strict=True), strict=True):
+            size = sum(map(len, small))
+            pieces += small
+            pieces.append(_PADDING[: -size % ALIGN])
+            sections.append((size + -size % ALIGN, column.dtype.itemsize))
     rest = [p for p in packed if p.large]
-    return Submit(
+    message = Submit(
         first_seq,
         len(packed),
         want_steps,
         list(groups),
         Block(heads),
         (b"".join(pieces), *[frame for p in rest for frame in p.large]),
-        (None, *[digest for p in rest for digest in p.digests]),
+        digests=(None, *[digest for p in rest for digest in p.digests]),
     )
+    if not coded:
+        return message
+    return code(message, [sections, *([section] for p in rest for section in _large_sections(p))])
+
+
+def _large_sections(packed: PackedSegment) -> list[Section]:
+    versions = packed.head[_FLAGS_AT] & Flag.VERSIONS
+    columns = zip(parse_layout(packed.layout).columns, packed.small, strict=True)
+    own = [column for column, small in columns if not small and (column.letter != "v" or versions)]
+    sizes = [memoryview(frame).nbytes for frame in packed.large]
+    return [(size, column.dtype.itemsize) for size, column in zip(sizes, own, strict=True)]
 
 
 def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) -> bytes:

@@ -1,0 +1,66 @@
+"""An actor that sends coded bodies: what is trained on is what was seen, also after the learner was gone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import PolicySpec, Segment
+from rl4sys_zmq.wire import segments
+from tests.end_to_end.conftest import Lab
+
+trained: list[list[float]] = []
+
+
+class Keeps(FakeAlgorithm):
+    def observe(self, segment: Segment, *, correct: bool = False) -> None:
+        super().observe(segment, correct=correct)
+        trained.append(segment.rewards.tolist())
+
+
+def build(observations: Any, actions: Any, parameters: Any, seed: int) -> Keeps:
+    return Keeps(PolicySpec(observations, actions, "categorical", (8,)), FakeParameters(64, 64), seed)
+
+
+register_algorithm("KEEPS", build)
+
+
+def test_coded_trajectories_arrive_as_they_were(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    coded: list[bool] = []
+    code = segments.code
+
+    def spy(message: Any, sections: Any) -> Any:
+        out = code(message, sections)
+        coded.append(bool(out.codings))
+        return out
+
+    monkeypatch.setattr(segments, "code", spy)
+    trained.clear()
+    learner = lab.learner()
+    address = learner.address
+    agent = lab.agent(learner, algorithm_name="KEEPS", compression="zstd", rollout_length=64)
+    sent = []
+    for number in range(12):
+        if number == 6:
+            agent.flush(20.0)
+            learner.drain(timeout_s=20.0)
+            learner.close()
+            learner = lab.learner(address)
+        rewards = np.random.default_rng(number).integers(0, 3, 64).astype(np.float32).tolist()
+        traj = action = None
+        for reward in rewards:
+            traj, action = agent.request_for_action(traj, np.full(4, number, np.float32))
+            action.update_reward(reward)
+            agent.add_to_trajectory(traj, action)
+        assert traj is not None
+        agent.mark_end_of_trajectory(traj, action)
+        sent.append(rewards)
+    agent.flush(20.0)
+    learner.drain(timeout_s=20.0)
+    assert trained == sent
+    assert coded and any(coded)
+    assert agent.stats()["refused"] == 0

@@ -18,7 +18,7 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters"),
+    ("errors", "resource", "counters", "late"),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery"),
@@ -30,7 +30,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = FLOORS[0]
-"""The three files of the ground floor are one room: `Worker` raises errors."""
+"""The files of the ground floor are one room: `Worker` raises errors."""
 
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}

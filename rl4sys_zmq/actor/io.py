@@ -11,10 +11,11 @@ import random
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.follower import Follower
+from rl4sys_zmq.actor.gate import Gate
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.pace import REST_S, Pace
 from rl4sys_zmq.actor.policies import Policy
@@ -24,7 +25,7 @@ from rl4sys_zmq.actor.terms import Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
-from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network
@@ -33,11 +34,11 @@ from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
 if TYPE_CHECKING:  # what only some actors have is loaded for them alone
-    from rl4sys_zmq.actor.policy_cache import PolicyCache
+    from rl4sys_zmq.actor.last_policy import LastPolicy
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.transports import ClientKeys
 
-__all__ = ["ActorIO", "Gate"]
+__all__ = ["ActorIO"]
 
 log = logging.getLogger(__name__)
 
@@ -50,25 +51,6 @@ EVENTS_S = 1.0
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
 """Messages in the DEALER: more than credit ever allows, for a message that does not fit leaves a gap to be mended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What a host that waits must know.
-
-    Attributes:
-        limit_steps: it may start a segment while it has finished fewer steps than this, counted since the start.
-        generation: of the policy to start with.
-        min_version: the least version of it.
-        error: why nothing will come, or None.
-        stage: what the I/O thread is waiting for, for messages.
-    """
-
-    limit_steps: int
-    generation: int
-    min_version: int
-    error: RL4SysError | None
-    stage: str
 
 
 class ActorIO(Worker):
@@ -112,7 +94,7 @@ class ActorIO(Worker):
         self._rng = random.Random(hello.incarnation)
         self._session = ActorSession(hello, self.counters, self._rng)
         self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
-        self._cache = _cache(config)
+        self._last_policy = _last_policy(config, self._follower, self.counters)
         self._pace = Pace()
         self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
         self._error: RL4SysError | None = None
@@ -120,7 +102,6 @@ class ActorIO(Worker):
         self._stage = self.gate.stage
         self._redial = False
         self._foreign = 0
-        self._saved = (0, 0)
         self._seen_items = 0
         self._events_at = 0.0
         self._dealer: Line
@@ -223,7 +204,8 @@ class ActorIO(Worker):
                     self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
                     self._stopping.wait(pause_s)
                     pause_s = min(2 * pause_s, RESTART_S[1])
-            self._save_policy(force=True)
+            if self._last_policy is not None:
+                self._last_policy.save(self.terms, force=True)
         finally:
             self._supply.close()
 
@@ -252,8 +234,9 @@ class ActorIO(Worker):
             )
             self._session = ActorSession(self._hello, self.counters, self._rng)
             self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
-        if self._cache is not None and self.policy is None:
-            self._load_policy(self._cache)
+        if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
+            self._shipping.terms, age_s = taken
+            self.current_at = time.monotonic() - age_s
 
     def _serve(self, network: Network) -> None:
         """One life of the sockets."""
@@ -361,40 +344,6 @@ class ActorIO(Worker):
         if kept is not None:
             session.recover(kept)
 
-    # ---- the policy on the disk
-
-    def _load_policy(self, cache: PolicyCache) -> None:
-        cached = cache.load()
-        if cached is None:
-            return
-        try:
-            if cached.extras["client_id"] != self._config.client_id:
-                raise ConfigError(f"it is of client {cached.extras['client_id']!r}", key="policy_cache")
-            terms = Terms(**cached.extras["terms"])
-            for ours, theirs in (
-                (self._config.observation_space, cached.spec.observation_space),
-                (self._config.action_space, cached.spec.action_space),
-            ):
-                if ours is not None and ours != theirs:
-                    raise ConfigError(f"it has the space {theirs}, this actor {ours}", key="policy_cache")
-            self._follower.take_up(cached.spec, cached.snapshot)
-        except (KeyError, TypeError, RL4SysError) as exc:
-            self.counters.add("policy_cache.refused")
-            log.warning("%s: the policy in %s is not used: %s", self._config.client_id, self._config.cache_file, exc)
-            return
-        self._shipping.terms = terms
-        self.current_at = time.monotonic() - max(0.0, time.time() - cached.saved_unix_s)
-
-    def _save_policy(self, *, force: bool = False) -> None:
-        policy, spec = self.policy, self.spec
-        if self._cache is None or policy is None or spec is None or self.terms is None:
-            return
-        if force and (policy.generation, policy.version) == self._saved:
-            return
-        extras = {"client_id": self._config.client_id, "terms": asdict(self.terms)}
-        if self._cache.save(spec, policy.snapshot, extras, force=force):
-            self._saved = policy.generation, policy.version
-
     # ---- the learner's words
 
     def _read_dealer(self) -> None:
@@ -495,7 +444,8 @@ class ActorIO(Worker):
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
-        self._save_policy()
+        if self._last_policy is not None:
+            self._last_policy.save(self.terms)
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:
@@ -537,12 +487,13 @@ class ActorIO(Worker):
         self.changed.notify_all()
 
 
-def _cache(config: AgentConfig) -> PolicyCache | None:
-    if config.cache_file is None:
+def _last_policy(config: AgentConfig, follower: Follower, counters: Counters) -> LastPolicy | None:
+    path = config.cache_file
+    if path is None:
         return None
-    from rl4sys_zmq.actor.policy_cache import PolicyCache
+    from rl4sys_zmq.actor.last_policy import LastPolicy
 
-    return PolicyCache(config.cache_file)
+    return LastPolicy(config, path, follower, counters)
 
 
 def _network(config: AgentConfig) -> Network:

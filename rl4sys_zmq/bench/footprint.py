@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import rl4sys_zmq
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
 
 __all__ = ["Footprint", "Overhead", "measure_footprint", "measure_overhead", "measure_running"]
 
+PACKAGE = Path(__file__).resolve().parents[1]
 _RESIDENT = "int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
 _IMPORT = "import json, time\nbegan = time.perf_counter()\n{imports}\ntook = time.perf_counter() - began\n"
 _SAY = f"print(json.dumps([took, {_RESIDENT}]))\n"
@@ -89,7 +89,7 @@ class Overhead:
 
 def measure_footprint(pairs: int) -> Footprint:
     """Fresh processes in turn. The package is compiled first, as an installed one is."""
-    compileall.compile_dir(Path(rl4sys_zmq.__file__).parent, quiet=2)
+    compileall.compile_dir(PACKAGE, quiet=2)
     memory: dict[str, list[float]] = {OURS: [], BASELINE: []}
 
     def one(imports: str) -> float:

@@ -234,7 +234,7 @@ class RL4SysAgent(BatchActing):
 
     @property
     def _in_actor(self) -> int:
-        return self._io.supply.items + self._io.session.unreceived
+        return self._io.waiting_segments + self._io.session.unreceived
 
     def _joined(self) -> bool:
         return self._io.policy is not None

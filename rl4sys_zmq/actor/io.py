@@ -164,9 +164,14 @@ class ActorIO(Worker):
         return self._supply.spool
 
     @property
+    def waiting_segments(self) -> int:
+        """Segments that have no number yet."""
+        return self._supply.items + self._shipping.in_hand
+
+    @property
     def idle(self) -> bool:
         """Nothing is queued and everything sent is durable."""
-        return not self._supply.items and not self._session.in_flight
+        return not self.waiting_segments and not self._session.in_flight
 
     def inherit(self, other: ActorIO) -> None:
         """Before the start: takes the policy of another actor, the parent of a forked process."""

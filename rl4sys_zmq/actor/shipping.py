@@ -27,6 +27,8 @@ class Shipping:
     Attributes:
         terms: the learner's; None before the first.
         first_version: the one that the present generation began with, as far as this actor knows.
+        in_hand: segments that have left the supply and that the session may not hold yet. Raised before the one, cleared after
+            the other: who reads the supply, then this, then the session, sees each segment somewhere.
     """
 
     def __init__(self, config: AgentConfig, supply: Supply, session: ActorSession, breathe: Callable[[], None]) -> None:
@@ -40,6 +42,7 @@ class Shipping:
         """
         self.terms: Terms | None = None
         self.first_version = 0
+        self.in_hand = 0
         self._linger_s = config.linger_ms / 1000
         self._asked = max(1, config.send_frequency)
         self._supply, self._session, self._breathe = supply, session, breathe
@@ -90,7 +93,9 @@ class Shipping:
             if not batch:
                 break
             shipped += sum(packed.steps for packed in batch)
-            yield session.take(now, batch, ahead_steps=self._ahead(now, shipped))
+            actions = session.take(now, batch, ahead_steps=self._ahead(now, shipped))
+            self.in_hand = 0
+            yield actions
         if shipped:
             self._shipped_at, self._shipped_steps = now, shipped
         if not supply.items:
@@ -120,8 +125,10 @@ class Shipping:
                 if not supply.drop("too_large"):
                     break
                 continue
+            self.in_hand = len(batch) + 1
             taken = supply.take(1, limit)
             if not taken:
+                self.in_hand = len(batch)
                 break
             packed = taken[0]
             batch.append(packed)

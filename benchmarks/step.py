@@ -7,7 +7,8 @@
   host computes; beside it a plain function that does the forward pass, sampling, log-probability and storing.
 - footprint: import seconds and resident memory of fresh processes; beside it ``import numpy, zmq, msgpack``. One more figure is
   the memory of an actor that has joined and acts.
-- overhead: processor time over wall time of a 1 kHz loop with and without the actor.
+- overhead: processor time over wall time of a 1 kHz loop with and without the actor; beside it the same loop with the plain
+  function of ``step``, which pays for cold caches as the actor does.
 - collect: environment steps per second of ``rl4sys-actor run`` into a learner that only counts; beside it bare ``env.step`` with
   random actions.
 

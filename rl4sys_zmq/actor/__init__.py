@@ -3,9 +3,10 @@
 - `RL4SysAgent`: what the host calls. `RL4SysTrajectory`, `RL4SysAction`: what it holds.
 - `policies`: policies in numpy, built from a `PolicySpec`.
 
-An agent's storeys: `core`, `standins`, `acting`, `batch`, `agent`; `hosts` is what each host thread has of its own. `io` owns the
-sockets in a thread of its own; `follower` keeps the policy current; `outbox` is the bounded queue to the thread; `builder`
-writes a segment's columns; `handover` waits for late rewards; `inputs` checks what the host gives.
+An agent's storeys: `core`, `standins`, `acting`, `batch`, `agent`; `hosts` is what each host thread has of its own. `io` owns
+the sockets in a thread of its own; there `follower` keeps the policy current, `shipping` decides which segments leave, from a
+`supply` (the outbox itself, or the spool), and `pace` when the thread rests. `outbox` is the bounded queue to the thread;
+`builder` writes a segment's columns; `handover` waits for late rewards; `inputs` checks what the host gives.
 """
 
 from rl4sys_zmq.actor.agent import RL4SysAgent

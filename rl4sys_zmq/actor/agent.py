@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.batch import BatchActing
 from rl4sys_zmq.actor.core import AGENTS
 from rl4sys_zmq.actor.inputs import Inputs
-from rl4sys_zmq.actor.io import Terms
+from rl4sys_zmq.actor.terms import Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.values import PolicySpec
@@ -234,8 +234,7 @@ class RL4SysAgent(BatchActing):
 
     @property
     def _in_actor(self) -> int:
-        supply = self._io.supply
-        return supply.items + supply.in_hand + self._io.session.unreceived
+        return self._io.waiting_segments + self._io.session.unreceived
 
     def _joined(self) -> bool:
         return self._io.policy is not None

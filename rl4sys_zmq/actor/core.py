@@ -87,8 +87,8 @@ class AgentCore(Resource):
         if parent is not None:
             self._io.inherit(parent)
         self._follower = self._io.follower
-        entropy = [config.seed, os.getpid()] if parent is not None and config.seed is not None else config.seed
-        self._hosts = Hosts(np.random.SeedSequence(entropy))
+        seed = config.seed if config.seed is not None else random.SystemRandom().getrandbits(128)
+        self._hosts = Hosts(seed if parent is None else seed << 32 | os.getpid(), itertools.count())
         self._episode_ids = random.Random()
         self._handover = Handover(self._outbox, config.reward_timeout_s, self._io.nudge)
         self._life = self._fast = Life(self, self._handover)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from rl4sys_zmq.actor.policies import Act, Policy, Sampler, bind
 
@@ -27,7 +26,7 @@ class Host:
 
     __slots__ = ("act", "block_left", "block_width", "last_act", "policy", "sampler", "stamp")
 
-    def __init__(self, seed: np.random.SeedSequence) -> None:
+    def __init__(self, seed: int) -> None:
         self.sampler = Sampler(seed)
         self.policy: Policy | None = None
         self.act: Act
@@ -45,7 +44,7 @@ class Host:
 
 
 class Hosts(threading.local):
-    """The `Host` of the current thread. Their seeds are children of one seed, given in order of first use."""
+    """The `Host` of the current thread. Each has a seed of its own, made of one seed and of a number in order of first use."""
 
-    def __init__(self, seeds: np.random.SeedSequence) -> None:
-        self.host = Host(seeds.spawn(1)[0])
+    def __init__(self, seed: int, numbers: Iterator[int]) -> None:
+        self.host = Host(seed << 32 | next(numbers))

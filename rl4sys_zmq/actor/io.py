@@ -11,89 +11,46 @@ import random
 import threading
 import time
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.follower import Follower
+from rl4sys_zmq.actor.gate import Gate
 from rl4sys_zmq.actor.outbox import Outbox
+from rl4sys_zmq.actor.pace import REST_S, Pace
 from rl4sys_zmq.actor.policies import Policy
-from rl4sys_zmq.actor.supply import ENTRY_BYTES, MemorySupply, Supply
+from rl4sys_zmq.actor.shipping import Shipping
+from rl4sys_zmq.actor.supply import MemorySupply, Supply
+from rl4sys_zmq.actor.terms import Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
-from rl4sys_zmq.errors import ClientFailed, ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network
 from rl4sys_zmq.values import PolicySpec
-from rl4sys_zmq.wire import PackedSegment, decode, encode
+from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
 if TYPE_CHECKING:  # what only some actors have is loaded for them alone
-    from rl4sys_zmq.actor.policy_cache import PolicyCache
+    from rl4sys_zmq.actor.last_policy import LastPolicy
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.transports import ClientKeys
 
-__all__ = ["ActorIO", "Gate", "Terms"]
+__all__ = ["ActorIO"]
 
 log = logging.getLogger(__name__)
 
 RESTART_S = (0.2, 5.0)
 """The first pause before the sockets are made anew after an exception, and the longest."""
-HOLD_S, BREATH_S = 0.0005, 0.000_001
-"""How long this thread may compute at a stretch, and for how long it then sleeps: 0.05 ms, by the kernel's timer slack."""
-REST_S = 0.005
-"""How long it lets segments and acks gather when nobody waits for them: at each of its turns the host's threads stand still."""
 ACKS_S = 0.25
 """How long acks may lie unread when nobody needs them sooner: then they don't cost a turn of their own."""
-EVENTS_S = 0.1
+EVENTS_S = 1.0
 """How often a joined actor looks for news of its connection."""
-MAX_BATCH_STEPS = 16_384
-MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
-"""How much of what waits beyond `send_frequency` shares a message: one costs the learner nearly as much as sixteen."""
-MAX_BODY_FRAMES = 200
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
 """Messages in the DEALER: more than credit ever allows, for a message that does not fit leaves a gap to be mended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What a host that waits must know.
-
-    Attributes:
-        limit_steps: it may start a segment while it has finished fewer steps than this, counted since the start.
-        generation: of the policy to start with.
-        min_version: the least version of it.
-        error: why nothing will come, or None.
-        stage: what the I/O thread is waiting for, for messages.
-    """
-
-    limit_steps: int
-    generation: int
-    min_version: int
-    error: RL4SysError | None
-    stage: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What an actor must know of the learner's rules, which the policy cache keeps too. Each as in `Welcome`."""
-
-    generation: int
-    algorithm_name: str
-    algorithm_type: str
-    rollout_length: int
-    max_policy_lag: int
-    on_lag: str
-    max_message_bytes: int
-    max_segment_steps: int
-
-    @classmethod
-    def of(cls, welcome: Welcome) -> Terms:
-        """Those that a learner says; a host can't act in segments of no steps."""
-        said = {name: getattr(welcome, name) for name in cls.__slots__}
-        return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
 
 
 class ActorIO(Worker):
@@ -102,7 +59,6 @@ class ActorIO(Worker):
     Attributes:
         gate: what waiting hosts look at.
         changed: notified after `policy` or `gate` changed, when somebody waits.
-        terms: the learner's, as it said last, or from the policy cache; None before either.
         counters: what happened, by name.
         opened: set when the spool and the cache have been looked at; `open_error` then says what can't be used.
         current_at: when the policy was last known to be the newest, in the monotonic clock's seconds.
@@ -118,7 +74,6 @@ class ActorIO(Worker):
             keys: to be known by.
         """
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
-        self.terms: Terms | None = None
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None
         self.current_at = float("-inf")
@@ -128,7 +83,6 @@ class ActorIO(Worker):
         self.want_steps = 0
         self.flushing = 0
         self.waiting = 0
-        self._resting = False
         self._listens = True
         self._config = config
         self._hello = hello
@@ -140,16 +94,15 @@ class ActorIO(Worker):
         self._rng = random.Random(hello.incarnation)
         self._session = ActorSession(hello, self.counters, self._rng, coded=config.compression == "zstd")
         self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
-        self._cache = _cache(config)
-        self._oldest_since: float | None = None
+        self._last_policy = _last_policy(config, self._follower, self.counters)
+        self._pace = Pace()
+        self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
         self._error: RL4SysError | None = None
         self._joined = False
         self._stage = self.gate.stage
         self._redial = False
         self._foreign = 0
-        self._saved = (0, 0)
-        self._first_version = 0
-        self._breath_at = 0.0
+        self._seen_items = 0
         self._events_at = 0.0
         self._dealer: Line
         self._poller: LinePoller
@@ -163,7 +116,7 @@ class ActorIO(Worker):
 
     def nudge(self) -> None:
         """The same, after a rest if it is at one."""
-        if not self._resting:
+        if not self._pace.resting:
             self._wakeup.set()
 
     def stop(self) -> None:
@@ -174,6 +127,11 @@ class ActorIO(Worker):
     def release(self) -> None:
         """Closes what outlives the thread; after `join`."""
         self._wakeup.close()
+
+    @property
+    def terms(self) -> Terms | None:
+        """The learner's, as it said last, or from the policy cache; None before either."""
+        return self._shipping.terms
 
     @property
     def follower(self) -> Follower:
@@ -206,13 +164,18 @@ class ActorIO(Worker):
         return self._supply.spool
 
     @property
+    def waiting_segments(self) -> int:
+        """Segments that have no number yet."""
+        return self._supply.items + self._supply.in_hand
+
+    @property
     def idle(self) -> bool:
         """Nothing is queued or in hand, and everything sent is durable."""
-        return not self._supply.items and not self._supply.in_hand and not self._session.in_flight
+        return not self.waiting_segments and not self._session.in_flight
 
     def inherit(self, other: ActorIO) -> None:
         """Before the start: takes the policy of another actor, the parent of a forked process."""
-        self.terms, self.current_at = other.terms, other.current_at
+        self._shipping.terms, self.current_at = other.terms, other.current_at
         self._follower.inherit(other._follower)
 
     def roll_back(self, bad: Policy) -> Policy | None:
@@ -246,7 +209,8 @@ class ActorIO(Worker):
                     self._set_stage(f"its I/O thread to start again ({type(exc).__name__}: {exc})")
                     self._stopping.wait(pause_s)
                     pause_s = min(2 * pause_s, RESTART_S[1])
-            self._save_policy(force=True)
+            if self._last_policy is not None:
+                self._last_policy.save(self.terms, force=True)
         finally:
             self._supply.close()
 
@@ -273,9 +237,11 @@ class ActorIO(Worker):
                 ledger_id=spool.ledger_id,
                 spooled=True,
             )
-            self._session = ActorSession(self._hello, self.counters, self._rng, coded=self._config.compression == "zstd")
-        if self._cache is not None and self.policy is None:
-            self._load_policy(self._cache)
+            self._session = ActorSession(self._hello, self.counters, self._rng, coded=config.compression == "zstd")
+            self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
+        if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
+            self._shipping.terms, age_s = taken
+            self.current_at = time.monotonic() - age_s
 
     def _serve(self, network: Network) -> None:
         """One life of the sockets."""
@@ -298,56 +264,62 @@ class ActorIO(Worker):
                 self._follower.leave()
 
     def _turn(self) -> None:
+        pace, session = self._pace, self._session
+        if pace.busy and session.state is SessionState.JOINED and not (self._urgent or self._stopping.is_set()):
+            ready, listened = self._rest(), False
+        else:
+            ready, listened = self._wait()
         now = time.monotonic()
-        deadline = min(self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline())
-        if self._oldest_since is not None and self._session.can_take():  # else an ack will wake it
-            deadline = min(deadline, self._oldest_since + self._config.linger_ms / 1000)
-        listens = self._listen(self._must_listen())
-        ready = self._rest(self._poller.poll(min(max(0.0, deadline - now), 1.0 if listens else ACKS_S)))
-        self._breath_at = time.monotonic()
+        segments, self._seen_items = self._outbox.put_items != self._seen_items, self._outbox.put_items
+        pace.turn(now, segments=segments)
         # Each look at a socket lets a host's thread have the interpreter, and takes it away again.
         if self._wakeup in ready:
             self._wakeup.clear()
-        if self._weights_in(ready):
+        if any(source is not self._wakeup and source is not self._dealer for source in ready):
             while self._follower.read():
-                self._breathe()
-        if not listens or self._dealer in ready:
+                pace.breathe()
+        if not listened or self._dealer in ready:
             self._read_dealer()
-        now = time.monotonic()
-        if now >= self._events_at or self._session.state is not SessionState.JOINED:
+        if now >= self._events_at or session.state is not SessionState.JOINED:
             self._events_at = now + EVENTS_S
             self._read_events()
-        self._supply.release(self._session.durable)
+        self._supply.release(session.durable)
         while self._supply.fill():
-            self._breathe()
+            pace.breathe()
         self._reconcile()
-        self._ship(now)
-        need = max(self._supply.steps, self.want_steps - self._assigned_steps)
-        self._do(self._session.want(now, self._session.sent_steps + need))
-        self._do(self._session.tick(now, self._follower.held))
+        now = time.monotonic()
+        for actions in self._shipping.ship(now, self._follower.held if self.policy is not None else None, urgent=self._urgent):
+            self._do(actions)
+        self._do(session.want(now, self._shipping.wanted_steps(now, self.want_steps)))
+        self._do(session.tick(now, self._follower.held))
         self._follower.tick(now)
         self._supply.tick()
         self._update_gate()
 
-    def _rest(self, ready: Collection[object]) -> Collection[object]:
-        """Before it works on segments and acks: lets more of them gather. Weights, and whoever waits, end the rest.
+    @property
+    def _urgent(self) -> bool:
+        return bool(self.waiting or self.flushing)
+
+    def _rest(self) -> Collection[object]:
+        """Lets segments and acks gather. Weights, and whoever waits, end the rest.
 
         A host that leaves something in the outbox meanwhile does not ring; what it left before the end of the rest is seen after
         it.
         """
-        if not ready or self._session.state is not SessionState.JOINED or self._weights_in(ready):
-            return ready
-        if self._wakeup in ready:
-            self._wakeup.clear()
-        self._resting = True
+        self._listen(False)
+        self._pace.resting = True
         try:
-            if self.waiting or self.flushing or self._stopping.is_set():
-                return ready
-            self._listen(False)
-            woken = self._poller.poll(REST_S)
+            return self._poller.poll(REST_S)
         finally:
-            self._resting = False
-        return {self._dealer, *woken}
+            self._pace.resting = False
+
+    def _wait(self) -> tuple[Collection[object], bool]:
+        """Waits for something to do; whether it listened to the learner comes with it."""
+        listens = self._must_listen()
+        self._listen(listens)
+        deadlines = self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline()
+        left = min(*deadlines, self._shipping.next_deadline) - time.monotonic()
+        return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACKS_S)), listens
 
     def _must_listen(self) -> bool:
         """Whether what the learner says next must be heard at once; acks for segments that nobody asks about need not."""
@@ -357,31 +329,16 @@ class ActorIO(Worker):
             or not session.in_flight
             or (self._supply.items > 0 and not session.can_take())
             or self._follower.fetching
-            or bool(self.waiting or self.flushing)
+            or self._urgent
         )
 
-    def _listen(self, listens: bool) -> bool:
+    def _listen(self, listens: bool) -> None:
         if listens is not self._listens:
             if listens:
                 self._poller.register(self._dealer)
             else:
                 self._poller.unregister(self._dealer)
             self._listens = listens
-        return listens
-
-    def _weights_in(self, ready: Collection[object]) -> bool:
-        return any(source is not self._wakeup and source is not self._dealer for source in ready)
-
-    def _breathe(self) -> None:
-        """In the middle of long work, lets the host's threads have the interpreter: else they wait for its switch interval."""
-        if time.monotonic() - self._breath_at > HOLD_S:
-            time.sleep(BREATH_S)
-            self._breath_at = time.monotonic()
-
-    @property
-    def _assigned_steps(self) -> int:
-        """The steps that hosts have finished and that wait no more."""
-        return self._outbox.put_steps - self._supply.steps
 
     def _reconcile(self) -> None:
         """At the first Welcome of this start: numbers what the spool holds, from what the learner says it has."""
@@ -391,40 +348,6 @@ class ActorIO(Worker):
         kept = supply.reconcile(session.received, session.durable)
         if kept is not None:
             session.recover(kept)
-
-    # ---- the policy on the disk
-
-    def _load_policy(self, cache: PolicyCache) -> None:
-        cached = cache.load()
-        if cached is None:
-            return
-        try:
-            if cached.extras["client_id"] != self._config.client_id:
-                raise ConfigError(f"it is of client {cached.extras['client_id']!r}", key="policy_cache")
-            terms = Terms(**cached.extras["terms"])
-            for ours, theirs in (
-                (self._config.observation_space, cached.spec.observation_space),
-                (self._config.action_space, cached.spec.action_space),
-            ):
-                if ours is not None and ours != theirs:
-                    raise ConfigError(f"it has the space {theirs}, this actor {ours}", key="policy_cache")
-            self._follower.take_up(cached.spec, cached.snapshot)
-        except (KeyError, TypeError, RL4SysError) as exc:
-            self.counters.add("policy_cache.refused")
-            log.warning("%s: the policy in %s is not used: %s", self._config.client_id, self._config.cache_file, exc)
-            return
-        self.terms = terms
-        self.current_at = time.monotonic() - max(0.0, time.time() - cached.saved_unix_s)
-
-    def _save_policy(self, *, force: bool = False) -> None:
-        policy, spec = self.policy, self.spec
-        if self._cache is None or policy is None or spec is None or self.terms is None:
-            return
-        if force and (policy.generation, policy.version) == self._saved:
-            return
-        extras = {"client_id": self._config.client_id, "terms": asdict(self.terms)}
-        if self._cache.save(spec, policy.snapshot, extras, force=force):
-            self._saved = policy.generation, policy.version
 
     # ---- the learner's words
 
@@ -466,7 +389,7 @@ class ActorIO(Worker):
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            self._breathe()
+            self._pace.breathe()
             match action:
                 case Send(message):
                     self._send(message)
@@ -503,19 +426,19 @@ class ActorIO(Worker):
             words = "%s: the configuration says type %r, but %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
         self._reconcile()  # whatever comes of this session, the next HELLO must not claim that these were let go
-        self._breathe()
+        self._pace.breathe()
         try:
             self._follower.join(welcome, self._poller)
         except RL4SysError as exc:
             self._session.reject(time.monotonic())
             self._set_error(exc)
             return
-        self._breathe()
+        self._pace.breathe()
         if self.counters.get("joined"):
             log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
         if self.terms is None or self.terms.generation != welcome.generation:
-            self._first_version = welcome.version
-        self.terms = Terms.of(welcome)
+            self._shipping.first_version = welcome.version
+        self._shipping.terms = Terms.of(welcome)
         spool = self.spool
         if spool is not None:
             spool.set_ledger(welcome.ledger_id)
@@ -526,7 +449,8 @@ class ActorIO(Worker):
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
-        self._save_policy()
+        if self._last_policy is not None:
+            self._last_policy.save(self.terms)
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:
@@ -535,83 +459,12 @@ class ActorIO(Worker):
             code = Refusal(refused.code) if refused.code in set(Refusal) else Refusal.MALFORMED
             self._set_error(HandshakeRefused(code, refused.reason, refused.field))
 
-    # ---- segments
-
-    def _ship(self, now: float) -> None:
-        """Sends what may leave: enough for a message, or waiting long enough, or asked for."""
-        supply = self._supply
-        self._drop_stale()
-        if not supply.items:
-            self._oldest_since = None
-            return
-        if self._oldest_since is None:
-            self._oldest_since = now
-        due = (
-            supply.items >= self._config.send_frequency
-            or now - self._oldest_since >= self._config.linger_ms / 1000
-            or self.flushing
-            or self.waiting
-            or self._session.sent_steps + supply.steps >= self._session.credit_steps
-        )
-        while due and self._session.can_take():
-            batch = self._take_batch()
-            if not batch:
-                break
-            self._do(self._session.take(now, batch))
-            self._supply.in_hand = 0
-        if not supply.items:
-            self._oldest_since = None
-
-    def _take_batch(self) -> list[PackedSegment]:
-        batch: list[PackedSegment] = []
-        steps = size = frames = 0
-        limit = self.terms.max_message_bytes if self.terms is not None else 0
-        asked = max(1, self._config.send_frequency)
-        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(asked, MAX_BATCH_ITEMS):
-            self._breathe()
-            head = self._supply.peek()
-            if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
-                break
-            if len(batch) >= asked and size + head.nbytes > MAX_BATCH_BYTES:
-                break
-            if head.nbytes + ENTRY_BYTES > limit:
-                if not self._supply.drop("too_large"):
-                    break
-                continue
-            self._supply.in_hand += 1
-            taken = self._supply.take(1, limit)
-            if not taken:
-                self._supply.in_hand -= 1
-                break
-            packed = taken[0]
-            batch.append(packed)
-            steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
-        return batch
-
-    def _room(self, steps: int, items: int) -> bool:
-        session = self._session
-        return session.sent_steps + steps < session.credit_steps and session.has_room(items)
-
-    def _drop_stale(self) -> None:
-        """Without a spool, drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
-        terms = self.terms
-        kept = self.spool is not None or terms is None or terms.max_policy_lag < 0 or terms.on_lag != "drop"
-        if kept or terms is None or self.policy is None:
-            return
-        generation, version = self._follower.held
-        while (head := self._supply.peek()) is not None:
-            oldest = head.oldest_version
-            if head.generation != generation:  # no newer than what the present generation began with
-                oldest = min(oldest, self._first_version)
-            if version - oldest <= terms.max_policy_lag or not self._supply.drop("lag"):
-                return
-
     # ---- the gate
 
     def _update_gate(self) -> None:
         session = self._session
         joined = session.state is SessionState.JOINED
-        limit = self._assigned_steps + session.credit_steps - session.sent_steps if joined else 0
+        limit = self._shipping.assigned_steps + session.credit_steps - session.sent_steps if joined else 0
         generation = self.terms.generation if self.terms is not None else 0
         stage = "credit or newer weights" if joined else self._stage
         if joined and self.policy is None:
@@ -639,12 +492,13 @@ class ActorIO(Worker):
         self.changed.notify_all()
 
 
-def _cache(config: AgentConfig) -> PolicyCache | None:
-    if config.cache_file is None:
+def _last_policy(config: AgentConfig, follower: Follower, counters: Counters) -> LastPolicy | None:
+    path = config.cache_file
+    if path is None:
         return None
-    from rl4sys_zmq.actor.policy_cache import PolicyCache
+    from rl4sys_zmq.actor.last_policy import LastPolicy
 
-    return PolicyCache(config.cache_file)
+    return LastPolicy(config, path, follower, counters)
 
 
 def _network(config: AgentConfig) -> Network:

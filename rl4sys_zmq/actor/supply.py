@@ -45,7 +45,8 @@ class Supply(Resource):
 
     Attributes:
         spool: where they are kept, None for in memory.
-        in_hand: those that have left one queue and are not in the next one yet, or in the session.
+        in_hand: segments that have left one queue and may not be in the next one yet, or in the session. Raised before the one,
+            cleared after the other: who reads `items`, then this, then the session, sees each segment somewhere.
     """
 
     spool: Spool | None = None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import compileall
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
 
-__all__ = ["Footprint", "measure_footprint", "measure_overhead", "measure_running"]
+__all__ = ["Footprint", "Overhead", "measure_footprint", "measure_overhead", "measure_running"]
 
+PACKAGE = Path(__file__).resolve().parents[1]
 _RESIDENT = "int(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
 _IMPORT = "import json, time\nbegan = time.perf_counter()\n{imports}\ntook = time.perf_counter() - began\n"
 _SAY = f"print(json.dumps([took, {_RESIDENT}]))\n"
@@ -33,8 +36,11 @@ agent.flush(10.0)
 _LOOP = """
 import json, time, numpy
 rate, seconds, address = {rate}, {seconds}, {address!r}
-observation, traj, agent = numpy.zeros(8, numpy.float32), None, None
-if address is not None:
+observation, traj, agent, plain = numpy.zeros(8, numpy.float32), None, None, None
+if address == "plain":
+    from rl4sys_zmq.bench.step import plain_step
+    plain = plain_step()
+elif address is not None:
     from rl4sys_zmq import AgentConfig, RL4SysAgent
     agent = RL4SysAgent(config=AgentConfig.from_mapping({{
         "client_id": "bench-loop", "algorithm_name": "COUNT", "input_size": 8, "act_dim": 4, "train_server_address": address,
@@ -49,6 +55,8 @@ for tick in range(int(rate * seconds)):
         traj, action = agent.request_for_action(traj, observation)
         agent.add_to_trajectory(traj, action)
         action.update_reward(1.0)
+    elif plain is not None:
+        plain(observation, 1.0)
     left = began + (tick + 1) / rate - time.perf_counter()
     if left > 0:
         time.sleep(left)
@@ -65,8 +73,23 @@ class Footprint:
     resident_kib: Pairs
 
 
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Processor time over wall time of control loops; the baseline of both is the loop that does nothing.
+
+    Attributes:
+        ours: with the actor.
+        plain: with a plain function that does the forward pass, sampling and storing: what acting costs whoever does it. After a
+            pause of a millisecond a step finds cold caches, so both cost several times what they do in a tight loop.
+    """
+
+    ours: Pairs
+    plain: Pairs
+
+
 def measure_footprint(pairs: int) -> Footprint:
-    """Fresh processes in turn."""
+    """Fresh processes in turn. The package is compiled first, as an installed one is."""
+    compileall.compile_dir(PACKAGE, quiet=2)
     memory: dict[str, list[float]] = {OURS: [], BASELINE: []}
 
     def one(imports: str) -> float:
@@ -87,17 +110,22 @@ def measure_running(address: str, steps: int = 2000) -> float:
     return _fresh(f"import json\n{_ACTOR.format(address=address, steps=steps)}took = 0.0\n{_SAY}")[1]
 
 
-def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> Pairs:
-    """Processor time over wall time of a control loop with the actor, and of the same loop without: look at the differences.
+def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: int = 1000) -> Overhead:
+    """Processor time over wall time of a control loop with the actor, of one with a plain function, and of one with neither.
 
-    The processor time is that of the whole process, the I/O thread included.
+    The processor time is that of the whole process, the I/O thread included. Look at the differences.
     """
 
-    def share(learner: str | None) -> float:
-        used, wall = _fresh(_LOOP.format(rate=rate_hz, seconds=seconds, address=learner), seconds)
+    def share(what: str | None) -> float:
+        used, wall = _fresh(_LOOP.format(rate=rate_hz, seconds=seconds, address=what), seconds)
         return used / wall
 
-    return measure_pairs(lambda: share(address), lambda: share(None), pairs, warm=False)
+    rounds = []
+    for number in range(pairs):
+        order = (address, "plain", None) if number % 2 == 0 else (None, "plain", address)
+        rounds.append({what: share(what) for what in order})
+    ours, plain, bare = (tuple(shares[what] for shares in rounds) for what in (address, "plain", None))
+    return Overhead(Pairs(ours, bare), Pairs(plain, bare))
 
 
 def _fresh(code: str, seconds: float = 0.0) -> tuple[float, float]:

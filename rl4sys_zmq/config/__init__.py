@@ -11,8 +11,9 @@ nearest valid name.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.config.access import AccessList, Peer, Quota, load_access
@@ -23,22 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["AccessList", "AgentConfig", "ClientConfig", "LearnerConfig", "Peer", "Quota", "WeightsConfig", "load_access"]
 
-_HOMES = {
-    "AccessList": "access",
-    "AgentConfig": "agent",
-    "ClientConfig": "client",
-    "LearnerConfig": "learner",
-    "Peer": "access",
-    "Quota": "access",
-    "WeightsConfig": "weights",
-    "load_access": "access",
-}
-"""The module of each name that is loaded when first used: most programs are an actor or a learner, and need a part."""
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    return value
+__getattr__ = load_late(
+    __name__,
+    {
+        "access": (
+            "AccessList",
+            "Peer",
+            "Quota",
+            "load_access",
+        ),
+        "agent": ("AgentConfig",),
+        "client": ("ClientConfig",),
+        "learner": ("LearnerConfig",),
+        "weights": ("WeightsConfig",),
+    },
+)

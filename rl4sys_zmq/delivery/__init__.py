@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
@@ -48,39 +49,43 @@ __all__ = [
     "take_submit",
 ]
 
-_HOMES = {
-    "Action": "session",
-    "ActorSession": "session",
-    "ClientRow": "ledger",
-    "CreditPool": "credit",
-    "Entry": "ledger",
-    "Intake": "intake",
-    "Joined": "session",
-    "Key": "stream",
-    "Ledger": "ledger",
-    "LedgerState": "ledger",
-    "MemoryLedger": "ledger",
-    "Opened": "table",
-    "Page": "ledger",
-    "Redial": "session",
-    "Rejected": "session",
-    "Renewed": "session",
-    "Restored": "ledger",
-    "Send": "session",
-    "SessionState": "session",
-    "Stream": "stream",
-    "StreamRow": "ledger",
-    "StreamTable": "table",
-    "Waiting": "session",
-    "replay_entry": "intake",
-    "take_submit": "intake",
-}
-"""The module of each name that is loaded when first used: most programs are an actor or a learner, and need a part."""
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    return value
+__getattr__ = load_late(
+    __name__,
+    {
+        "credit": ("CreditPool",),
+        "intake": (
+            "Intake",
+            "replay_entry",
+            "take_submit",
+        ),
+        "ledger": (
+            "ClientRow",
+            "Entry",
+            "Ledger",
+            "LedgerState",
+            "MemoryLedger",
+            "Page",
+            "Restored",
+            "StreamRow",
+        ),
+        "session": (
+            "Action",
+            "ActorSession",
+            "Joined",
+            "Redial",
+            "Rejected",
+            "Renewed",
+            "Send",
+            "SessionState",
+            "Waiting",
+        ),
+        "stream": (
+            "Key",
+            "Stream",
+        ),
+        "table": (
+            "Opened",
+            "StreamTable",
+        ),
+    },
+)

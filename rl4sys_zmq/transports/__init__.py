@@ -16,9 +16,9 @@ bound again.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from rl4sys_zmq.late import load_late
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context, open_sockets
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames, read_subscription
@@ -90,32 +90,30 @@ __all__ = [
     "write_server_keys",
 ]
 
-_HOMES = {
-    "Check": "zap",
-    "ClientKeys": "keys",
-    "Credentials": "zap",
-    "Denied": "zap",
-    "KeyPair": "keys",
-    "ServerKeys": "keys",
-    "ZapDomain": "zap",
-    "curve_client": "keys",
-    "curve_server": "keys",
-    "new_key_pair": "keys",
-    "read_client_keys": "keys",
-    "read_learner_public": "keys",
-    "read_server_keys": "keys",
-    "register_domain": "zap",
-    "write_client_keys": "keys",
-    "write_learner_public": "keys",
-    "write_secret_file": "keys",
-    "write_server_keys": "keys",
-}
-"""The module of each name that is loaded when first used: most programs are an actor or a learner, and need a part."""
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    return value
+__getattr__ = load_late(
+    __name__,
+    {
+        "keys": (
+            "ClientKeys",
+            "KeyPair",
+            "ServerKeys",
+            "curve_client",
+            "curve_server",
+            "new_key_pair",
+            "read_client_keys",
+            "read_learner_public",
+            "read_server_keys",
+            "write_client_keys",
+            "write_learner_public",
+            "write_secret_file",
+            "write_server_keys",
+        ),
+        "zap": (
+            "Check",
+            "Credentials",
+            "Denied",
+            "ZapDomain",
+            "register_domain",
+        ),
+    },
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,7 +213,7 @@ def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
 def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAgent, RL4SysAgent], steps: list[Any]) -> None:
     quick, whole = agents
     for agent in agents:
-        agent._hosts.__init__(np.random.SeedSequence(5))  # type: ignore[misc]
+        agent._hosts.__init__(5, itertools.count())  # type: ignore[misc]
     seen: tuple[list[Any], list[Any]] = ([], [])
     with np.errstate(all="ignore"):
         live(quick, steps, seen[0])

@@ -128,6 +128,23 @@ def test_no_credit_no_segment(session):
     assert not session.has_room(0)
 
 
+def test_a_message_asks_for_the_credit_of_the_next(session):
+    session.on_message(0.0, ack(credit_steps=2))
+    (submit,) = sent(session.take(0.0, [packed(2)], ahead_steps=2))
+    assert (submit.want_steps, session.can_take()) == (100, False)  # it never wants less than it said
+    session.want(0.0, 2)
+    session.on_message(0.0, ack(1, 1, accepted_steps=2, credit_steps=4))
+    assert not session.can_take()
+    (heartbeat,) = sent(session.want(0.0, 4))
+    assert heartbeat.want_steps == 4
+    session.on_message(0.0, ack(1, 1, accepted_steps=2, credit_steps=4))
+    (submit,) = sent(session.take(0.0, [packed(2)], ahead_steps=2))
+    assert submit.want_steps == 6
+    assert session.want(0.0, 6) == []
+    session.on_message(0.0, ack(2, 2, accepted_steps=4, credit_steps=6))
+    assert session.can_take()
+
+
 def test_the_window_is_kept_until_it_is_durable(session):
     (submit,) = sent(session.take(0.0, [packed(), packed(3)]))
     assert isinstance(submit, Submit)

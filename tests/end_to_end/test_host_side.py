@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.actor import supply
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import PackedSegment
 
 from .conftest import Lab
 
@@ -70,6 +73,24 @@ def test_a_spool_outlives_its_process_and_its_learner(lab: Lab, tmp_path: Path) 
     second.drain(timeout_s=20.0)
     client = second.status()["clients"]["lab"]
     assert client["verdicts"]["trained"] == 6 and client["gap"] == 3, "the first learner's memory is gone with it"
+
+
+def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the queue and the window neither holds a segment; `flush` must not take that for the end."""
+    learner = inproc_lab.learner()
+    agent = agent_of(inproc_lab, learner)
+    pack, seen = supply.pack_segment, []
+
+    def watched(segment: Segment) -> PackedSegment:
+        seen.append((agent._io.idle, agent.stats()["in_actor"]))
+        return pack(segment)
+
+    monkeypatch.setattr(supply, "pack_segment", watched)
+    inproc_lab.episode(agent, 4)
+    agent.flush(20.0)
+    assert seen == [(False, 1)]
+    check_law(agent.stats())
+    assert agent.stats()["in_actor"] == 0
 
 
 def test_a_spool_has_one_process(inproc_lab: Lab, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 - `Policy`: the seam. `act` for one observation, `act_batch` for many; `build_policy` makes one, `register_policy` adds a kind.
 - `bind`: a policy's `act` for one thread, which may then have buffers of its own.
-- `Sampler`: the pooled random numbers that both methods draw from, one per host thread.
+- `Sampler`: the random numbers that both methods draw from, one per host thread.
 
 A policy is immutable and may be shared by threads; a `Sampler` may not. A new version is a new policy over a new buffer.
 """

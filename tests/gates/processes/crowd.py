@@ -24,11 +24,11 @@ def time_the_acks() -> None:
     """Notes for each segment how long after it was first sent the learner's word came that it is durable."""
     take, on_message = ActorSession.take, ActorSession.on_message
 
-    def timed_take(self: Any, now: float, packed: Any) -> Any:
+    def timed_take(self: Any, now: float, packed: Any, ahead_steps: int = 0) -> Any:
         sent = self.__dict__.setdefault("sent_at", {})
         for number in range(len(packed)):
             sent[self._next_seq + number] = now
-        return take(self, now, packed)
+        return take(self, now, packed, ahead_steps)
 
     def timed_message(self: Any, now: float, message: Any) -> Any:
         before = self.durable

@@ -28,6 +28,8 @@ __all__ = ["Codec", "Diff", "Payload", "decode_diff", "encode_diff"]
 Payload = bytes | memoryview
 
 LEVELS = (1, 2)
+SURELY_SPARSE = 0.2
+"""Up to this share of changed elements their positions are shorter than planes, whatever the values are."""
 _LEAST = 64
 """Below so many elements nothing is worth grouping or predicting."""
 
@@ -104,7 +106,7 @@ def encode_diff(
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
-    settled = form.settle(base) if isinstance(form, Grid) else base
+    settled = form.settle(base)
     different = settled.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (settled is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
@@ -155,11 +157,12 @@ def decode_diff(
         return raw.flat(_wrapped(raw.integers(base) + difference, raw))
     if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
-    out = form.settle(base)
+    base = form.settle(base)
     where = blocks.read(reader, base.size)
     if where is None:
-        return _decode(reader, codec, out, form, before)
-    out[where] = _decode(reader, codec, out[where], form.select(where), None if before is None else before[where])
+        return _decode(reader, codec, base, form, before)
+    out = base.copy()
+    out[where] = _decode(reader, codec, base[where], form.select(where), None if before is None else before[where])
     return out
 
 
@@ -167,27 +170,50 @@ def _encode(
     base: FlatWeights, new: FlatWeights, form: Form, level: int, before: FlatWeights | None,
     different: NDArray[np.bool_], count: int,
 ) -> Diff:  # fmt: skip
-    size = base.size
-    if level == 1 and count <= SPARSE_SHARE_OF_UNITS * size:
-        positions = np.flatnonzero(different)
-        there = form.select(positions)
-        values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
-        if few(np.abs(values), size):
-            return Diff(Codec.SPARSE, pack_integers(positions, values, size))
-    was = form.integers(base)
-    difference = _wrapped(form.integers(new) - was, form)
-    if before is not None and size < _LEAST:
+    if before is not None and base.size < _LEAST:
         before = None
     if level == 1:
-        if before is None or not prediction_helps(before, base, difference, form):
-            return Diff(Codec.PLANES, planes.pack(difference))
-        was -= form.integers(before)
-        difference -= _wrapped(was, form)
-        return Diff(Codec.PLANES, planes.pack(difference), predicted=True)
+        sparse = _encode_sparse(base, new, form, different, count)
+        if sparse is not None and count <= SURELY_SPARSE * base.size:
+            return sparse
+        dense = _encode_planes(base, new, form, before)
+        return dense if sparse is None or len(dense.payload) < len(sparse.payload) else sparse
+    was = form.integers(base)
+    difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     grouped = _encode_groups(base, difference, moves, form)
     plain = _encode(base, new, form, 1, before, different, count)  # where little is known, groups only cost
     return grouped if len(grouped.payload) <= len(plain.payload) else plain
+
+
+def _encode_sparse(
+    base: FlatWeights, new: FlatWeights, form: Form, different: NDArray[np.bool_], count: int
+) -> Diff | None:  # fmt: skip
+    """None when too many elements change for their positions to be written."""
+    if count > SPARSE_SHARE_OF_UNITS * base.size:
+        return None
+    positions = np.flatnonzero(different)
+    there = form.select(positions)
+    values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
+    return Diff(Codec.SPARSE, pack_integers(positions, values, base.size)) if few(np.abs(values), base.size) else None
+
+
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None) -> Diff:
+    if before is not None and not prediction_helps(before, base, new, form):
+        before = None
+
+    def difference(piece: slice) -> Words:
+        here = form.select(piece)
+        was = here.integers(base[piece])
+        now = here.integers(new[piece])
+        now -= was
+        if before is not None:
+            was -= here.integers(before[piece])
+            now -= was
+        return _wrapped(now, form)
+
+    packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
+    return Diff(Codec.PLANES, packed, predicted=before is not None)
 
 
 def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> Diff:
@@ -210,30 +236,52 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
     return Diff(Codec.GROUPS, b"".join(parts), predicted=known != Known.NOTHING)
 
 
-def _decode(reader: Reader, codec: Codec, out: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
-    """Makes `out`, the base, the new state, in place or in a fresh buffer."""
-    if codec == Codec.SPARSE:
-        _require_needed(before, needed=False)
-        positions, values = unpack_integers(reader, out.size)
-        reader.end()
-        there = form.select(positions)
-        out[positions] = there.flat(_wrapped(there.integers(out[positions]) + values, form))
-        return out
-    was = form.integers(out)
+def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+    """The new state, in a fresh buffer."""
+    match codec:
+        case Codec.SPARSE:
+            _require_needed(before, needed=False)
+            return _decode_sparse(reader, base, form)
+        case Codec.PLANES:
+            return _decode_planes(reader, base, form, before)
+        case _:
+            return _decode_groups(reader, base, form, before)
+
+
+def _decode_sparse(reader: Reader, base: FlatWeights, form: Form) -> FlatWeights:
+    positions, values = unpack_integers(reader, base.size)
+    reader.end()
+    there = form.select(positions)
+    out = base.copy()
+    out[positions] = there.flat(_wrapped(there.integers(base[positions]) + values, form))
+    return out
+
+
+def _decode_planes(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+    differences = planes.unpack(reader, base.size, form.word)
+    reader.end()
+    out = np.empty_like(base)
+    for piece, difference in differences:
+        here = form.select(piece)
+        now = here.integers(base[piece])
+        if before is not None:
+            difference = _wrapped(difference + (now - here.integers(before[piece])), form)
+        now += difference
+        out[piece] = here.flat(_wrapped(now, form))
+    return out
+
+
+def _decode_groups(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+    was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    known = Known.NOTHING
-    if codec == Codec.PLANES:
-        difference = planes.unpack(reader, out.size, form.word)
-        known = Known.NOTHING if moves is None else Known.PREDICTED
-    else:
-        known = _known(reader)
-        _require_needed(before, needed=known != Known.NOTHING)
-        difference = np.zeros(out.size, dtype=np.int32)
-        groups = contexts.group(out.view(np.int32), moves)
-        order = groups.order()
-        for begin, end in groups.spans():
-            positions, values = unpack_integers(reader, end - begin)
-            difference[order[begin:end][positions]] = values.astype(np.int32)
+    known = _known(reader)
+    _require_needed(before, needed=known != Known.NOTHING)
+    difference = np.zeros(base.size, dtype=np.int32)
+    groups = contexts.group(base.view(np.int32), moves)
+    order = groups.order()
+    for begin, end in groups.spans():
+        positions, values = unpack_integers(reader, end - begin)
+        difference[order[begin:end][positions]] = values.astype(np.int32)
     reader.end()
     was += difference
     if known == Known.PREDICTED and moves is not None:

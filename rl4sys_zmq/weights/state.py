@@ -20,8 +20,11 @@ from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
 
 __all__ = ["Writing", "apply_update", "encode_update"]
 
-SNAPSHOT_GAIN = 0.9
-"""A whole state is sent compressed only below this share of its size: expanding it costs every actor time."""
+SNAPSHOT_GAIN = {1: 0.6, 2: 0.9}
+"""By level: a whole state is compressed only below this share of its size. Every version is written whole too, for who asks,
+and expanding it costs every actor time."""
+SNAPSHOT_SAMPLE = 1024
+"""About how many elements say whether it is worth trying."""
 
 _TABLED = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
 """What is written in multiples of a grid's steps, and so has the table of the steps before it."""
@@ -69,7 +72,7 @@ def encode_update(
     _require_finite(new.flat)
     writing = writing or Writing()
     if base is None or base.generation != new.generation:
-        diff, base_version = Diff(*_encode_snapshot(new.flat, writing.dtype)), new.version
+        diff, base_version = Diff(*_encode_snapshot(new.flat, writing)), new.version
     else:
         if new.version <= base.version:
             raise WeightsError(f"version {new.version} does not follow {base.version}", reason="gap")
@@ -175,23 +178,34 @@ def _snapshot_form(dtype: WireDtype) -> Form:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def _encode_snapshot(flat: FlatWeights, dtype: WireDtype) -> tuple[Codec, bytes]:
-    """The whole state; compressed in the form of its bits, which needs no steps."""
-    form = _snapshot_form(dtype)
-    packed = planes.pack(form.integers(flat).astype(form.word, copy=False))
-    if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
-        return Codec.SNAPSHOT_PLANES, packed
+def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, bytes]:
+    """The whole state; compressed, where that gains enough, in the form of its bits, which needs no steps."""
+    dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
+    every = 1 + flat.size // SNAPSHOT_SAMPLE
+    if len(_planes_of(flat[::every], dtype)) <= most * dtype.itemsize * (flat[::every].size):
+        packed = _planes_of(flat, dtype)
+        if len(packed) <= most * dtype.itemsize * flat.size:
+            return Codec.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
         return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     return Codec.SNAPSHOT, flat.astype("<f4", copy=False).tobytes()
 
 
+def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
+    form = _snapshot_form(dtype)
+    words = (form.integers(flat[piece]).astype(form.word, copy=False) for piece in planes.pieces(flat.size))
+    return planes.pack(words, flat.size, form.word)
+
+
 def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     if codec == Codec.SNAPSHOT_PLANES:
         form, reader = _snapshot_form(dtype), Reader(payload)
-        integers = planes.unpack(reader, size, form.word)
+        parts = planes.unpack(reader, size, form.word)
         reader.end()
-        return form.flat(integers)
+        flat = np.empty(size, dtype=np.float32)
+        for piece, words in parts:
+            flat[piece] = form.flat(words)
+        return flat
     if len(payload) != dtype.itemsize * size:
         raise bad(f"a snapshot of {len(payload)} bytes for {size} elements")
     if dtype is WireDtype.BF16:
@@ -218,7 +232,5 @@ def _verify_payload(head: WeightsHeader, payload: Payload) -> None:
 
 
 def _require_finite(flat: FlatWeights) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduce(flat)  # one pass; a sum that overflows says nothing, a sum that does not says all
-    if not np.isfinite(total) and not np.isfinite(flat).all():
+    if not all(np.isfinite(flat[piece]).all() for piece in planes.pieces(flat.size)):
         raise WeightsError("the weights are not finite", reason="finite")

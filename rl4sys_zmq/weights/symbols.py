@@ -23,10 +23,12 @@ SYMBOL_BITS = 4.0
 """About what a symbol that occurs costs in the table of a Huffman coder."""
 
 _STORED = 0
-# Higher levels look harder for repetitions, of which there are none. Without magic number, size and checksum: a header says
-# what it is, and a hash covers it.
+_GAIN = 0.98
+"""Symbols are compressed only below this share of their size: to expand them takes ten times as long as to copy them."""
+# Higher levels, or a larger table, look harder for repetitions, of which there are none. Without magic number, size and
+# checksum: a header says what it is, and a hash covers it.
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
-    1, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=0, write_checksum=0
+    1, hash_log=6, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=0, write_checksum=0
 )
 
 
@@ -89,7 +91,7 @@ def coarser(symbols: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
 def pack_symbols(symbols: NDArray[np.uint8]) -> bytes:
     """A plane of symbols: a length and a zstd frame, or length 0 and the symbols."""
     packed = _tools.compressor.compress(symbols.data)
-    return varint(len(packed)) + packed if len(packed) < symbols.size else varint(_STORED) + symbols.tobytes()
+    return varint(len(packed)) + packed if len(packed) < _GAIN * symbols.size else varint(_STORED) + symbols.tobytes()
 
 
 def unpack_symbols(reader: Reader, size: int) -> NDArray[np.uint8]:

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 
-__all__ = ["Integers", "Reader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
+__all__ = ["Buffer", "Integers", "Reader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
 
 Integers = NDArray[np.integer[Any]]
+Buffer = bytes | memoryview
+"""What can be joined to bytes."""
 _MASKS = ((np.uint64(1) << np.arange(33, dtype=np.uint64)) - np.uint64(1)).astype(np.uint64)
 
 

@@ -13,8 +13,8 @@ from rl4sys_zmq.weights.symbols import symbols_of
 
 __all__ = ["WORTH", "estimated_bits", "prediction_helps"]
 
-SAMPLE = 1 << 12
-"""About how many elements are looked at."""
+SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
+"""About how many elements are looked at, by `estimated_bits` and by `prediction_helps`."""
 WORTH = 0.98
 """What needs the version before the base must come down to this share: an actor that has just joined has to fetch it."""
 
@@ -25,11 +25,11 @@ _CELL_BITS = 4.0
 
 def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: Form) -> bool:
     """Whether what `new` differs by from `base` is shorter less what that differs by from `before`, in planes."""
-    step = 1 + base.size // SAMPLE
+    step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
-    plain = (now - was).astype(form.word, copy=False)
-    predicted = plain - (was - last).astype(form.word, copy=False)
+    plain: Integers = (now - was).astype(form.word, copy=False)
+    predicted: Integers = plain - (was - last).astype(form.word, copy=False)
     return _magnitude_bits(predicted) < WORTH * _magnitude_bits(plain)
 
 

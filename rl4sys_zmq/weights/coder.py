@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
-from rl4sys_zmq.weights.bits import Integers, Reader, bad
+from rl4sys_zmq.weights.bits import Buffer, Integers, Reader, bad
 from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
 from rl4sys_zmq.weights.forms import FP32, Form, Grid
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
@@ -40,7 +41,7 @@ class Codec(IntEnum):
     =================  ===============================================================================================
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: blocks, then integers
-    `PLANES`           a diff: blocks, then the planes of the zigzag differences, from the lowest byte to the highest
+    `PLANES`           a diff: blocks, then the planes of the differences, from the lowest byte to the highest
     `GROUPS`           a diff: blocks, a byte that says what is known, then the integers of each group
     `RAW`              a diff: the differences themselves, in the size of a word
     `SNAPSHOT`         a whole state: its elements
@@ -89,7 +90,7 @@ class Diff:
 
 def encode_diff(
     base: FlatWeights, new: FlatWeights, *, form: Form = FP32, level: int = 1, before: FlatWeights | None = None,
-    reserve: int = 0,
+    prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
     """The diff that leads from `base` to `new`, both ``[n]``; never longer than the elements are on the wire.
 
@@ -99,7 +100,7 @@ def encode_diff(
         form: what the elements are.
         level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
         before: the state before the base, if the receiver holds it.
-        reserve: how many bytes the caller adds, unless the codec is `RAW` or `UNCHANGED`.
+        prefix: what the payload begins with, unless the codec is `RAW` or `UNCHANGED`.
 
     Raises:
         WeightsError: when the sizes differ (``reason="size"``), or a value is none of the form's (``reason="dtype"``).
@@ -113,14 +114,14 @@ def encode_diff(
         return Diff(Codec.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
-        diff = _encode(settled, new, form, level, before, different, count)
+        coded = _encode(settled, new, form, level, before, different, count)
     else:
         inner = before[where] if before is not None else None
-        diff = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
+        coded = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
-    if reserve + len(head) + len(diff.payload) >= base.size * np.dtype(raw.word).itemsize:
+    if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(Codec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
-    return Diff(diff.codec, head + diff.payload, diff.predicted)
+    return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
 
 
 def decode_diff(
@@ -166,10 +167,23 @@ def decode_diff(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A `Diff` whose payload is still in parts: it may be long, and is joined once."""
+
+    codec: Codec
+    parts: Sequence[Buffer]
+    predicted: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+
 def _encode(
     base: FlatWeights, new: FlatWeights, form: Form, level: int, before: FlatWeights | None,
     different: NDArray[np.bool_], count: int,
-) -> Diff:  # fmt: skip
+) -> _Coded:  # fmt: skip
     if before is not None and base.size < _LEAST:
         before = None
     if level == 1:
@@ -177,28 +191,28 @@ def _encode(
         if sparse is not None and count <= SURELY_SPARSE * base.size:
             return sparse
         dense = _encode_planes(base, new, form, before)
-        return dense if sparse is None or len(dense.payload) < len(sparse.payload) else sparse
+        return dense if sparse is None or dense.size < sparse.size else sparse
     was = form.integers(base)
     difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     grouped = _encode_groups(base, difference, moves, form)
     plain = _encode(base, new, form, 1, before, different, count)  # where little is known, groups only cost
-    return grouped if len(grouped.payload) <= len(plain.payload) else plain
+    return grouped if grouped.size <= plain.size else plain
 
 
 def _encode_sparse(
     base: FlatWeights, new: FlatWeights, form: Form, different: NDArray[np.bool_], count: int
-) -> Diff | None:  # fmt: skip
+) -> _Coded | None:  # fmt: skip
     """None when too many elements change for their positions to be written."""
     if count > SPARSE_SHARE_OF_UNITS * base.size:
         return None
     positions = np.flatnonzero(different)
     there = form.select(positions)
     values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
-    return Diff(Codec.SPARSE, pack_integers(positions, values, base.size)) if few(np.abs(values), base.size) else None
+    return _Coded(Codec.SPARSE, [pack_integers(positions, values, base.size)]) if few(np.abs(values), base.size) else None
 
 
-def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None) -> Diff:
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None) -> _Coded:
     if before is not None and not prediction_helps(before, base, new, form):
         before = None
 
@@ -213,10 +227,10 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: Flat
         return _wrapped(now, form)
 
     packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
-    return Diff(Codec.PLANES, packed, predicted=before is not None)
+    return _Coded(Codec.PLANES, packed, predicted=before is not None)
 
 
-def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> Diff:
+def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> _Coded:
     known, groups = Known.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
         least = WORTH * estimated_bits(difference, groups)
@@ -233,7 +247,7 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return Diff(Codec.GROUPS, b"".join(parts), predicted=known != Known.NOTHING)
+    return _Coded(Codec.GROUPS, parts, predicted=known != Known.NOTHING)
 
 
 def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:

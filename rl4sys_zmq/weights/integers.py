@@ -110,7 +110,7 @@ def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int,
     else:
         there = widths > 0
         fields, widths = fields[there], widths[there]
-    return bytes([SYMBOLS + fine]) + symbols.pack_symbols(plane) + pack_fields(fields, widths)
+    return b"".join((bytes([SYMBOLS + fine]), *symbols.pack_symbols(plane), pack_fields(fields, widths)))
 
 
 def _unpack_symbols(reader: Reader, mode: int, size: int, *, signed: bool) -> Sparse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,8 +159,7 @@ def _encode_diff(base: FlatWeights, new: FlatWeights, writing: Writing, before: 
         table = np.array(steps, dtype=np.int8).tobytes()
     form = form_of(writing.dtype, steps, writing.sizes)
     flat = before.flat if before is not None else None
-    diff = encode_diff(base, new, form=form, level=writing.level, before=flat, reserve=len(table))
-    return Diff(diff.codec, table + diff.payload, diff.predicted) if diff.codec in _TABLED else diff
+    return encode_diff(base, new, form=form, level=writing.level, before=flat, prefix=table)
 
 
 def _decode_diff(
@@ -193,8 +192,10 @@ def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, bytes]
 
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
     form = _snapshot_form(dtype)
-    words = (form.integers(flat[piece]).astype(form.word, copy=False) for piece in planes.pieces(flat.size))
-    return planes.pack(words, flat.size, form.word)
+    words: Iterator[planes.Words] = (
+        form.integers(flat[piece]).astype(form.word, copy=False) for piece in planes.pieces(flat.size)
+    )
+    return b"".join(planes.pack(words, flat.size, form.word))
 
 
 def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:

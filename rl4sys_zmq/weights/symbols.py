@@ -13,7 +13,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights.bits import Reader, bad, varint
+from rl4sys_zmq.weights.bits import Buffer, Reader, bad, varint
 
 __all__ = ["MAX_FINE", "bases", "best_fine", "coarser", "pack_symbols", "symbols_of", "unpack_symbols", "widths"]
 
@@ -88,10 +88,10 @@ def coarser(symbols: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - fine)) + np.uint8(1), np.uint8(0))
 
 
-def pack_symbols(symbols: NDArray[np.uint8]) -> bytes:
-    """A plane of symbols: a length and a zstd frame, or length 0 and the symbols."""
+def pack_symbols(symbols: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
+    """A plane of symbols, to be joined: a length and a zstd frame, or length 0 and the symbols."""
     packed = _tools.compressor.compress(symbols.data)
-    return varint(len(packed)) + packed if len(packed) < _GAIN * symbols.size else varint(_STORED) + symbols.tobytes()
+    return (varint(len(packed)), packed) if len(packed) < _GAIN * symbols.size else (varint(_STORED), symbols.data)
 
 
 def unpack_symbols(reader: Reader, size: int) -> NDArray[np.uint8]:

@@ -24,7 +24,7 @@ from rl4sys_zmq.weights.forms import FP32, Form, Grid
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["Codec", "Diff", "Payload", "decode_diff", "encode_diff"]
+__all__ = ["Codec", "Decoded", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
@@ -88,6 +88,19 @@ class Diff:
     predicted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a diff led to.
+
+    Attributes:
+        flat: the state, in a fresh buffer, float32 ``[n]``.
+        written: all values in it that may be others than the base has.
+    """
+
+    flat: FlatWeights
+    written: FlatWeights
+
+
 def encode_diff(
     base: FlatWeights, new: FlatWeights, *, form: Form = FP32, level: int = 1, before: FlatWeights | None = None,
     prefix: bytes = b"",
@@ -131,8 +144,8 @@ def decode_diff(
     *,
     form: Form = FP32,
     before: FlatWeights | None = None,
-) -> FlatWeights:
-    """The state that a diff leads to from `base`, bit for bit, in a fresh buffer, float32 ``[n]``.
+) -> Decoded:
+    """The state that a diff leads to from `base`, bit for bit.
 
     Whatever the payload claims, no more than the state's own size is allocated, a few times.
 
@@ -149,22 +162,25 @@ def decode_diff(
     reader = Reader(payload)
     if codec == Codec.UNCHANGED:
         reader.end()
-        return base.copy()
+        return Decoded(base.copy(), base[:0])
     if codec == Codec.RAW:
         raw = _raw_form(form)
         word = np.dtype(raw.word).newbyteorder("<")
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
-        return raw.flat(_wrapped(raw.integers(base) + difference, raw))
+        return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
     if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
-    base = form.settle(base)
+    settled = form.settle(base)
     where = blocks.read(reader, base.size)
     if where is None:
-        return _decode(reader, codec, base, form, before)
-    out = base.copy()
-    out[where] = _decode(reader, codec, base[where], form.select(where), None if before is None else before[where])
-    return out
+        decoded = _decode(reader, codec, settled, form, before)
+        return decoded if settled is base else _fresh(decoded.flat)
+    inner = None if before is None else before[where]
+    decoded = _decode(reader, codec, settled[where], form.select(where), inner)
+    out = settled.copy()
+    out[where] = decoded.flat
+    return Decoded(out, decoded.written if settled is base else out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +203,7 @@ def _encode(
     if before is not None and base.size < _LEAST:
         before = None
     if level == 1:
-        sparse = _encode_sparse(base, new, form, different, count)
-        if sparse is not None and count <= SURELY_SPARSE * base.size:
-            return sparse
-        dense = _encode_planes(base, new, form, before)
-        return dense if sparse is None or dense.size < sparse.size else sparse
+        return _encode_fast(base, new, form, before, different, count)
     was = form.integers(base)
     difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
@@ -200,16 +212,26 @@ def _encode(
     return grouped if grouped.size <= plain.size else plain
 
 
-def _encode_sparse(
-    base: FlatWeights, new: FlatWeights, form: Form, different: NDArray[np.bool_], count: int
-) -> _Coded | None:  # fmt: skip
-    """None when too many elements change for their positions to be written."""
-    if count > SPARSE_SHARE_OF_UNITS * base.size:
-        return None
+def _encode_fast(
+    base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None, different: NDArray[np.bool_], count: int
+) -> _Coded:  # fmt: skip
+    size = base.size
+    if count > SPARSE_SHARE_OF_UNITS * size:
+        return _encode_planes(base, new, form, before)
     positions = np.flatnonzero(different)
     there = form.select(positions)
     values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
-    return _Coded(Codec.SPARSE, [pack_integers(positions, values, base.size)]) if few(np.abs(values), base.size) else None
+    if not few(np.abs(values), size):
+        return _encode_planes(base, new, form, before)
+    dense = None
+    if count > SURELY_SPARSE * size:
+        dense = _encode_planes(base, new, form, before)
+        integers = np.zeros(size, dtype=np.int64)
+        integers[positions] = values
+        if dense.size < estimated_bits(integers, None) / 8:
+            return dense
+    sparse = _Coded(Codec.SPARSE, [pack_integers(positions, values, size)])
+    return sparse if dense is None or sparse.size <= dense.size else dense
 
 
 def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None) -> _Coded:
@@ -250,25 +272,29 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
     return _Coded(Codec.GROUPS, parts, predicted=known != Known.NOTHING)
 
 
-def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
-    """The new state, in a fresh buffer."""
+def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before: FlatWeights | None) -> Decoded:
     match codec:
         case Codec.SPARSE:
             _require_needed(before, needed=False)
             return _decode_sparse(reader, base, form)
         case Codec.PLANES:
-            return _decode_planes(reader, base, form, before)
+            return _fresh(_decode_planes(reader, base, form, before))
         case _:
-            return _decode_groups(reader, base, form, before)
+            return _fresh(_decode_groups(reader, base, form, before))
 
 
-def _decode_sparse(reader: Reader, base: FlatWeights, form: Form) -> FlatWeights:
+def _fresh(flat: FlatWeights) -> Decoded:
+    return Decoded(flat, flat)
+
+
+def _decode_sparse(reader: Reader, base: FlatWeights, form: Form) -> Decoded:
     positions, values = unpack_integers(reader, base.size)
     reader.end()
     there = form.select(positions)
+    written = there.flat(_wrapped(there.integers(base[positions]) + values, form))
     out = base.copy()
-    out[positions] = there.flat(_wrapped(there.integers(base[positions]) + values, form))
-    return out
+    out[positions] = written
+    return Decoded(out, written)
 
 
 def _decode_planes(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:

@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
 from rl4sys_zmq.weights import planes
 from rl4sys_zmq.weights.bits import Reader, bad
-from rl4sys_zmq.weights.coder import Codec, Diff, Payload, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import Codec, Decoded, Diff, Payload, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, Form, WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
@@ -110,7 +110,7 @@ def apply_update(
     Args:
         header: the 72 bytes, or what `WeightsHeader.unpack` made of them.
         payload: the bytes that followed.
-        held: what the actor has; None before the first snapshot.
+        held: what the actor has, which is finite; None before the first snapshot.
         sizes: the elements of each tensor of the policy.
         before: what the actor had before `held`, if it is still there.
 
@@ -136,12 +136,13 @@ def apply_update(
         used = (held, before) if head.predicted and before is not None else (held,)
         if any(one.flat.size != size for one in used):
             raise WeightsError(f"{[one.flat.size for one in used]} elements are held for a policy of {size}", reason="size")
-        flat = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
+        decoded = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
+        flat, written = decoded.flat, decoded.written
     else:
-        flat = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
+        flat = written = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
     if digest(flat) != head.state_hash:
         raise WeightsError(f"version {head.new_version} does not verify: its digest is not the learner's", reason="digest")
-    _require_finite(flat)
+    _require_finite(written)
     return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat)
 
 
@@ -164,7 +165,7 @@ def _encode_diff(base: FlatWeights, new: FlatWeights, writing: Writing, before: 
 
 def _decode_diff(
     head: WeightsHeader, payload: Payload, base: FlatWeights, before: FlatWeights | None, sizes: Sequence[int]
-) -> FlatWeights:
+) -> Decoded:
     steps: Steps = ()
     if head.wire_dtype is WireDtype.GRID and head.codec in _TABLED:
         steps = tuple(np.frombuffer(Reader(payload).take(len(sizes)), dtype=np.int8).tolist())

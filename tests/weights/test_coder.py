@@ -31,7 +31,7 @@ def check(before, base, new, form, itemsize, level):
     diff = encode_diff(base, new, form=form, level=level, before=before)
     assert len(diff.payload) <= itemsize * new.size
     needed = before if diff.predicted else None
-    result = decode_diff(diff.codec, memoryview(diff.payload), base, form=form, before=needed)
+    result = decode_diff(diff.codec, memoryview(diff.payload), base, form=form, before=needed).flat
     assert np.array_equal(bits_of(result), bits_of(new))
     assert result.dtype == np.float32 and not np.shares_memory(result, base)
     assert np.array_equal(bits_of(base), bits_of(held))
@@ -79,9 +79,9 @@ def test_diffs_compose(states, level):
     flat = states[0]
     for base, new in itertools.pairwise(states):
         diff = encode_diff(base, new, level=level)
-        flat = decode_diff(diff.codec, diff.payload, flat)
+        flat = decode_diff(diff.codec, diff.payload, flat).flat
     jump = encode_diff(states[0], states[-1], level=level)
-    assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0])), bits_of(flat))
+    assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0]).flat), bits_of(flat))
 
 
 def test_the_integers_follow_the_order_of_the_floats():
@@ -163,7 +163,7 @@ def test_bombs_are_refused_before_they_expand(declare, codec):
 def test_frames_that_lie_about_their_size_are_refused():
     n = 1000
     good, short = compressed(b"\x80" * n), compressed(b"\x80" * (n - 1))
-    assert not decode_diff(Codec.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).any()
+    assert not decode_diff(Codec.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).flat.any()
     for plane in (short, good + b"x", good + good, good[:-1], b"", b"\x00" * 10, compressed(bytes(n), write_content_size=0)[:-1]):
         refused(Codec.PLANES, planes_of(good, good, plane, good), n)
 
@@ -190,7 +190,7 @@ def test_any_bytes_give_a_state_or_our_error(payload, size, known):
     for codec in Codec:
         for form in (FP32, BF16, Grid(np.zeros(size, dtype=np.int32))):
             try:
-                out = decode_diff(codec, payload, base, form=form, before=base if known else None)
+                out = decode_diff(codec, payload, base, form=form, before=base if known else None).flat
             except WeightsError as exc:
                 assert exc.reason == "payload"
             else:
@@ -210,7 +210,7 @@ def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states, lev
     payload = payload[: data.draw(st.integers(0, len(payload)))] if data.draw(st.booleans()) else payload
     tracemalloc.start()
     try:
-        out = decode_diff(diff.codec, bytes(payload), base, before=before if diff.predicted else None)
+        out = decode_diff(diff.codec, bytes(payload), base, before=before if diff.predicted else None).flat
         assert out.shape == base.shape
     except WeightsError as exc:
         assert exc.reason == "payload"

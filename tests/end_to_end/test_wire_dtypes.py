@@ -22,7 +22,7 @@ from .conftest import Lab
 VERSIONS = 300
 LATE_FROM = 151
 LOSS = 0.1
-HIDDEN = (64, 64)
+HIDDEN = (32, 32)
 WIRES = pytest.mark.parametrize(
     "weights",
     [{"wire_dtype": "fp32", "level": 2}, {"wire_dtype": "bf16"}, {"wire_dtype": "grid", "level": 2}],

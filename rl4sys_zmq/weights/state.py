@@ -234,5 +234,5 @@ def _verify_payload(head: WeightsHeader, payload: Payload) -> None:
 
 
 def _require_finite(flat: FlatWeights) -> None:
-    if not all(np.isfinite(flat[piece]).all() for piece in planes.pieces(flat.size)):
+    if not np.isfinite(flat).all():
         raise WeightsError("the weights are not finite", reason="finite")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.weights import BF16, FP32, Codec, Grid, decode_diff, digest, encode_diff
 from rl4sys_zmq.weights.bits import varint
+from rl4sys_zmq.weights.planes import PIECE
 
 from .strategies import bits_of, ordered_slow, state_lists
 
@@ -44,6 +45,29 @@ def test_exact_for_any_bits_and_never_larger_than_raw(form, itemsize, data, leve
     before, base, new = data.draw(state_lists(3, bf16=form is BF16))
     with np.errstate(all="ignore"):
         check(before if known else None, base, new, form, itemsize, level)
+
+
+@forms
+@pytest.mark.parametrize("momentum", [0.0, 1.0])
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 77])
+def test_exact_beyond_one_piece(form, itemsize, size, momentum):
+    rng = np.random.default_rng(size)
+    start, move = rng.standard_normal((2, size))
+    noise = 3e-4 if momentum else 3e-2
+    states = [(start + k * 3e-3 * momentum * move + rng.uniform(-noise, noise, size)).astype(np.float32) for k in range(3)]
+    if form is BF16:
+        states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
+    diff = check(*states, form, itemsize, 1)
+    assert diff.codec == Codec.PLANES and diff.predicted == bool(momentum)
+
+
+def test_where_few_change_and_by_any_amount_planes_are_shorter():
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal(60_000).astype(np.float32)
+    new = base.copy()
+    there = np.repeat(rng.random(1200) < 0.4, 50)  # in runs, as the rows of a matrix whose inputs were 0 do not change
+    new[there] += (10.0 ** rng.uniform(-6, 0, there.sum())).astype(np.float32)
+    assert check(None, base, new, FP32, 4, 1).codec == Codec.PLANES
 
 
 @forms

@@ -1,7 +1,7 @@
 """Exact diffs of states: what their integers (`forms`) differ by, in as few bytes as a fast coder finds.
 
 - Level 1 writes positions and small numbers where few elements change (`integers`), byte planes where more than half do, and
-  in between what is shorter. Planes are of the differences, or of what they differ by from the last differences, if that is shorter.
+  in between what is shorter. Planes are of the differences, or of what they differ by from the last differences, if that helps.
 - Level 2 puts elements side by side of which the same is known (`contexts`), and codes each group by itself.
 - Blocks of the state in which nothing changes are left out. What would be longer than the differences themselves is not used.
 """

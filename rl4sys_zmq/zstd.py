@@ -11,8 +11,9 @@ from rl4sys_zmq.errors import RL4SysError
 __all__ = ["NotExpanded", "compress", "expand"]
 
 _FORMAT = zstandard.FORMAT_ZSTD1_MAGICLESS
-# Higher levels look harder for repetitions, of which numbers have none.
-_PARAMETERS = zstandard.ZstdCompressionParameters.from_level(1, format=_FORMAT, write_content_size=0, write_checksum=0)
+
+
+Buffer = bytes | memoryview
 
 
 class NotExpanded(RL4SysError):
@@ -23,19 +24,29 @@ class _Tools(threading.local):
     """They take as long to make as to compress a small array, and are not to be shared by threads."""
 
     def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
+        self.searching, self.counting = (_compressor(), _compressor(hash_log=6))
         self.decompressor = zstandard.ZstdDecompressor(format=_FORMAT)
+
+
+def _compressor(**options: int) -> zstandard.ZstdCompressor:
+    options = {"format": _FORMAT, "write_content_size": 0, "write_checksum": 0, **options}
+    return zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters.from_level(1, **options))
 
 
 _tools = _Tools()
 
 
-def compress(data: bytes | memoryview) -> bytes:
-    """One frame, at zstd's level 1."""
-    return _tools.compressor.compress(data)
+def compress(data: Buffer, *, repeats: bool = True) -> bytes:
+    """One frame, at zstd's level 1.
+
+    Args:
+        data: the bytes.
+        repeats: look for repetitions; where there are none, the frequencies of bytes are all that is to be had, and it is faster.
+    """
+    return (_tools.searching if repeats else _tools.counting).compress(data)
 
 
-def expand(frame: bytes | memoryview, size: int) -> bytes:
+def expand(frame: Buffer, size: int) -> bytes:
     """What is in a frame, which is exactly `size` bytes; no more than that is allocated, whatever the frame claims.
 
     Raises:

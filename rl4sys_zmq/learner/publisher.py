@@ -61,10 +61,14 @@ class Publications:
         if len(self._digests) > DIGESTS_KEPT:
             self._digests.popitem(last=False)
         self._steps.clear()
+        if self._ring and message.version != self._ring[-1].version + 1:
+            self._ring.clear()
+            self._ring_bytes = 0
         self._predicted = bool(diff) and WeightsHeader.unpack(diff[0]).predicted
         self._ring.append(PolicySnapshot(self.generation, message.version, message.digest, flat))
         self._ring_bytes += flat.nbytes
-        while len(self._ring) > 2 and (len(self._ring) > RING_ITEMS or self._ring_bytes > RING_BYTES):
+        most = RING_ITEMS if self._writing.level else 2
+        while len(self._ring) > 2 and (len(self._ring) > most or self._ring_bytes > RING_BYTES):
             self._ring_bytes -= self._ring.popleft().flat.nbytes
         return self._diff or self._whole(message.version)
 

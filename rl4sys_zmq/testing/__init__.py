@@ -2,7 +2,8 @@
 
 - `check_transport`: the contract of a transport, clause by clause (`CHECKS`).
 - `fresh_address`, `TransportUnderTest`; `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
-- `ChaosProxy` with `Faults`: a bad TCP network; `ChaosFrames`: a bad link without a network.
+- `ChaosProxy` with `Faults`: a bad TCP network; `ChaosFrames`: a bad link without a network; `ChaosPub`: such a link before a
+  publisher.
 - `KillLoop` and its `Child` processes, which it kills, stops and starts again; `TraceWriter`, `TraceTail`, `read_trace` and
   `check_trace`: what they write down outside the system, and whether the guarantees allow it.
 - `FakeAlgorithm`, `FakeFactory`, `FakeParameters`, `fake_spec`, `fake_weights`: learning without learning, without torch.
@@ -11,6 +12,7 @@
 from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address
 from rl4sys_zmq.testing.chaos import ChaosProxy, Faults
 from rl4sys_zmq.testing.chaos_frames import ChaosFrames
+from rl4sys_zmq.testing.chaos_pub import ChaosPub
 from rl4sys_zmq.testing.check_transport import CHECKS, check_transport
 from rl4sys_zmq.testing.children import Child, ProcessFailed
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeFactory, FakeParameters, fake_spec, fake_weights
@@ -22,6 +24,7 @@ __all__ = [
     "CHECKS",
     "ChaosFrames",
     "ChaosProxy",
+    "ChaosPub",
     "Child",
     "FakeAlgorithm",
     "FakeFactory",

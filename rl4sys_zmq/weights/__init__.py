@@ -9,7 +9,7 @@ Below them: `coder` chooses how a diff is written, over `forms` (states as integ
 `integers`, `planes`, `symbols` and `bits` write them.
 """
 
-from rl4sys_zmq.weights.coder import Codec, Diff, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import Codec, Decoded, Diff, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, Form, Grid, WireDtype, form_of
 from rl4sys_zmq.weights.header import HEADER_BYTES, WeightsHeader
@@ -21,6 +21,7 @@ __all__ = [
     "FP32",
     "HEADER_BYTES",
     "Codec",
+    "Decoded",
     "Diff",
     "Form",
     "Grid",

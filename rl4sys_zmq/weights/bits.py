@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 
-__all__ = ["Integers", "Reader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
+__all__ = ["Buffer", "Integers", "Reader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
 
 Integers = NDArray[np.integer[Any]]
+Buffer = bytes | memoryview
+"""What can be joined to bytes."""
 _MASKS = ((np.uint64(1) << np.arange(33, dtype=np.uint64)) - np.uint64(1)).astype(np.uint64)
 
 
@@ -111,12 +113,12 @@ class Reader:
                 return value
         raise bad(f"a number beyond {high}, or longer than it needs to be")
 
-    def flags(self, count: int) -> NDArray[np.uint8]:
-        """So many bits, each in a byte of its own."""
+    def flags(self, count: int) -> NDArray[np.bool_]:
+        """So many bits."""
         data = np.frombuffer(self.take((count + 7) // 8), dtype=np.uint8)
         if count % 8 and data[-1] >> (count % 8):
             raise bad("bits beyond the last")
-        return np.unpackbits(data, count=count, bitorder="little")
+        return np.unpackbits(data, count=count, bitorder="little").view(np.bool_)
 
     def fields(self, widths: Integers) -> NDArray[np.uint32]:
         """Fields of these widths, 1 to 32 bits each."""
@@ -148,9 +150,13 @@ class Reader:
         gaps = np.diff(ones, prepend=-1) - 1
         if width:
             gaps <<= width
-            planes = self.flags(width * count).reshape(width, count)
-            for shift in range(width):
-                gaps |= planes[shift].astype(np.int64) << shift
+            planes = self.flags(width * count).view(np.uint8).reshape(width, count)
+            for shift in range(0, width, 8):  # in bytes as far as that goes: they are an eighth of the work
+                low = np.zeros(count, dtype=np.uint8)
+                for plane in planes[shift : shift + 8][::-1]:
+                    low <<= np.uint8(1)
+                    low |= plane
+                gaps |= low.astype(np.int64) << shift
         gaps += 1
         positions = np.cumsum(gaps) - 1
         if count and positions[-1] >= size:

@@ -13,8 +13,8 @@ from rl4sys_zmq.weights.symbols import symbols_of
 
 __all__ = ["WORTH", "estimated_bits", "prediction_helps"]
 
-SAMPLE = 1 << 12
-"""About how many elements are looked at."""
+SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
+"""About how many elements are looked at, by `estimated_bits` and by `prediction_helps`."""
 WORTH = 0.98
 """What needs the version before the base must come down to this share: an actor that has just joined has to fetch it."""
 
@@ -23,13 +23,21 @@ _CELL_BITS = 4.0
 """About what a table says of one symbol in one group."""
 
 
-def prediction_helps(before: FlatWeights, base: FlatWeights, difference: Integers, form: Form) -> bool:
-    """Whether differences are shorter less the last ones, without any groups."""
-    step = 1 + base.size // SAMPLE
-    some = form.select(np.arange(0, base.size, step))
-    plain = difference[::step].astype(np.int64)
-    predicted: Integers = (plain - some.integers(base[::step]) + some.integers(before[::step])).astype(form.word)
-    return estimated_bits(predicted, None) < WORTH * estimated_bits(plain, None)
+def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: Form) -> bool:
+    """Whether what `new` differs by from `base` is shorter less what that differs by from `before`, in planes."""
+    step = 1 + base.size // QUICK_SAMPLE
+    some = form.select(np.arange(0, base.size, step)) if step > 1 else form
+    now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
+    plain: Integers = (now - was).astype(form.word, copy=False)
+    predicted: Integers = plain - (was - last).astype(form.word, copy=False)
+    return _magnitude_bits(predicted) < WORTH * _magnitude_bits(plain)
+
+
+def _magnitude_bits(words: Integers) -> float:
+    """About how many bits integers take that are coded one by one, without a look at which are frequent."""
+    magnitudes = np.abs(words.astype(np.float32))
+    magnitudes += 1
+    return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
 
 
 def estimated_bits(differences: Integers, groups: Groups | None) -> float:

@@ -1,13 +1,14 @@
 """Exact diffs of states: what their integers (`forms`) differ by, in as few bytes as a fast coder finds.
 
-- Level 1 writes positions and small numbers where at most about half of the elements change (`integers`), and byte planes
-  where more do. Planes are of the differences, or of what they differ by from the last differences, if that is shorter.
+- Level 1 writes positions and small numbers where few elements change (`integers`), byte planes where more than half do, and
+  in between what is shorter. Planes are of the differences, or of what they differ by from the last differences, if that helps.
 - Level 2 puts elements side by side of which the same is known (`contexts`), and codes each group by itself.
 - Blocks of the state in which nothing changes are left out. What would be longer than the differences themselves is not used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -17,17 +18,19 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
-from rl4sys_zmq.weights.bits import Integers, Reader, bad
+from rl4sys_zmq.weights.bits import Buffer, Integers, Reader, bad
 from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
 from rl4sys_zmq.weights.forms import FP32, Form, Grid
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["Codec", "Diff", "Payload", "decode_diff", "encode_diff"]
+__all__ = ["Codec", "Decoded", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
 LEVELS = (1, 2)
+SURELY_SPARSE = 0.2
+"""Up to this share of changed elements their positions are shorter than planes, whatever the values are."""
 _LEAST = 64
 """Below so many elements nothing is worth grouping or predicting."""
 
@@ -38,7 +41,7 @@ class Codec(IntEnum):
     =================  ===============================================================================================
     `UNCHANGED`        a diff of zeros: no payload
     `SPARSE`           a diff: blocks, then integers
-    `PLANES`           a diff: blocks, then the planes of the zigzag differences, from the lowest byte to the highest
+    `PLANES`           a diff: blocks, then the planes of the differences, from the lowest byte to the highest
     `GROUPS`           a diff: blocks, a byte that says what is known, then the integers of each group
     `RAW`              a diff: the differences themselves, in the size of a word
     `SNAPSHOT`         a whole state: its elements
@@ -85,9 +88,22 @@ class Diff:
     predicted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a diff led to.
+
+    Attributes:
+        flat: the state, in a fresh buffer, float32 ``[n]``.
+        written: all values in it that may be others than the base has.
+    """
+
+    flat: FlatWeights
+    written: FlatWeights
+
+
 def encode_diff(
     base: FlatWeights, new: FlatWeights, *, form: Form = FP32, level: int = 1, before: FlatWeights | None = None,
-    reserve: int = 0,
+    prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
     """The diff that leads from `base` to `new`, both ``[n]``; never longer than the elements are on the wire.
 
@@ -97,28 +113,28 @@ def encode_diff(
         form: what the elements are.
         level: 1 is fast; 2 takes up to ten times as long, for fewer bytes.
         before: the state before the base, if the receiver holds it.
-        reserve: how many bytes the caller adds, unless the codec is `RAW` or `UNCHANGED`.
+        prefix: what the payload begins with, unless the codec is `RAW` or `UNCHANGED`.
 
     Raises:
         WeightsError: when the sizes differ (``reason="size"``), or a value is none of the form's (``reason="dtype"``).
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
-    settled = form.settle(base) if isinstance(form, Grid) else base
+    settled = form.settle(base)
     different = settled.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (settled is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
         return Diff(Codec.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
-        diff = _encode(settled, new, form, level, before, different, count)
+        coded = _encode(settled, new, form, level, before, different, count)
     else:
         inner = before[where] if before is not None else None
-        diff = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
+        coded = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
-    if reserve + len(head) + len(diff.payload) >= base.size * np.dtype(raw.word).itemsize:
+    if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(Codec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
-    return Diff(diff.codec, head + diff.payload, diff.predicted)
+    return Diff(coded.codec, b"".join((prefix, head, *coded.parts)), coded.predicted)
 
 
 def decode_diff(
@@ -128,8 +144,8 @@ def decode_diff(
     *,
     form: Form = FP32,
     before: FlatWeights | None = None,
-) -> FlatWeights:
-    """The state that a diff leads to from `base`, bit for bit, in a fresh buffer, float32 ``[n]``.
+) -> Decoded:
+    """The state that a diff leads to from `base`, bit for bit.
 
     Whatever the payload claims, no more than the state's own size is allocated, a few times.
 
@@ -146,51 +162,97 @@ def decode_diff(
     reader = Reader(payload)
     if codec == Codec.UNCHANGED:
         reader.end()
-        return base.copy()
+        return Decoded(base.copy(), base[:0])
     if codec == Codec.RAW:
         raw = _raw_form(form)
         word = np.dtype(raw.word).newbyteorder("<")
         difference = np.frombuffer(reader.take(base.size * word.itemsize), dtype=word)
         reader.end()
-        return raw.flat(_wrapped(raw.integers(base) + difference, raw))
+        return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
     if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
-    out = form.settle(base)
+    settled = form.settle(base)
     where = blocks.read(reader, base.size)
     if where is None:
-        return _decode(reader, codec, out, form, before)
-    out[where] = _decode(reader, codec, out[where], form.select(where), None if before is None else before[where])
-    return out
+        decoded = _decode(reader, codec, settled, form, before)
+        return decoded if settled is base else _fresh(decoded.flat)
+    inner = None if before is None else before[where]
+    decoded = _decode(reader, codec, settled[where], form.select(where), inner)
+    out = settled.copy()
+    out[where] = decoded.flat
+    return Decoded(out, decoded.written if settled is base else out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """A `Diff` whose payload is still in parts: it may be long, and is joined once."""
+
+    codec: Codec
+    parts: Sequence[Buffer]
+    predicted: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
 
 
 def _encode(
     base: FlatWeights, new: FlatWeights, form: Form, level: int, before: FlatWeights | None,
     different: NDArray[np.bool_], count: int,
-) -> Diff:  # fmt: skip
-    size = base.size
-    if level == 1 and count <= SPARSE_SHARE_OF_UNITS * size:
-        positions = np.flatnonzero(different)
-        there = form.select(positions)
-        values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
-        if few(np.abs(values), size):
-            return Diff(Codec.SPARSE, pack_integers(positions, values, size))
-    was = form.integers(base)
-    difference = _wrapped(form.integers(new) - was, form)
-    if before is not None and size < _LEAST:
+) -> _Coded:  # fmt: skip
+    if before is not None and base.size < _LEAST:
         before = None
     if level == 1:
-        if before is None or not prediction_helps(before, base, difference, form):
-            return Diff(Codec.PLANES, planes.pack(difference))
-        was -= form.integers(before)
-        difference -= _wrapped(was, form)
-        return Diff(Codec.PLANES, planes.pack(difference), predicted=True)
+        return _encode_fast(base, new, form, before, different, count)
+    was = form.integers(base)
+    difference = _wrapped(form.integers(new) - was, form)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     grouped = _encode_groups(base, difference, moves, form)
     plain = _encode(base, new, form, 1, before, different, count)  # where little is known, groups only cost
-    return grouped if len(grouped.payload) <= len(plain.payload) else plain
+    return grouped if grouped.size <= plain.size else plain
 
 
-def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> Diff:
+def _encode_fast(
+    base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None, different: NDArray[np.bool_], count: int
+) -> _Coded:  # fmt: skip
+    size = base.size
+    if count > SPARSE_SHARE_OF_UNITS * size:
+        return _encode_planes(base, new, form, before)
+    positions = np.flatnonzero(different)
+    there = form.select(positions)
+    values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
+    if not few(np.abs(values), size):
+        return _encode_planes(base, new, form, before)
+    dense = None
+    if count > SURELY_SPARSE * size:
+        dense = _encode_planes(base, new, form, before)
+        integers = np.zeros(size, dtype=np.int64)
+        integers[positions] = values
+        if dense.size < estimated_bits(integers, None) / 8:
+            return dense
+    sparse = _Coded(Codec.SPARSE, [pack_integers(positions, values, size)])
+    return sparse if dense is None or sparse.size <= dense.size else dense
+
+
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None) -> _Coded:
+    if before is not None and not prediction_helps(before, base, new, form):
+        before = None
+
+    def difference(piece: slice) -> Words:
+        here = form.select(piece)
+        was = here.integers(base[piece])
+        now = here.integers(new[piece])
+        now -= was
+        if before is not None:
+            was -= here.integers(before[piece])
+            now -= was
+        return _wrapped(now, form)
+
+    packed = planes.pack(map(difference, planes.pieces(base.size)), base.size, form.word)
+    return _Coded(Codec.PLANES, packed, predicted=before is not None)
+
+
+def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> _Coded:
     known, groups = Known.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
         least = WORTH * estimated_bits(difference, groups)
@@ -207,33 +269,59 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return Diff(Codec.GROUPS, b"".join(parts), predicted=known != Known.NOTHING)
+    return _Coded(Codec.GROUPS, parts, predicted=known != Known.NOTHING)
 
 
-def _decode(reader: Reader, codec: Codec, out: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
-    """Makes `out`, the base, the new state, in place or in a fresh buffer."""
-    if codec == Codec.SPARSE:
-        _require_needed(before, needed=False)
-        positions, values = unpack_integers(reader, out.size)
-        reader.end()
-        there = form.select(positions)
-        out[positions] = there.flat(_wrapped(there.integers(out[positions]) + values, form))
-        return out
-    was = form.integers(out)
+def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before: FlatWeights | None) -> Decoded:
+    match codec:
+        case Codec.SPARSE:
+            _require_needed(before, needed=False)
+            return _decode_sparse(reader, base, form)
+        case Codec.PLANES:
+            return _fresh(_decode_planes(reader, base, form, before))
+        case _:
+            return _fresh(_decode_groups(reader, base, form, before))
+
+
+def _fresh(flat: FlatWeights) -> Decoded:
+    return Decoded(flat, flat)
+
+
+def _decode_sparse(reader: Reader, base: FlatWeights, form: Form) -> Decoded:
+    positions, values = unpack_integers(reader, base.size)
+    reader.end()
+    there = form.select(positions)
+    written = there.flat(_wrapped(there.integers(base[positions]) + values, form))
+    out = base.copy()
+    out[positions] = written
+    return Decoded(out, written)
+
+
+def _decode_planes(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+    differences = planes.unpack(reader, base.size, form.word)
+    reader.end()
+    out = np.empty_like(base)
+    for piece, difference in differences:
+        here = form.select(piece)
+        now = here.integers(base[piece])
+        if before is not None:
+            difference = _wrapped(difference + (now - here.integers(before[piece])), form)
+        now += difference
+        out[piece] = here.flat(_wrapped(now, form))
+    return out
+
+
+def _decode_groups(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+    was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    known = Known.NOTHING
-    if codec == Codec.PLANES:
-        difference = planes.unpack(reader, out.size, form.word)
-        known = Known.NOTHING if moves is None else Known.PREDICTED
-    else:
-        known = _known(reader)
-        _require_needed(before, needed=known != Known.NOTHING)
-        difference = np.zeros(out.size, dtype=np.int32)
-        groups = contexts.group(out.view(np.int32), moves)
-        order = groups.order()
-        for begin, end in groups.spans():
-            positions, values = unpack_integers(reader, end - begin)
-            difference[order[begin:end][positions]] = values.astype(np.int32)
+    known = _known(reader)
+    _require_needed(before, needed=known != Known.NOTHING)
+    difference = np.zeros(base.size, dtype=np.int32)
+    groups = contexts.group(base.view(np.int32), moves)
+    order = groups.order()
+    for begin, end in groups.spans():
+        positions, values = unpack_integers(reader, end - begin)
+        difference[order[begin:end][positions]] = values.astype(np.int32)
     reader.end()
     was += difference
     if known == Known.PREDICTED and moves is not None:

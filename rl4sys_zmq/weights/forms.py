@@ -56,9 +56,9 @@ class Form(ABC):
 
     @abstractmethod
     def settle(self, flat: FlatWeights) -> FlatWeights:
-        """A copy in which each element has the value that its integer stands for."""
+        """The state in which each element has the value that its integer stands for: itself where that is so anyway."""
 
-    def select(self, where: Integers) -> Form:
+    def select(self, where: Integers | slice) -> Form:
         """The same for some of the elements."""
         return self
 
@@ -76,7 +76,7 @@ class Fp32(Form):
 
     def settle(self, flat: FlatWeights) -> FlatWeights:
         """See `Form`."""
-        return flat.copy()
+        return flat
 
 
 class Bf16(Fp32):
@@ -91,7 +91,7 @@ class Bf16(Fp32):
             WeightsError: for a value that bf16 does not have (``reason="dtype"``).
         """
         bits = flat.view(np.int32)
-        if (bits & _LOW_HALF).any():
+        if np.bitwise_or.reduce(bits, initial=0) & _LOW_HALF:
             raise WeightsError("a state with values that bf16 does not have", reason="dtype")
         out = _ordered(bits)
         out >>= 16
@@ -130,7 +130,7 @@ class Grid(Form):
         """See `Form`."""
         return self.flat(self.integers(flat))
 
-    def select(self, where: Integers) -> Grid:
+    def select(self, where: Integers | slice) -> Grid:
         """See `Form`."""
         return Grid(self._exponents[where])
 

@@ -4,7 +4,7 @@
 offset  size  field         meaning
 ======  ====  ============  ===================================================================
 0       4     magic         ``R4SW``
-4       1     format        2; another format is refused: ``version``
+4       1     format        3; another format is refused: ``version``
 5       1     flags         1: the version before the base is needed to decode it; another is refused: ``feature``
 6       1     codec         how the payload is written (`Codec`), else ``kind``
 7       1     wire dtype    what the elements are (`WireDtype`), else ``dtype``
@@ -38,7 +38,7 @@ from rl4sys_zmq.weights.forms import WireDtype
 __all__ = ["FORMAT", "HEADER_BYTES", "MAGIC", "WeightsHeader"]
 
 MAGIC = b"R4SW"
-FORMAT = 2
+FORMAT = 3
 HEADER_BYTES = 72
 _FIELDS = struct.Struct("<4s4B8s3Q2H3I2Q")
 _CHECK = struct.Struct("<I")

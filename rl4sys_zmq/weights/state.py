@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
 from rl4sys_zmq.weights import planes
 from rl4sys_zmq.weights.bits import Reader, bad
-from rl4sys_zmq.weights.coder import Codec, Diff, Payload, decode_diff, encode_diff
+from rl4sys_zmq.weights.coder import Codec, Decoded, Diff, Payload, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
 from rl4sys_zmq.weights.forms import BF16, FP32, Form, WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
@@ -20,8 +20,10 @@ from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
 
 __all__ = ["Writing", "apply_update", "encode_update"]
 
-SNAPSHOT_GAIN = 0.9
-"""A whole state is sent compressed only below this share of its size: expanding it costs every actor time."""
+SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
+"""By level: a whole state is compressed only below this share of its size, for expanding it costs every actor time."""
+SNAPSHOT_SAMPLE = 1024
+"""About how many elements say whether it is worth trying."""
 
 _TABLED = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
 """What is written in multiples of a grid's steps, and so has the table of the steps before it."""
@@ -108,7 +110,7 @@ def apply_update(
     Args:
         header: the 72 bytes, or what `WeightsHeader.unpack` made of them.
         payload: the bytes that followed.
-        held: what the actor has; None before the first snapshot.
+        held: what the actor has, which is finite; None before the first snapshot.
         sizes: the elements of each tensor of the policy.
         before: what the actor had before `held`, if it is still there.
 
@@ -134,12 +136,13 @@ def apply_update(
         used = (held, before) if head.predicted and before is not None else (held,)
         if any(one.flat.size != size for one in used):
             raise WeightsError(f"{[one.flat.size for one in used]} elements are held for a policy of {size}", reason="size")
-        flat = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
+        decoded = _decode_diff(head, payload, held.flat, before.flat if head.predicted and before is not None else None, sizes)
+        flat, written = decoded.flat, decoded.written
     else:
-        flat = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
+        flat = written = _decode_snapshot(head.codec, payload, size, head.wire_dtype)
     if digest(flat) != head.state_hash:
         raise WeightsError(f"version {head.new_version} does not verify: its digest is not the learner's", reason="digest")
-    _require_finite(flat)
+    _require_finite(written)
     return PolicySnapshot(head.generation, head.new_version, head.state_hash, flat)
 
 
@@ -157,13 +160,12 @@ def _encode_diff(base: FlatWeights, new: FlatWeights, writing: Writing, before: 
         table = np.array(steps, dtype=np.int8).tobytes()
     form = form_of(writing.dtype, steps, writing.sizes)
     flat = before.flat if before is not None else None
-    diff = encode_diff(base, new, form=form, level=writing.level, before=flat, reserve=len(table))
-    return Diff(diff.codec, table + diff.payload, diff.predicted) if diff.codec in _TABLED else diff
+    return encode_diff(base, new, form=form, level=writing.level, before=flat, prefix=table)
 
 
 def _decode_diff(
     head: WeightsHeader, payload: Payload, base: FlatWeights, before: FlatWeights | None, sizes: Sequence[int]
-) -> FlatWeights:
+) -> Decoded:
     steps: Steps = ()
     if head.wire_dtype is WireDtype.GRID and head.codec in _TABLED:
         steps = tuple(np.frombuffer(Reader(payload).take(len(sizes)), dtype=np.int8).tolist())
@@ -177,24 +179,36 @@ def _snapshot_form(dtype: WireDtype) -> Form:
 
 
 def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, bytes]:
-    """The whole state; compressed in the form of its bits, which needs no steps."""
-    dtype = writing.dtype
-    if writing.level:
-        form = _snapshot_form(dtype)
-        packed = planes.pack(form.integers(flat).astype(form.word, copy=False))
-        if len(packed) <= SNAPSHOT_GAIN * dtype.itemsize * flat.size:
+    """The whole state; compressed, where that gains enough, in the form of its bits, which needs no steps."""
+    dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
+    every = 1 + flat.size // SNAPSHOT_SAMPLE
+    sample = flat[::every]
+    if most and len(_planes_of(sample, dtype)) <= most * dtype.itemsize * sample.size:
+        packed = _planes_of(flat, dtype)
+        if len(packed) <= most * dtype.itemsize * flat.size:
             return Codec.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
         return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     return Codec.SNAPSHOT, flat.astype("<f4", copy=False).tobytes()
 
 
+def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
+    form = _snapshot_form(dtype)
+    words: Iterator[planes.Words] = (
+        form.integers(flat[piece]).astype(form.word, copy=False) for piece in planes.pieces(flat.size)
+    )
+    return b"".join(planes.pack(words, flat.size, form.word))
+
+
 def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     if codec == Codec.SNAPSHOT_PLANES:
         form, reader = _snapshot_form(dtype), Reader(payload)
-        integers = planes.unpack(reader, size, form.word)
+        parts = planes.unpack(reader, size, form.word)
         reader.end()
-        return form.flat(integers)
+        flat = np.empty(size, dtype=np.float32)
+        for piece, words in parts:
+            flat[piece] = form.flat(words)
+        return flat
     if len(payload) != dtype.itemsize * size:
         raise bad(f"a snapshot of {len(payload)} bytes for {size} elements")
     if dtype is WireDtype.BF16:
@@ -221,7 +235,5 @@ def _verify_payload(head: WeightsHeader, payload: Payload) -> None:
 
 
 def _require_finite(flat: FlatWeights) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduce(flat)  # one pass; a sum that overflows says nothing, a sum that does not says all
-    if not np.isfinite(total) and not np.isfinite(flat).all():
+    if not np.isfinite(flat).all():
         raise WeightsError("the weights are not finite", reason="finite")

@@ -6,14 +6,12 @@ of magnitudes below ``2 << fine`` leave nothing open; above, each doubling has `
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
+from rl4sys_zmq import zstd
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights.bits import Reader, bad, varint
+from rl4sys_zmq.weights.bits import Buffer, Reader, varint
 
 __all__ = ["MAX_FINE", "bases", "best_fine", "coarser", "pack_symbols", "symbols_of", "unpack_symbols", "widths"]
 
@@ -23,22 +21,8 @@ SYMBOL_BITS = 4.0
 """About what a symbol that occurs costs in the table of a Huffman coder."""
 
 _STORED = 0
-# Higher levels look harder for repetitions, of which there are none. Without magic number, size and checksum: a header says
-# what it is, and a hash covers it.
-_PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
-    1, format=zstandard.FORMAT_ZSTD1_MAGICLESS, write_content_size=0, write_checksum=0
-)
-
-
-class _Tools(threading.local):
-    """zstd's tools take as long to make as to compress a small plane, and are not to be shared by threads."""
-
-    def __init__(self) -> None:
-        self.compressor = zstandard.ZstdCompressor(compression_params=_PARAMETERS)
-        self.decompressor = zstandard.ZstdDecompressor(format=zstandard.FORMAT_ZSTD1_MAGICLESS)
-
-
-_tools = _Tools()
+_GAIN = 0.98
+"""Symbols are compressed only below this share of their size: to expand them takes ten times as long as to copy them."""
 _ALL = np.arange(256, dtype=np.uint8)
 
 
@@ -86,10 +70,10 @@ def coarser(symbols: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - fine)) + np.uint8(1), np.uint8(0))
 
 
-def pack_symbols(symbols: NDArray[np.uint8]) -> bytes:
-    """A plane of symbols: a length and a zstd frame, or length 0 and the symbols."""
-    packed = _tools.compressor.compress(symbols.data)
-    return varint(len(packed)) + packed if len(packed) < symbols.size else varint(_STORED) + symbols.tobytes()
+def pack_symbols(symbols: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
+    """A plane of symbols, to be joined: a length and a zstd frame, or length 0 and the symbols."""
+    packed = zstd.compress(symbols.data, repeats=False)
+    return (varint(len(packed)), packed) if len(packed) < _GAIN * symbols.size else (varint(_STORED), symbols.data)
 
 
 def unpack_symbols(reader: Reader, size: int) -> NDArray[np.uint8]:
@@ -97,19 +81,7 @@ def unpack_symbols(reader: Reader, size: int) -> NDArray[np.uint8]:
     length = reader.varint(size)
     if length == _STORED:
         return np.frombuffer(reader.take(size), dtype=np.uint8)
-    return np.frombuffer(_expand(reader.take(length), size), dtype=np.uint8)
-
-
-def _expand(frame: memoryview, size: int) -> bytes:
-    """One zstd frame of exactly `size` bytes."""
     try:
-        # zstandard allocates what a frame declares, and looks at max_output_size only when it declares nothing.
-        declared = zstandard.get_frame_parameters(frame, format=zstandard.FORMAT_ZSTD1_MAGICLESS).content_size
-        if declared not in (zstandard.CONTENTSIZE_UNKNOWN, size):
-            raise bad(f"symbols declare {declared} bytes, not {size}")
-        out = _tools.decompressor.decompress(frame, max_output_size=size, allow_extra_data=False)
-    except zstandard.ZstdError as exc:
-        raise WeightsError(f"symbols do not decompress: {exc}", reason="payload") from exc
-    if len(out) != size:
-        raise bad(f"{len(out)} symbols for {size} elements")
-    return out
+        return np.frombuffer(zstd.expand(reader.take(length), size), dtype=np.uint8)
+    except zstd.NotExpanded as exc:
+        raise WeightsError(f"symbols do not expand: {exc}", reason="payload") from exc

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,17 @@ import pytest
 from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, fake_spec
+from rl4sys_zmq.learner.publisher import Publications
+from rl4sys_zmq.testing import ChaosFrames, ChaosProxy, ChaosPub, FakeAlgorithm, FakeParameters, fake_spec
+from rl4sys_zmq.transports import Address
+from rl4sys_zmq.weights import WeightsHeader
 
 from .conftest import Lab
 
 VERSIONS = 300
-LATE_FROM = 250
-HIDDEN = (40,)
+LATE_FROM = 151
+LOSS = 0.1
+HIDDEN = (32, 32)
 WIRES = pytest.mark.parametrize(
     "weights",
     [{"wire_dtype": "fp32", "level": 2}, {"wire_dtype": "bf16"}, {"wire_dtype": "grid", "level": 2}],
@@ -45,40 +48,99 @@ def drifting(observation_space: Any, action_space: Any, parameters: Any, seed: i
 register_algorithm("DRIFTING", drifting)
 
 
-def disturb(agent: Any, loss: float, delay_s: float, seed: int = 1) -> None:
-    """Updates are lost on their way to an actor, from the PUB and from the DEALER alike, or taken slowly."""
-    follower, rng = agent._io._follower, random.Random(seed)
-    take = follower._on_update
+class Slow:
+    """A way to a learner, through 127.0.0.3, that carries nothing for a while, now and then."""
 
-    def on_update(header: Any, payload: Any) -> None:
-        time.sleep(delay_s)
-        if rng.random() >= loss:
-            take(header, payload)
+    def __init__(self, lab: Lab, learner: Learner, dice: random.Random) -> None:
+        self.address, self._proxies = proxied(lab, learner, "127.0.0.3", ("address", "pub"))
+        self._dice, self._left, self.held = dice, 0, False
 
-    follower._on_update = on_update
+    def tick(self) -> bool:
+        """Counts a version; returns True when it has been held up for several of them, and now goes on."""
+        self._left -= 1
+        if self._left > 0:
+            return False
+        was, self._left = self.held, self._dice.randint(5, 20)
+        self.let_go() if was else self._hold()
+        return was
+
+    def _hold(self) -> None:
+        self.held = True
+        for proxy in self._proxies:
+            proxy.pause()
+
+    def let_go(self) -> None:
+        """Carries on."""
+        self.held = False
+        for proxy in self._proxies:
+            proxy.resume()
+
+
+def proxied(lab: Lab, learner: Learner, host: str, places: tuple[str, ...]) -> tuple[str, list[ChaosProxy]]:
+    """Proxies with the learner's own ports on another loopback address, which is what to dial."""
+    status = learner.status()
+    ports = {place: Address.parse(status[place]).port for place in places}
+    return f"tcp://{host}:{ports['address']}", [
+        lab.stack.enter_context(ChaosProxy(status[place], seed=0, listen=(host, port))) for place, port in ports.items()
+    ]
+
+
+def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, ChaosPub]:
+    """A way to a learner, through 127.0.0.2, on which each tenth message of the PUB is lost."""
+    address, _ = proxied(lab, learner, "127.0.0.2", ("address",))
+    pub = Address.parse(learner.status()["pub"])
+    relay = ChaosPub(pub, ChaosFrames(seed, drop=LOSS), listen=Address("tcp", "127.0.0.2", pub.port))
+    return address, lab.stack.enter_context(relay)
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[WeightsHeader]]:
+    """What learners answer who fetches, as it comes about."""
+    found: list[list[WeightsHeader]] = []
+    catch_up = Publications.catch_up
+
+    def noted(self: Publications, generation: int, version: int) -> Any:
+        answer = catch_up(self, generation, version)
+        found.append([WeightsHeader.unpack(header) for header in answer.body[::2]])
+        return answer
+
+    monkeypatch.setattr(Publications, "catch_up", noted)
+    return found
 
 
 @WIRES
-def test_all_actors_hold_the_last_version(inproc_lab: Lab, weights: dict[str, Any]) -> None:
-    learner = inproc_lab.learner(weights=weights)
+def test_all_actors_hold_the_last_version(
+    inproc_lab: Lab, weights: dict[str, Any], seed: int, answers: list[list[WeightsHeader]]
+) -> None:
+    """Over tcp: one that follows, one behind a link that loses a tenth, one that is held up now and then, one that joins late."""
+    learner = inproc_lab.learner(bind="tcp://127.0.0.1:0", weights=weights)
 
-    def join() -> Any:
-        return inproc_lab.agent(learner, algorithm_name="DRIFTING")
+    def join(address: str) -> Any:
+        return inproc_lab.agent(address, algorithm_name="DRIFTING", seed=seed)
 
-    agents = [join(), join(), join()]
-    normal, lossy, slow = agents
-    disturb(lossy, 0.1, 0.0)
-    disturb(slow, 0.0, 0.02)
+    normal = join(learner.address)
+    lossy_address, relay = lossy(inproc_lab, learner, seed)
+    way = Slow(inproc_lab, learner, random.Random(seed))
+    losing, slow = join(lossy_address), join(way.address)
+    agents, behind = [normal, losing, slow], 0
     for version in range(1, VERSIONS + 1):
         inproc_lab.episode(normal, 2)
         normal.wait_version(version, 20.0)
+        lag = version - slow._io.policy.version
+        if way.tick():
+            assert lag > 0
+            behind += 1
         if version == LATE_FROM:
-            agents.append(join())
+            agents.append(join(learner.address))
+            late_fetches = [headers for headers in answers if headers[-1].new_version >= LATE_FROM - 1]
+            assert any(not headers[0].codec.is_diff for headers in late_fetches)
+    way.let_go()
     for agent in agents:
         assert agent.wait_version(VERSIONS, 20.0) == VERSIONS
         assert agent.digest == learner.digest("lab", VERSIONS)
         counters = agent.stats()["counters"]
         assert not [k for k in counters if k.startswith("weights_refused") and k != "weights_refused.gap"], counters
+        assert not counters.get("resyncs.digest")
     flats = [agent._io.policy.snapshot.flat for agent in agents]
     assert all(flat.tobytes() == flats[0].tobytes() for flat in flats)
     masters = fake_spec(HIDDEN).flatten(learned(VERSIONS))
@@ -86,6 +148,9 @@ def test_all_actors_hold_the_last_version(inproc_lab: Lab, weights: dict[str, An
         assert not (flats[0].view(np.uint32) & np.uint32(0xFFFF)).any()
     error = np.abs(flats[0] - masters).max()
     assert error == 0 if weights["wire_dtype"] == "fp32" else 0 < error < 0.02
+    merged = [h for h in answers if h[0].codec.is_diff and h[-1].new_version - h[0].base_version > 1]
+    assert merged and relay.counters.get("dropped") > 0 and behind > 0
+    assert losing.stats()["counters"]["weights_refused.gap"] > 0
     assert normal.stats()["counters"]["fetches"] <= 2
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights import symbols
+from rl4sys_zmq.weights import planes, symbols
 from rl4sys_zmq.weights.bits import Reader, pack_fields, pack_flags, pack_gaps, rice_width, varint
 from rl4sys_zmq.weights.integers import pack_integers, unpack_integers
 
@@ -75,6 +75,31 @@ def test_any_integers(values):
     there, found = unpack_integers(reader, array.size)
     reader.end()
     assert there.tolist() == positions.tolist() and found.tolist() == array[positions].tolist()
+
+
+def digits_slow(value, count):
+    """The lowest digits of a number to the base 256, each from -128 to 127, and 128 added to each."""
+    out = []
+    for _ in range(count):
+        digit = (value + 128) % 256 - 128
+        value = (value - digit) // 256
+        out.append(digit + 128)
+    return out
+
+
+@pytest.mark.parametrize("word", [np.int16, np.int32])
+@given(data=st.data())
+def test_planes_are_digits_of_both_signs(word, data):
+    least = np.iinfo(word).min
+    values = data.draw(st.lists(st.one_of(st.integers(least, -1 - least), st.integers(-300, 300)), max_size=300))
+    array, itemsize = np.array(values, dtype=word), np.dtype(word).itemsize
+    packed = b"".join(planes.pack([array[:100], array[100:]], array.size, word))
+    reader = Reader(packed)
+    got = [symbols.unpack_symbols(reader, array.size).tolist() for _ in range(itemsize)]
+    reader.end()
+    assert list(zip(*got, strict=True)) == [tuple(digits_slow(value, itemsize)) for value in values]
+    back = [words for _, words in planes.unpack(Reader(packed), array.size, word)]
+    assert [value for words in back for value in words.tolist()] == values
 
 
 @given(st.integers(0, 2**31), st.integers(0, 3))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.weights import BF16, FP32, Codec, Grid, decode_diff, digest, encode_diff
 from rl4sys_zmq.weights.bits import varint
+from rl4sys_zmq.weights.planes import PIECE
 
 from .strategies import bits_of, ordered_slow, state_lists
 
@@ -31,7 +32,7 @@ def check(before, base, new, form, itemsize, level):
     diff = encode_diff(base, new, form=form, level=level, before=before)
     assert len(diff.payload) <= itemsize * new.size
     needed = before if diff.predicted else None
-    result = decode_diff(diff.codec, memoryview(diff.payload), base, form=form, before=needed)
+    result = decode_diff(diff.codec, memoryview(diff.payload), base, form=form, before=needed).flat
     assert np.array_equal(bits_of(result), bits_of(new))
     assert result.dtype == np.float32 and not np.shares_memory(result, base)
     assert np.array_equal(bits_of(base), bits_of(held))
@@ -44,6 +45,29 @@ def test_exact_for_any_bits_and_never_larger_than_raw(form, itemsize, data, leve
     before, base, new = data.draw(state_lists(3, bf16=form is BF16))
     with np.errstate(all="ignore"):
         check(before if known else None, base, new, form, itemsize, level)
+
+
+@forms
+@pytest.mark.parametrize("momentum", [0.0, 1.0])
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 77])
+def test_exact_beyond_one_piece(form, itemsize, size, momentum):
+    rng = np.random.default_rng(size)
+    start, move = rng.standard_normal((2, size))
+    noise = 3e-4 if momentum else 3e-2
+    states = [(start + k * 3e-3 * momentum * move + rng.uniform(-noise, noise, size)).astype(np.float32) for k in range(3)]
+    if form is BF16:
+        states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
+    diff = check(*states, form, itemsize, 1)
+    assert diff.codec == Codec.PLANES and diff.predicted == bool(momentum)
+
+
+def test_where_few_change_and_by_any_amount_planes_are_shorter():
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal(60_000).astype(np.float32)
+    new = base.copy()
+    there = np.repeat(rng.random(1200) < 0.4, 50)  # in runs, as the rows of a matrix whose inputs were 0 do not change
+    new[there] += (10.0 ** rng.uniform(-6, 0, there.sum())).astype(np.float32)
+    assert check(None, base, new, FP32, 4, 1).codec == Codec.PLANES
 
 
 @forms
@@ -79,9 +103,9 @@ def test_diffs_compose(states, level):
     flat = states[0]
     for base, new in itertools.pairwise(states):
         diff = encode_diff(base, new, level=level)
-        flat = decode_diff(diff.codec, diff.payload, flat)
+        flat = decode_diff(diff.codec, diff.payload, flat).flat
     jump = encode_diff(states[0], states[-1], level=level)
-    assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0])), bits_of(flat))
+    assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0]).flat), bits_of(flat))
 
 
 def test_the_integers_follow_the_order_of_the_floats():
@@ -162,8 +186,8 @@ def test_bombs_are_refused_before_they_expand(declare, codec):
 
 def test_frames_that_lie_about_their_size_are_refused():
     n = 1000
-    good, short = compressed(bytes(n)), compressed(bytes(n - 1))
-    assert not decode_diff(Codec.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).any()
+    good, short = compressed(b"\x80" * n), compressed(b"\x80" * (n - 1))
+    assert not decode_diff(Codec.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).flat.any()
     for plane in (short, good + b"x", good + good, good[:-1], b"", b"\x00" * 10, compressed(bytes(n), write_content_size=0)[:-1]):
         refused(Codec.PLANES, planes_of(good, good, plane, good), n)
 
@@ -190,7 +214,7 @@ def test_any_bytes_give_a_state_or_our_error(payload, size, known):
     for codec in Codec:
         for form in (FP32, BF16, Grid(np.zeros(size, dtype=np.int32))):
             try:
-                out = decode_diff(codec, payload, base, form=form, before=base if known else None)
+                out = decode_diff(codec, payload, base, form=form, before=base if known else None).flat
             except WeightsError as exc:
                 assert exc.reason == "payload"
             else:
@@ -210,7 +234,7 @@ def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states, lev
     payload = payload[: data.draw(st.integers(0, len(payload)))] if data.draw(st.booleans()) else payload
     tracemalloc.start()
     try:
-        out = decode_diff(diff.codec, bytes(payload), base, before=before if diff.predicted else None)
+        out = decode_diff(diff.codec, bytes(payload), base, before=before if diff.predicted else None).flat
         assert out.shape == base.shape
     except WeightsError as exc:
         assert exc.reason == "payload"

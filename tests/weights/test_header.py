@@ -33,7 +33,7 @@ def code_of(data):
 def test_layout_is_the_documented_one():
     data = HEADER.pack()
     assert len(data) == HEADER_BYTES == 72
-    assert data[:8] == b"R4SW" + bytes([2, 0, Codec.PLANES, 0])
+    assert data[:8] == b"R4SW" + bytes([3, 0, Codec.PLANES, 0])
     assert data[8:16] == b"policy-1"
     assert struct.unpack_from("<3Q2H2I", data, 16) == (1_700_000_000_000, 6, 7, 0, 1, 1000, 321)
     assert struct.unpack_from("<2Q", data, 56) == (2**64 - 1, 2**63)
@@ -41,8 +41,8 @@ def test_layout_is_the_documented_one():
 
 def test_golden_bytes():
     assert HEADER.pack().hex() == (
-        "52345357020002 00 706f6c6963792d31 0068e5cf8b010000 0600000000000000 0700000000000000"
-        " 0000 0100 e8030000 41010000 908aa211 ffffffffffffffff 0000000000000080"
+        "52345357030002 00 706f6c6963792d31 0068e5cf8b010000 0600000000000000 0700000000000000"
+        " 0000 0100 e8030000 41010000 1f5bc2b6 ffffffffffffffff 0000000000000080"
     ).replace(" ", "")
 
 
@@ -76,7 +76,7 @@ def test_every_flipped_bit_is_detected():
         (b"", Refusal.MALFORMED),
         (bytes(71), Refusal.MALFORMED),
         (bytes(72), Refusal.MAGIC),
-        (repacked(4, "B", 1), Refusal.VERSION),
+        (repacked(4, "B", 2), Refusal.VERSION),
         (HEADER.pack()[:-1] + b"\xff", Refusal.CHECKSUM),
         (repacked(5, "B", 2), Refusal.FEATURE),
         (repacked(6, "B", 7), Refusal.KIND),

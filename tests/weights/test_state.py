@@ -20,6 +20,7 @@ from rl4sys_zmq.weights import (
     apply_update,
     choose_steps,
     digest,
+    encode_diff,
     encode_update,
     round_to,
 )
@@ -130,6 +131,24 @@ def test_weights_that_are_not_finite_are_refused_on_both_sides(bad):
     header, _ = encode_update(POLICY, None, v0)
     header = resealed(header, raw, codec=Codec.SNAPSHOT, state_hash=digest(flat))
     assert reason_of(header, raw, None, [30]) == "finite"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("codec", "share"), [(Codec.SPARSE, 0.01), (Codec.PLANES, 1.0), (Codec.RAW, 1.0)])
+def test_a_diff_that_writes_what_is_not_finite_is_refused(bad, codec, share):
+    """From a sender that does not look: everything else about it is right."""
+    rng = np.random.default_rng(0)
+    v0 = snapshot(rng.standard_normal(5000), 0)
+    changed = np.where(rng.random(5000) < share, v0.flat + np.float32(1e-3), v0.flat)
+    if codec == Codec.RAW:
+        changed = np.nan_to_num(rng.integers(0, 2**32, 5000, dtype=np.uint32).view(np.float32))
+    changed[np.flatnonzero(changed != v0.flat)[3]] = bad
+    diff = encode_diff(v0.flat, changed)
+    assert diff.codec == codec
+    header = resealed(
+        encode_update(POLICY, v0, snapshot(v0.flat.copy(), 1))[0], diff.payload, codec=codec, state_hash=digest(changed)
+    )
+    assert reason_of(header, diff.payload, v0, [5000]) == "finite"
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.content import content_errors
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.rounder import Rounder
+from rl4sys_zmq.learner.telling import Teller
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, Segment, space_from
@@ -36,12 +36,9 @@ from rl4sys_zmq.wire.messages import (
     Checkpointed,
     DeadLetter,
     Deliver,
-    Demand,
-    Disposed,
     Failed,
     Forget,
     Message,
-    Metrics,
     Published,
     Ready,
     Save,
@@ -54,15 +51,13 @@ __all__ = ["LearnerThread"]
 
 log = logging.getLogger(__name__)
 
-METRICS_PERIOD_S = 0.1
 DRAIN_MESSAGES = 256
 MAX_SEGMENT_STEPS = 1 << 20
 MAX_MESSAGE_FRAMES = 256
 QUEUE_MESSAGES = 64
 GATEWAY_TIMEOUT_S = 2.0
-IDLE_S = 0.5
-MAX_EPISODES = 100
-"""How many episodes, the latest, are told one by one in each report; all are counted."""
+ASSIGN_S = 0.5
+"""How long to wait for an assignment, before looking whether it still makes sense to wait."""
 
 MAX_POISONED = 3
 """How many segments in a row an algorithm may fail to take before it counts as failed itself."""
@@ -148,31 +143,24 @@ class _Learning:
         self._rounder = Rounder(self._assign.wire_dtype, self._assign.weights_level, [t.size for t in self._spec.tensors])
         self._version = self._resumed_version = -1
         self._updates = 0
-        self._taken_steps = self._taken_items = self._taken_bytes = 0
-        self._observed_steps = self._said_steps = self._first_steps = 0
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
-        self._demand = Demand(0, 0, 0, 0)
         self._pending: list[tuple[Key, int, int]] = []
         self._poisoned = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = -1
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
-        self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
-        self._scalars: dict[str, float] = {}
-        self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
-        self._ended = 0
-        self._metrics_at = 0.0
-        self._began = 0.0
+        self._ready = self._resume()
+        self._teller = Teller(self._say, self._progress.steps)
 
     def run(self) -> None:
         """Until `Stop`."""
-        self._say(self._resume())
+        self._say(self._ready)
         self._publish()
         self._tell()
         while True:
-            self._poller.poll(METRICS_PERIOD_S if self._news else IDLE_S)
+            self._poller.poll(self._teller.rest_s)
             for _ in range(DRAIN_MESSAGES):
                 message = self._read()
                 if message is None:
@@ -187,7 +175,7 @@ class _Learning:
             if time.monotonic() >= self._save_at:
                 self._save()
             self._tell()
-            self._say_metrics(METRICS_PERIOD_S)
+            self._teller.tell_figures(self._updates)
 
     def _follow(self, message: Message) -> None:
         match message:
@@ -203,9 +191,9 @@ class _Learning:
 
     def _finish(self) -> None:
         """The last words. What waits for a full batch stays in the ledger, if that is on a disk."""
-        self._tell()
+        self._tell(at_once=True)
         self._save()
-        self._say_metrics(0.0)
+        self._teller.tell_figures(self._updates, at_once=True)
 
     # ---- building
 
@@ -216,7 +204,7 @@ class _Learning:
                 return message
             if isinstance(message, Stop):
                 raise Closed("stopped before it was assigned a client")
-            self._poller.poll(IDLE_S)
+            self._poller.poll(ASSIGN_S)
 
     def _read(self) -> Message | None:
         frames = self._down.recv(MAX_MESSAGE_FRAMES)
@@ -266,7 +254,6 @@ class _Learning:
             self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
             self._updates = self._saved_updates = manifest.updates
-            self._observed_steps = self._said_steps = self._first_steps = manifest.steps
         return Ready(
             spec_to_document(self._spec),
             algorithm.kind,
@@ -282,7 +269,7 @@ class _Learning:
         """Writes a checkpoint of the state at the last barrier, if there is news or somebody asked."""
         if self._store is None:
             if asked:
-                self._tell_dispositions()
+                self._teller.tell_verdicts()
                 self._say(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
             return
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
@@ -299,7 +286,7 @@ class _Learning:
         duration_s = time.monotonic() - began
         self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
         self._saved_updates, self._progress.moved = self._updates, False
-        self._tell_dispositions()
+        self._teller.tell_verdicts()
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._say(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
 
@@ -326,8 +313,8 @@ class _Learning:
     # ---- data in
 
     def _take(self, message: Deliver) -> None:
-        self._began = self._began or time.monotonic()
-        self._taken_bytes += sum(len(frame) for frame in message.body)
+        self._teller.begin()
+        self._teller.taken_bytes += sum(len(frame) for frame in message.body)
         submit = cast(Submit, decode(message.body, verify=False))
         batch = Batch(submit)
         segments = batch.segments()
@@ -357,8 +344,8 @@ class _Learning:
             if place in taken.refused:
                 self._progress.dispose(key, Verdict.REFUSED)
                 continue
-            self._taken_items += 1
-            self._taken_steps += segment.steps
+            self._teller.taken_items += 1
+            self._teller.taken_steps += segment.steps
             if place in taken.bad:
                 self._bury(key, seq, segment, taken.bad[place])
             elif drops and late[place]:
@@ -383,10 +370,9 @@ class _Learning:
         self._lag_steps += int(steps.sum())
         ended = batch.returns(observed)
         if ended:
-            at = (self._observed_steps + steps.cumsum()).tolist()
-            self._ended += len(ended)
-            self._episodes.extend([at[place], total, length] for place, total, length in ended)
-        self._observed_steps += int(steps.sum())
+            at = (self._teller.observed_steps + steps.cumsum()).tolist()
+            self._teller.ended((at[place], total, length) for place, total, length in ended)
+        self._teller.observed_steps += int(steps.sum())
 
     def _bury(self, key: Key, seq: int, segment: Segment, reason: str) -> None:
         """Quarantines a segment: it counts, nobody trains on it, and a person may look at it."""
@@ -396,7 +382,7 @@ class _Learning:
 
     def _barrier(self) -> None:
         self._progress.barrier()
-        self._progress.steps = self._observed_steps
+        self._progress.steps = self._teller.observed_steps
 
     def _observe(self, key: Key, seq: int, segment: Segment, *, correct: bool) -> bool:
         """Gives a segment to the algorithm. One that it can't take is quarantined; several in a row are the algorithm's fault.
@@ -422,11 +408,7 @@ class _Learning:
 
     def _dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "") -> None:
         self._progress.dispose(key, verdict, end - first)
-        ranges = self._disposed.setdefault((*key, verdict, reason), [])
-        if ranges and ranges[-1][1] == first:
-            ranges[-1][1] = end
-        else:
-            ranges.append([first, end])
+        self._teller.dispose(key, first, end, verdict, reason)
 
     # ---- learning
 
@@ -434,12 +416,12 @@ class _Learning:
         update = functools.partial(self._algorithm.update, partial=True) if partial else self._algorithm.update
         while (metrics := update()) is not None:
             self._updates += 1
-            self._scalars.update(metrics)
+            self._teller.scalars.update(metrics)
             for key, first, end in self._pending:
                 self._dispose(key, first, end, Verdict.TRAINED)
             self._pending.clear()
             self._barrier()
-            self._tell_dispositions()
+            self._teller.tell_verdicts()
             if partial or self._updates % self._algorithm.publish_every_updates == 0:
                 self._publish()
 
@@ -455,43 +437,14 @@ class _Learning:
             body = (*body, *encode_update(policy_id, self._snapshot, new, writing, before=self._before))
         self._before, self._snapshot = self._snapshot, new
         self._say(Published(new.version, new.digest, body))
-        self._scalars["dist/version"] = new.version
+        self._teller.scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:
-            self._scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
+            self._teller.scalars["dist/policy_lag"] = self._lag_sum / self._lag_steps
             self._lag_sum = self._lag_steps = 0
 
-    # ---- words upstream
-
-    def _tell_dispositions(self) -> None:
-        for (actor_id, origin, verdict, reason), ranges in self._disposed.items():
-            self._say(Disposed(actor_id, origin, ranges, verdict, reason))
-        self._disposed.clear()
-
-    def _tell(self) -> None:
-        """Dispositions and demand, when there is something new to say."""
-        self._tell_dispositions()
-        steps = max(self._demand.steps, self._taken_steps + self._algorithm.demand() + self._slack_steps)
-        demand = Demand(steps, self._taken_items, self._taken_bytes, self._version)
-        if demand != self._demand:
-            self._demand = demand
-            self._say(demand)
-
-    @property
-    def _news(self) -> bool:
-        """There are figures that nobody was told."""
-        return bool(self._scalars or self._episodes or self._observed_steps != self._said_steps)
-
-    def _say_metrics(self, period_s: float) -> None:
-        now = time.monotonic()
-        if self._news and now - self._metrics_at >= period_s:
-            self._metrics_at = now
-            self._said_steps = self._observed_steps
-            self._scalars["charts/SPS"] = (self._observed_steps - self._first_steps) / max(now - self._began, 1e-3)
-            scalars = {k: float(v) for k, v in self._scalars.items()}
-            self._say(Metrics(self._observed_steps, self._updates, scalars, list(self._episodes), self._ended))
-            self._scalars, self._ended = {}, 0
-            self._episodes.clear()
+    def _tell(self, *, at_once: bool = False) -> None:
+        self._teller.tell(self._algorithm.demand() + self._slack_steps, self._version, at_once=at_once)
 
 
 @dataclass(slots=True)

@@ -11,19 +11,35 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.errors import Closed
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Demand, Disposed, Message, Metrics
 
-__all__ = ["Teller"]
+__all__ = ["Mouth", "Teller", "plain_text"]
 
+GATEWAY_TIMEOUT_S = 2.0
 GATHER_S = 0.005
 GATHER_ITEMS = 256
 GATHER_BYTES = 16 << 20
-"""For how long words may gather, and for how many segments and bytes: a sixteenth of what may wait for a learner thread."""
+"""For how long words may gather, and for how many segments and bytes: a part of what credit lets wait for a learner thread."""
 
 METRICS_PERIOD_S = 0.1
 IDLE_S = 0.5
 MAX_EPISODES = 100
 """How many episodes, the latest, are told one by one in each report; all are counted."""
+
+
+class Mouth:
+    """The end that speaks upstream: waits for the gateway's PULL, which is never full for long."""
+
+    def __init__(self, up: Socket, key: bytes) -> None:
+        self._up, self._key = up, key
+
+    def say(self, message: Message) -> None:
+        """Sends, or raises when the gateway is gone."""
+        if not self._up.send_wait([self._key, *encode(message)], GATEWAY_TIMEOUT_S):
+            raise Closed(f"the gateway has not read for {GATEWAY_TIMEOUT_S:g} s")
 
 
 class Teller:
@@ -142,3 +158,8 @@ class Teller:
             self._say(Metrics(self.observed_steps, updates, scalars, list(self._episodes), self._ended))
             self.scalars, self._ended = {}, 0
             self._episodes.clear()
+
+
+def plain_text(text: str) -> str:
+    """Text that can travel, whatever an exception put into it."""
+    return text.encode("ascii", "backslashreplace").decode()[:12_000]

@@ -24,8 +24,8 @@ __all__ = ["Client", "ClientState", "new_topic"]
 EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
 DURABLE_CREDIT_ITEMS = 4096
-"""How many segments may wait for one learner thread, as far as credit goes: those that its journal is busy with among them, if there
-is one. More than that in memory alone is slower: they have left the processor's caches before they are read."""
+"""How many segments may wait for one learner thread, as far as credit goes; with a journal, those that it is writing among them.
+In memory alone more are slower: they have left the processor's caches before they are read."""
 
 CREDIT_BYTES = 256 << 20
 """How many bytes of messages may wait for one learner thread, likewise."""

@@ -20,6 +20,7 @@ import zmq
 
 from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.memory import keep_freed_memory
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, space_to_json
 
@@ -71,7 +72,8 @@ def _build(observations: Space, actions: Space, parameters: Mapping[str, object]
 
 
 def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> Rate:
-    """Our learner, in memory or with a journal (`fsync`), fed by `actors` processes."""
+    """Our learner, in memory or with a journal (`fsync`), fed by `actors` processes. The process keeps memory as `serve` does."""
+    keep_freed_memory()
     register_algorithm(ALGORITHM, _build)
     with contextlib.ExitStack() as stack:
         spaces = {

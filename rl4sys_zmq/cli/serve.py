@@ -18,6 +18,7 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.memory import keep_freed_memory
 from rl4sys_zmq.learner.resume import JOURNAL, state_dir
 
 __all__ = ["await_status", "serve", "warm_up"]
@@ -36,6 +37,7 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) 
     """
     require("learner", "torch", "tensorboard", "rich")
     config = LearnerConfig.load(config_path, **options) if config_path is not None else LearnerConfig.from_mapping(options)
+    keep_freed_memory()
     signals = Signals.current
     if signals is not None:
         signals.patience_s = config.shutdown_timeout_s + 0.35

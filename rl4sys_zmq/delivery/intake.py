@@ -52,8 +52,9 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
         return Intake(None, skip, (), 0)
     errors = batch.errors(schema)
     refused = {place: error for place, error in errors.items() if place >= skip} if skip else errors
-    stream.accept_all(int(batch.steps[skip:].sum()), checks[skip:])
-    steps = int(batch.steps[skip:].sum()) - sum(int(batch.steps[place]) for place in refused)
+    fresh = sum(batch.steps.tolist()[skip:])
+    stream.accept_all(fresh, checks[skip:])
+    steps = fresh - sum(int(batch.steps[place]) for place in refused)
     for place in refused:
         stream.refuse(message.first_seq + place)
     entry = Entry(

@@ -13,8 +13,9 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import ClientRow, CreditPool, Entry, Key, Ledger, Stream, StreamRow, StreamTable, replay_entry
 from rl4sys_zmq.learner.admission import ClientSettings
+from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.publisher import Publications
-from rl4sys_zmq.learner.thread import MAX_SEGMENT_STEPS, LearnerThread
+from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
@@ -22,13 +23,18 @@ from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, 
 __all__ = ["Client", "ClientState", "new_topic"]
 
 EPISODES_KEPT = 100
-QUEUE_ITEMS = 4096
-"""How many segments may wait for one learner thread; credit keeps actors below it."""
+CREDIT_ITEMS = 1024
+DURABLE_CREDIT_ITEMS = 4096
+"""How many segments may wait for one learner thread, as far as credit goes; with a journal, those that it is writing among them.
+In memory alone more are slower: they have left the processor's caches before they are read."""
 
-QUEUE_BYTES = 256 << 20
+CREDIT_BYTES = 256 << 20
 """How many bytes of messages may wait for one learner thread, likewise."""
 
-QUEUE_MESSAGES = 2 * QUEUE_ITEMS + 16
+QUEUE_ITEMS = 8192
+"""How many segments may wait in any case: each actor may have one more than its share."""
+
+QUEUE_MESSAGES = QUEUE_ITEMS + 16
 
 
 def new_topic() -> bytes:
@@ -84,6 +90,7 @@ class Client:
         self.dirty: set[str] = set()
         self.counters = Counters()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
+        self._credit_items = 0
         self.accepted = self.gap = 0
         self.delivered_items = self.taken_items = 0
         self.delivered_bytes = self.taken_bytes = 0
@@ -125,8 +132,8 @@ class Client:
             ledger_bytes: what the ledger has room for.
         """
         senders = max(1, sum(s.submits for s in self.table.live()))
-        items = max(0, QUEUE_ITEMS - self.queued)
-        free = max(0, min(QUEUE_BYTES - (self.delivered_bytes - self.taken_bytes), ledger_bytes))
+        items = max(0, self._credit_items - self.queued)
+        free = max(0, min(CREDIT_BYTES - (self.delivered_bytes - self.taken_bytes), ledger_bytes))
         if not items or not free:
             return 0, 0
         return max(1, items // senders), max(1, free // senders)
@@ -160,6 +167,7 @@ class Client:
         """Gives it a (new) learner thread, whose pipeline ends are at `up` and below it."""
         self.life += 1
         self.replaying = self.life if ledger.durable else 0
+        self._credit_items = DURABLE_CREDIT_ITEMS if ledger.durable else CREDIT_ITEMS
         self.page_after = None
         down = f"{up}-{self.key.hex()}"
         self.state, self.error = ClientState.STARTING, ""

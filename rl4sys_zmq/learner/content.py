@@ -13,8 +13,8 @@ from rl4sys_zmq.wire import Batch, SegmentSchema
 
 __all__ = ["content_error", "content_errors", "is_finite"]
 
-CHUNK = 1 << 18
-"""Elements looked at in one go: their bytes stay in a core's cache between the two looks, and nothing is allocated."""
+CHUNK = 1 << 16
+"""Elements looked at in one go, so that the answers for each of them take little room."""
 
 
 def content_errors(
@@ -48,30 +48,32 @@ def _is_sound(batch: Batch, schema: SegmentSchema, generation: int, version: int
         or not np.isfinite(heads["episode_return"]).all()
     ):
         return False
-    if any(int(column.max(initial=0)) > version for column in batch.columns("v")):
-        return False
-    for letter in "oarl":
-        if not all(column.dtype.kind != "f" or is_finite(column) for column in batch.columns(letter)):
+    return all(_is_sound_column(letter, column, schema, version) for letter, column in batch.columns())
+
+
+def _is_sound_column(letter: str, column: NDArray[Any], schema: SegmentSchema, version: int) -> bool:
+    if letter == "v":
+        return int(column.max(initial=0)) <= version
+    if letter == "m":
+        return bool(column.all() or column.any(axis=1).all())
+    space = schema.action_space if letter == "a" else schema.observation_space if letter == "o" else None
+    if isinstance(space, DiscreteSpace):
+        low, high = space.start, space.start + space.n - 1
+        if column.size and not low <= column.min() <= column.max() <= high:
             return False
-    for letter, space in (("a", schema.action_space), ("o", schema.observation_space)):
-        if isinstance(space, DiscreteSpace):
-            low, high = space.start, space.start + space.n - 1
-            if not all(column.min(initial=low) >= low and column.max(initial=high) <= high for column in batch.columns(letter)):
-                return False
-    return all(mask.all() or mask.any(axis=1).all() for mask in batch.columns("m"))
+    return column.dtype.kind != "f" or is_finite(column)
 
 
 def is_finite(column: NDArray[Any]) -> bool:
-    """Whether no element of floats is infinite or not a number."""
-    if column.size <= CHUNK:
-        return bool(np.isfinite(column).all())
+    """Whether no element of floats is infinite or not a number.
+
+    A sum is finite only if all its terms are, and takes one look at each; finite terms can add up to more than their type
+    holds, so that a sum that is not finite says nothing yet. ``einsum`` adds fastest, and without the interpreter.
+    """
     flat = column.reshape(-1)
-    with np.errstate(invalid="ignore"):
-        for start in range(0, flat.size, CHUNK):
-            part = flat[start : start + CHUNK]
-            if not (np.isfinite(part.min()) and np.isfinite(part.max())):
-                return False
-    return True
+    if flat.dtype.itemsize > 2 and np.isfinite(np.einsum("i->", flat)):  # a half is added in software: slower than to look
+        return True
+    return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
 def content_error(segment: Segment, schema: SegmentSchema, generation: int, version: int) -> str:

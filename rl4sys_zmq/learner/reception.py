@@ -14,9 +14,9 @@ from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.learner.admission import check_names, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
 from rl4sys_zmq.learner.guard import Guard
+from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
-from rl4sys_zmq.learner.thread import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
@@ -162,8 +162,8 @@ class Reception:
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
         if not stream.submits:
             raise ProtocolError(Refusal.QUOTA, "an actor that only evaluates may not submit")
-        if client.queued + message.count > 2 * QUEUE_ITEMS:
-            raise ProtocolError(Refusal.QUOTA, f"{client.queued} segments are queued; the limit is {2 * QUEUE_ITEMS}")
+        if client.queued + message.count > QUEUE_ITEMS:
+            raise ProtocolError(Refusal.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
         client.dirty.add(stream.actor_id)
         try:

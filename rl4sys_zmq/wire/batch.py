@@ -5,6 +5,7 @@ What is wrong with the bytes costs the message; what is wrong with one segment's
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -94,12 +95,12 @@ class Batch:
             bad |= (steps < 1) | (steps > max_steps)
         return np.flatnonzero(bad).tolist() if bad.any() else []
 
-    def columns(self, letter: str) -> Iterator[NDArray[Any]]:
-        """The rows of one column of all segments, in as few arrays as possible."""
+    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """The rows of each column of all segments, with its letter, in as few arrays as possible."""
         for group in self._groups:
             for views in group.columns:
-                if views.column.letter == letter:
-                    yield from views.arrays()
+                for array in views.arrays():
+                    yield views.column.letter, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
         """The least version among each segment's steps; of earlier generations it counts as `first_version` at most.
@@ -167,11 +168,13 @@ class Batch:
 
     def _versions(self, group: Group) -> list[NDArray[np.uint64]]:
         """The column of versions of each segment, written out where one stands for all steps."""
-        heads, steps = self.heads[group.members], self.steps[group.members]
+        heads, steps = self.heads, self.steps
+        if len(self._groups) > 1:
+            heads, steps = heads[group.members], steps[group.members]
         every = np.repeat(heads["version"], steps)
         every.flags.writeable = False
-        ends = np.cumsum(steps).tolist()
-        views = [every[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        starts = [0, *itertools.accumulate(steps.tolist())]
+        views = [every[a:b] for a, b in itertools.pairwise(starts)]
         mixed = heads["flags"] & Flag.VERSIONS != 0
         if mixed.any():
             sent = group.columns[4].each()

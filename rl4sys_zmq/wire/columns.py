@@ -74,9 +74,10 @@ class Rows:
     __slots__ = ("each", "most", "starts")
 
     def __init__(self, each: NDArray[np.int64]) -> None:
+        counts = each.tolist()
         self.each = each
-        self.starts: list[int] = [0, *each.cumsum().tolist()]
-        self.most = int(each.max(initial=0))
+        self.starts: list[int] = [0, *itertools.accumulate(counts)]
+        self.most: int = max(counts, default=0)
 
 
 _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}

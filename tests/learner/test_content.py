@@ -115,3 +115,14 @@ def test_finiteness_of_long_columns(size, bad):
         assert is_finite(column)
         for place in {0, size // 2, size - 1}:
             assert not is_finite(but(bad, place, of=column))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
+def test_finite_numbers_may_add_up_to_more_than_their_type_holds(dtype):
+    column = np.full((2 * CHUNK, 2), np.finfo(dtype).max, dtype)
+    with np.errstate(all="raise"):
+        assert is_finite(column)
+        column[::2] *= -1
+        assert is_finite(column)
+        column[-1] = INF, -INF
+        assert not is_finite(column)

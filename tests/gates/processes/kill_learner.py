@@ -29,8 +29,8 @@ from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.learning import Learning
 from rl4sys_zmq.learner.reception import Reception
-from rl4sys_zmq.learner.thread import _Learning
 from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.testing.trace import TraceWriter
@@ -144,8 +144,8 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "page": after(Tables, "read"),
     "start.open": after(Journal, "open"),
     "start.bound": after(Gateway, "_bind"),
-    "start.build": before(_Learning, "_build"),
-    "start.loaded": after(_Learning, "_resume"),
+    "start.build": before(Learning, "_build"),
+    "start.loaded": after(Learning, "_resume"),
     "start.rewind": after(Client, "rewind"),
     "replay": before(Client, "replay"),
     "replayed": before(Client, "caught_up"),

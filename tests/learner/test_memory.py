@@ -1,0 +1,33 @@
+"""Memory that large messages have freed is used again."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource
+import numpy as np
+from rl4sys_zmq.learner.memory import keep_freed_memory
+
+def faults(rounds):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(rounds):
+        held = [np.ones(1 << 23, np.uint8) for _ in range(4)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+took = keep_freed_memory()
+faults(2)
+print(took, faults(20))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_large_blocks_cost_no_faults_after_the_first():
+    out = subprocess.run([sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60).stdout.split()
+    assert out[0] == "True"
+    assert int(out[1]) < 1000  # 20 rounds of 32 MiB are 163,840 pages

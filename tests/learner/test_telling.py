@@ -1,0 +1,122 @@
+"""What a learner thread says, and that words gather only while nobody needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner import telling
+from rl4sys_zmq.learner.telling import GATHER_BYTES, GATHER_ITEMS, GATHER_S, Teller
+from rl4sys_zmq.wire.messages import Demand, Disposed, Metrics, Verdict
+
+A, B = ("a", 1), ("b", 1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(telling, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def said() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def teller(clock: Clock, said: list[Any]) -> Teller:
+    """One that has said that 1000 steps are usable, just now."""
+    teller = Teller(said.append, observed_steps=50)
+    teller.tell(1000, 3)
+    assert said == [Demand(1000, 0, 0, 3)]
+    said.clear()
+    return teller
+
+
+def take(teller: Teller, *, steps: int = 10, items: int = 1, nbytes: int = 500) -> None:
+    teller.taken_steps += steps
+    teller.taken_items += items
+    teller.taken_bytes += nbytes
+
+
+def test_words_gather_and_are_said_together(teller: Teller, clock: Clock, said: list[Any]) -> None:
+    for seq in range(3):
+        take(teller)
+        teller.dispose(A, seq, seq + 1, Verdict.TRAINED)
+        teller.tell(1000, 3)
+    assert not said
+    assert teller.rest_s == GATHER_S
+    clock.now += 2 * GATHER_S
+    teller.tell(1000, 3)
+    assert said == [Disposed("a", 1, [[0, 3]], Verdict.TRAINED), Demand(1030, 3, 1500, 3)]
+    assert teller.rest_s > GATHER_S
+
+
+def test_the_first_words_after_a_rest_are_said_at_once(teller: Teller, clock: Clock, said: list[Any]) -> None:
+    clock.now += 1.0
+    take(teller)
+    teller.tell(1000, 3)
+    assert said == [Demand(1010, 1, 500, 3)]
+
+
+@pytest.mark.parametrize(
+    ("taken", "usable", "version"),
+    [
+        ({"steps": 501}, 1000, 3),  # less than half of what is usable is known to be
+        ({}, 1000, 4),
+        ({"items": GATHER_ITEMS}, 1000, 3),
+        ({"nbytes": GATHER_BYTES}, 1000, 3),
+    ],
+)
+def test_what_somebody_may_wait_for_is_said_at_once(
+    teller: Teller, said: list[Any], taken: dict[str, int], usable: int, version: int
+) -> None:
+    take(teller, **{"steps": 0, **taken})
+    teller.dispose(B, 0, 1, Verdict.STALE)
+    teller.tell(usable, version)
+    assert [type(message) for message in said] == [Disposed, Demand]
+
+
+def test_a_batch_that_fills_up_is_not_pressing(teller: Teller, said: list[Any]) -> None:
+    for taken in range(100, 1001, 100):
+        take(teller, steps=100)
+        teller.tell(1000 - taken, 3)
+    assert not said
+    teller.tell(1000, 3)  # the update is done, and the next batch may come
+    assert said == [Demand(2000, 10, 5000, 3)]
+
+
+def test_what_was_promised_is_not_taken_back(teller: Teller, said: list[Any]) -> None:
+    teller.tell(10, 3, at_once=True)
+    assert not said
+    take(teller)
+    teller.tell(10, 3, at_once=True)
+    assert said == [Demand(1000, 1, 500, 3)]
+
+
+def test_figures_are_said_ten_times_a_second_and_in_the_end(teller: Teller, clock: Clock, said: list[Any]) -> None:
+    teller.begin()
+    teller.scalars["loss"] = 0.5
+    teller.observed_steps += 20
+    teller.ended([(70, 1.5, 20)])
+    clock.now += 0.2
+    teller.tell_figures(4)
+    assert said == [Metrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 1)]
+    teller.tell_figures(4, at_once=True)
+    assert len(said) == 1  # nothing is new
+    teller.observed_steps += 1
+    teller.tell_figures(4)
+    assert len(said) == 1
+    teller.tell_figures(4, at_once=True)
+    assert said[1].step == 71
+    assert not said[1].episodes

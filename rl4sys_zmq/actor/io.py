@@ -449,6 +449,7 @@ class ActorIO(Worker):
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
+        self._pace.give_way()  # to whoever waited for it
         if self._last_policy is not None:
             self._last_policy.save(self.terms)
 

@@ -38,5 +38,9 @@ class Pace:
     def breathe(self) -> None:
         """In the middle of long work, lets the host's threads have the interpreter: else they wait for its switch interval."""
         if time.monotonic() - self._breath_at > HOLD_S:
-            time.sleep(BREATH_S)
-            self._breath_at = time.monotonic()
+            self.give_way()
+
+    def give_way(self) -> None:
+        """Lets the host's threads have the interpreter now."""
+        time.sleep(BREATH_S)
+        self._breath_at = time.monotonic()

@@ -369,13 +369,13 @@ class Learning:
         wire = self._rounder.round(flat)
         new = PolicySnapshot(self._assign.generation, self._version, digest(wire), wire)
         self._masters = new.digest if wire is flat else digest(flat)
-        diff: tuple[bytes, ...] = ()
-        policy_id, writing = self._assign.policy_id, self._rounder.writing
-        if self._snapshot is not None and writing.level:
-            diff = encode_update(policy_id, self._snapshot, new, writing, before=self._before)
+        writing = self._rounder.writing
+        base = self._snapshot if writing.level else None
+        header, payload = encode_update(self._assign.policy_id, base, new, writing, before=self._before)
         state = wire.astype("<f4", copy=False).view(np.uint8).data
         self._before, self._snapshot = self._snapshot, new
-        self._say(Published(new.version, new.digest, (state, *diff)))
+        is_state = base is None and len(payload) == len(state)
+        self._say(Published(new.version, new.digest, (state, header) if is_state else (state, header, payload)))
         self._teller.scalars["dist/version"] = new.version
         self._slack_steps = round(self._assign.pacing_lag * self._algorithm.demand())
         if self._lag_steps:

@@ -23,7 +23,7 @@ Frames = tuple[Frame, ...]
 
 
 class Publications:
-    """The recent states of one generation, the last diff, and the digests of past versions.
+    """The recent states of one generation, the updates that lead to the last of them, and the digests of past versions.
 
     What an actor asks for is coded when the first one asks, and kept until the next version. A jump over several versions is
     coded from the two states, which is what all diffs between them add up to.
@@ -42,7 +42,6 @@ class Publications:
         self._writing = Writing()
         self._ring: deque[PolicySnapshot] = deque()
         self._ring_bytes = 0
-        self._diff: Frames = ()
         self._predicted = False
         self._steps: dict[tuple[int, int], Frames] = {}
         self._digests: OrderedDict[int, int] = OrderedDict()
@@ -52,28 +51,31 @@ class Publications:
         self._policy_id, self._writing = policy_id, writing
 
     def publish(self, message: Published) -> Frames:
-        """Takes a new version; returns the frames that go out on the PUB: the diff, or without one the whole state."""
+        """Takes a new version; returns the frames that go out on the PUB: a diff, or the whole state."""
         self.version, self.digest = message.version, message.digest
-        state, *diff = message.body
+        state, header, *payload = message.body
         flat = np.frombuffer(state, dtype="<f4").astype(np.float32, copy=False)
-        self._diff = tuple(diff)
+        update = (header, *(payload or (state,)))
         self._digests[message.version] = message.digest
         if len(self._digests) > DIGESTS_KEPT:
             self._digests.popitem(last=False)
         self._steps.clear()
+        head = WeightsHeader.unpack(header)
+        if not head.predicted:
+            self._steps[head.base_version if head.codec.is_diff else -1, message.version] = update
         if self._ring and message.version != self._ring[-1].version + 1:
             self._ring.clear()
             self._ring_bytes = 0
-        self._predicted = bool(diff) and WeightsHeader.unpack(diff[0]).predicted
+        self._predicted = head.predicted
         self._ring.append(PolicySnapshot(self.generation, message.version, message.digest, flat))
         self._ring_bytes += flat.nbytes
         most = RING_ITEMS if self._writing.level else 2
         while len(self._ring) > 2 and (len(self._ring) > most or self._ring_bytes > RING_BYTES):
             self._ring_bytes -= self._ring.popleft().flat.nbytes
-        return self._diff or self._whole(message.version)
+        return update
 
     def catch_up(self, generation: int, version: int) -> Weights:
-        """What brings an actor from the version it holds to the current one: a diff if that is smaller, else a snapshot.
+        """What brings an actor from the version it holds to the current one: a diff if that version is kept, else the whole.
 
         Where diffs need the version before their base, it comes in two steps, so that the actor holds the last two versions.
         """
@@ -87,18 +89,11 @@ class Publications:
 
     def _step(self, held: int, version: int) -> Frames:
         """One update to a version in the ring: from another one there, or from nothing (-1)."""
-        if held == -1:
-            return self._whole(version)
-        if held == version - 1 and version == self.version and not self._predicted:
-            return self._diff
-        if (held, version) not in self._steps:
-            self._steps[held, version] = encode_update(self._policy_id, self._at(held), self._at(version), self._writing)
-        return self._steps[held, version]
-
-    def _whole(self, version: int) -> Frames:
-        if (-1, version) not in self._steps:
-            self._steps[-1, version] = encode_update(self._policy_id, None, self._at(version), self._writing)
-        return self._steps[-1, version]
+        key = held, version
+        if key not in self._steps:
+            base = self._at(held) if held >= 0 else None
+            self._steps[key] = encode_update(self._policy_id, base, self._at(version), self._writing)
+        return self._steps[key]
 
     def _at(self, version: int) -> PolicySnapshot:
         return self._ring[version - self._ring[0].version]

@@ -84,7 +84,7 @@ class Diff:
     """
 
     codec: Codec
-    payload: bytes
+    payload: Payload
     predicted: bool = False
 
 

@@ -51,7 +51,7 @@ def encode_update(
     writing: Writing | None = None,
     *,
     before: PolicySnapshot | None = None,
-) -> tuple[bytes, bytes]:
+) -> tuple[bytes, Payload]:
     """The header and the payload that bring an actor from `base` to `new`.
 
     A whole snapshot when `base` is None or of another generation (no diff crosses generations), and at level 0.
@@ -178,7 +178,7 @@ def _snapshot_form(dtype: WireDtype) -> Form:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, bytes]:
+def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, Payload]:
     """The whole state; compressed, where that gains enough, in the form of its bits, which needs no steps."""
     dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
@@ -188,8 +188,8 @@ def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, bytes]
         if len(packed) <= most * dtype.itemsize * flat.size:
             return Codec.SNAPSHOT_PLANES, packed
     if dtype is WireDtype.BF16:
-        return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
-    return Codec.SNAPSHOT, flat.astype("<f4", copy=False).tobytes()
+        return Codec.SNAPSHOT, (flat.view(np.uint32) >> np.uint32(16)).astype("<u2").view(np.uint8).data
+    return Codec.SNAPSHOT, flat.astype("<f4", copy=False).view(np.uint8).data
 
 
 def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:

@@ -432,7 +432,8 @@ class Published:
     Attributes:
         version: 0 first, then one more each time.
         digest: xxh3-64 of the flat bytes.
-        body: the state, float32 in manifest order; then, from version 1 on and above level 0, header and payload of the diff.
+        body: the state, float32 in manifest order; then the header and the payload of what goes out, a diff or the whole. The
+            payload is left out where it is the state.
     """
 
     KIND: ClassVar[int] = 49

@@ -17,8 +17,7 @@ offset  size  field      meaning
 40      8     checksum   xxh3-64 of bytes 0-39, the header, and the xxh3-64 of each body frame, in that order
 ======  ====  =========  ======================================================================
 
-All numbers are unsigned and little-endian. The checksum of a message whose body is another message (`WRAPPERS`) leaves the body
-out, which has its own.
+All numbers are unsigned and little-endian. The checksum of a message whose body has its own (`WRAPPERS`) leaves the body out.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ MAGIC = b"R4SZ"
 MAJOR, MINOR = 1, 0
 PREFIX_BYTES = 48
 MAX_BODY_FRAMES = 255
-WRAPPERS = frozenset({33, 55})
-"""The kinds of `Deliver` and `DeadLetter`."""
+WRAPPERS = frozenset({33, 49, 55})
+"""The kinds of `Deliver`, `Published` and `DeadLetter`."""
 
 _KNOWN_FLAGS = 0x0000
 _FIELDS = struct.Struct("<4s4B2I2Q2I")

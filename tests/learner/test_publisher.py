@@ -50,10 +50,11 @@ class Learner:
             version = len(self.states)
             flat = round_to(self._writing.dtype, self._way(version).astype(np.float32))
             new = PolicySnapshot(GENERATION, version, digest(flat), flat)
-            body: tuple[bytes, ...] = (flat.tobytes(),)
-            if self.states and self._writing.level:
-                before = self.states[-2] if version > 1 else None
-                body = (*body, *encode_update(POLICY, self.states[-1], new, self._writing, before=before))
+            base = self.states[-1] if self.states and self._writing.level else None
+            before = self.states[-2] if version > 1 else None
+            header, payload = encode_update(POLICY, base, new, self._writing, before=before)
+            whole = base is None and len(payload) == flat.nbytes
+            body = (flat.tobytes(), header) if whole else (flat.tobytes(), header, payload)
             self.states.append(new)
             out = self.publications.publish(Published(version, new.digest, body))
         return out
@@ -166,8 +167,9 @@ def test_many_who_ask_at_once_are_answered_once(monkeypatch: pytest.MonkeyPatch)
 def test_after_a_gap_in_the_versions_the_window_begins_anew() -> None:
     learner = Learner()
     learner.publish(5)
-    state = learner.states[-1].flat
-    frames = learner.publications.publish(Published(9, digest(state), (state.tobytes(),)))
+    last = learner.states[-1]
+    body = encode_update(POLICY, None, PolicySnapshot(GENERATION, 9, last.digest, last.flat))
+    frames = learner.publications.publish(Published(9, last.digest, (last.flat.tobytes(), *body)))
     header = WeightsHeader.unpack(frames[0])
     assert not header.codec.is_diff and header.new_version == 9
     assert learner.publications.catch_up(GENERATION, 3).body == frames
@@ -184,7 +186,7 @@ def test_digests_outlive_the_window_but_not_for_ever() -> None:
     publications = Publications(GENERATION)
     publications.describe(POLICY, Writing(level=0))
     new = PolicySnapshot(GENERATION, 0, 0, np.zeros(sum(SIZES), dtype=np.float32))
-    body = (new.flat.tobytes(),)
+    body = (new.flat.tobytes(), *encode_update(POLICY, None, new))
     for version in range(DIGESTS_KEPT + 2):
         publications.publish(Published(version, version + 1000, body))
     assert [publications.digest_of(v) for v in (0, 1, 2, DIGESTS_KEPT + 1, DIGESTS_KEPT + 2)] == [

@@ -698,6 +698,7 @@ class SpoolMachine(RuleBasedStateMachine):
         self.starts = self.put_count = 0
         self.refusing = False
         self.excused = set()
+        self.released = set()
         """What died with somebody's memory, and was counted by nobody."""
         self.uncounted = set()
         """What was dropped from memory, which the file does not know yet."""
@@ -778,6 +779,7 @@ class SpoolMachine(RuleBasedStateMachine):
         learner.durable += round(share * (learner.received - learner.durable))
         if acked:
             self.spool.release(learner.durable)
+            self.released |= {n for n in learner.accepted[: learner.durable] if n is not None}
             self.window = {seq: n for seq, n in self.window.items() if seq >= self.spool.base_seq}
 
     @rule()
@@ -801,7 +803,8 @@ class SpoolMachine(RuleBasedStateMachine):
                 self.untake()
         keep = self.learner.durable
         gone = dict(enumerate(self.learner.accepted[keep:], keep))
-        self.excused |= {n for seq, n in gone.items() if seq < self.spool.base_seq and n is not None}
+        # What it forgets though it had acked it is nobody's any more, also if the spool was killed before its disk knew.
+        self.excused |= {n for seq, n in gone.items() if seq < self.spool.base_seq or n in self.released} - {None}
         del self.learner.accepted[keep:]
 
     @rule(refusing=st.booleans())

@@ -141,6 +141,8 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "send_frequency": 1,
     "linger_ms": 200,
     "compression": "off",
+    "image_codec": "off",
+    "jpeg_quality": 90,
     "max_traj_length": 10_000,
     "rollout_length": None,
     "overflow": "drop_oldest",

@@ -108,7 +108,8 @@ def decode_images(files: bytes | memoryview, shape: Sequence[int], size: ImageSi
 
     Args:
         files: what `encode_images` made, or anything else.
-        shape: of the array, a multiple of `size`; as many bytes are allocated, and no more than an image beside them.
+        shape: of the array, a multiple of `size`. As many bytes are allocated, and beside them those of one image in Pillow (four
+            for a pixel of three) and of a copy of it.
         size: of each image.
         form: ``png`` or ``jpeg``.
 

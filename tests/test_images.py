@@ -145,6 +145,13 @@ def test_what_costs_more_than_its_pixels_is_never_opened(monkeypatch):
     assert "scan of 1" in refused(file_of(one_component), form="jpeg")
 
 
+def test_half_a_jpeg_is_none():
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    jpeg = encode_images(pixels, (64, 64, 3), JPEG)[4:]
+    assert "cannot be decoded" in refused(file_of(jpeg[: len(jpeg) // 2]), (64, 64, 3), "jpeg")
+    assert "cut short" in refused(file_of(jpeg[:200]), (64, 64, 3), "jpeg")
+
+
 def test_too_few_and_too_many_compressed_rows():
     def png(rows: bytes) -> bytes:
         def chunk(kind: bytes, data: bytes) -> bytes:

@@ -101,6 +101,8 @@ class _InFlight:
     packed: PackedSegment
     before_steps: int
     before_bytes: int
+    fresh: bool = True
+    """Never sent: not looked at for images yet."""
 
 
 class ActorSession:
@@ -435,9 +437,10 @@ class ActorSession:
         return actions
 
     def _joined(self, items: Sequence[_InFlight]) -> Submit:
-        if self._images is not None:
-            for item in items:
+        for item in items:
+            if self._images is not None and item.fresh:
                 item.packed = with_images(item.packed, self._images)
+            item.fresh = False
         return join_submit(items[0].seq, self._want_steps, [item.packed for item in items], coded=self._coded)
 
     def _resend(self, now: float) -> list[Action]:

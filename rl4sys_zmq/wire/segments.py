@@ -179,7 +179,7 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
     rest = [p for p in packed if p.large]
     body: tuple[Frame, ...] = (b"".join(pieces), *[frame for p in rest for frame in p.large])
     codings: list[list[int]] = []
-    if any(p.images for p in rest):
+    if any(p.images is not None for p in rest):
         places = [None, *[p.images if n == 0 else None for p in rest for n in range(len(p.large))]]
         codings = [
             images.numbers if images is not None else [len(frame), len(frame), 0]

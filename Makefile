@@ -21,24 +21,24 @@ DEFINED := setup.cfg pyproject.toml constraints.txt
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(VENV)/.installed  ## a virtual environment with the package and the extras learner, gym, yaml
+venv: $(VENV)/.installed  ## a virtual environment with the package and the extras learner, gym, images, yaml
 
 # torch comes first and by itself: no other requirement can then choose its build.
 $(VENV)/.installed: $(DEFINED)
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; say which: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) "$$(grep '^torch==' constraints.txt)"
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml]'
 	@touch $@
 
 venv-test: $(VENV)/.installed-test  ## the same with the test extras
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml,test]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test]'
 	@touch $@
 
 venv-dev: $(VENV)/.installed-dev  ## the same with ruff and mypy
 $(VENV)/.installed-dev: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,yaml,test,dev]'
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test,dev]'
 	@touch $@
 
 demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner and two actor processes

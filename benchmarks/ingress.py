@@ -8,7 +8,7 @@
   senders are other processes, have their messages ready, and are as many on both sides.
 - durable: P1 with ``ledger: sqlite, fsync: always``; beside it a loop that appends the same bytes to a file, with an
   ``fdatasync`` after as many trajectories as a commit of ours had.
-- coding: what an actor's ``compression: zstd`` saves and costs.
+- coding: what an actor's ``compression: zstd`` and ``image_codec`` save and cost.
 
 Ours and the baseline run in turn; a ratio is the median of the pairs' ratios, with the least and the greatest.
 """

@@ -179,7 +179,7 @@ class Refusal(StrEnum):
     TOO_LARGE = "too_large"  # a frame, a message or a length over its limit
     MAGIC = "magic"  # the prefix does not start with ours
     VERSION = "version"  # another major version of the protocol
-    FEATURE = "feature"  # a must-understand flag that this side does not know
+    FEATURE = "feature"  # a must-understand flag that this side does not know, or images where there is no Pillow
     KIND = "kind"  # an unknown message kind
     CHECKSUM = "checksum"  # the bytes are not those that were sent
     MALFORMED = "malformed"  # the header is not the map that this kind requires

@@ -18,7 +18,7 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters", "late", "zstd"),
+    ("errors", "resource", "counters", "late", "zstd", "images"),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery"),
@@ -263,7 +263,7 @@ def test_every_lazily_exported_name_exists() -> None:
 def test_an_actor_loads_no_torch_and_no_gymnasium() -> None:
     code = (
         "import sys, rl4sys_zmq\nfrom rl4sys_zmq import RL4SysAgent\n"
-        "sys.exit(' '.join({'torch', 'gymnasium', 'matplotlib', 'tensorboard'} & set(sys.modules)) or 0)"
+        "sys.exit(' '.join({'torch', 'gymnasium', 'matplotlib', 'tensorboard', 'PIL'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

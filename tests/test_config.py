@@ -14,6 +14,7 @@ import pytest
 
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 LUNA: dict[str, Any] = {
@@ -141,6 +142,8 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "send_frequency": 1,
     "linger_ms": 200,
     "compression": "off",
+    "image_codec": "off",
+    "jpeg_quality": 90,
     "max_traj_length": 10_000,
     "rollout_length": None,
     "overflow": "drop_oldest",
@@ -475,3 +478,39 @@ def test_yaml_without_pyyaml_names_the_extra(write: Write, monkeypatch: pytest.M
 def test_comments_are_left_out(write: Write) -> None:
     content = {"_comment": "hello", "client_id": "x", "algorithm_parameters": {"_comment1": "y", "gamma": 0.9}}
     assert AgentConfig.load(write(content)).algorithm_parameters == {"gamma": 0.9}
+
+
+IMAGES = BoxSpace((64, 64, 3), "|u1", 0.0, 255.0)
+
+
+@pytest.mark.parametrize("codec", ["png", "jpeg"])
+def test_images_need_pillow(monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
+    monkeypatch.setattr("rl4sys_zmq.config.agent.has_pillow", lambda: False)
+    with pytest.raises(ConfigError, match=r"image_codec: images need Pillow: pip install 'rl4sys-zmq\[images\]'") as caught:
+        AgentConfig(client_id="x", observation_space=IMAGES, image_codec=codec)
+    assert caught.value.key == "image_codec"
+    assert AgentConfig(client_id="x", observation_space=IMAGES).images is None
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        BoxSpace((64, 64, 3)),
+        BoxSpace((64, 64, 4), "|u1", 0.0, 255.0),
+        BoxSpace((4096,), "|u1", 0.0, 255.0),
+        BoxSpace((64, 64, 3), "|i1", -1.0, 1.0),
+        DiscreteSpace(3),
+    ],
+)
+def test_images_must_be_some(monkeypatch: pytest.MonkeyPatch, space: BoxSpace | DiscreteSpace) -> None:
+    monkeypatch.setattr("rl4sys_zmq.config.agent.has_pillow", lambda: True)
+    config = AgentConfig(client_id="x", image_codec="jpeg", jpeg_quality=70)
+    assert config.images == ImageCodec("jpeg", 70)
+    config.check_images(IMAGES)
+    for make in (lambda: config.check_images(space), lambda: replace(config, observation_space=space)):
+        with pytest.raises(ConfigError, match="image_codec: needs a uint8 box") as caught:
+            make()
+        assert caught.value.key == "image_codec"
+    for wrong in (0, 101, 1.5):
+        with pytest.raises(ConfigError, match="jpeg_quality: expected an integer from 1 to 100"):
+            AgentConfig(client_id="x", jpeg_quality=wrong)  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ class RL4SysAgent(BatchActing):
                 and the mask; None: an action that does little.
 
         Raises:
-            ConfigError: for a wrong configuration, or keys that can't be used.
+            ConfigError: for a wrong configuration, keys that can't be used, or an ``image_codec`` for what are no images.
             SpoolError: when the spool can't be used, or another process uses it.
             LearnerUnavailable: when no learner answers in time; the message says what was waited for.
             HandshakeRefused: when the learner refuses; the message names the field and both values.
@@ -90,6 +90,7 @@ class RL4SysAgent(BatchActing):
             self._wait(self._joined, self.config.connect_timeout_s)
             self.actor_id = self._io.spool.actor_id if self._io.spool is not None else self.actor_id
             self._spec = cast(PolicySpec, self._io.spec)
+            self.config.check_images(self._spec.observation_space)
             self._inputs = Inputs(self._spec.observation_space, self._spec.action_space)
             terms = cast(Terms, self._io.terms)
             learners = terms.rollout_length or 128

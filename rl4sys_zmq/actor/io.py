@@ -92,7 +92,7 @@ class ActorIO(Worker):
         self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
         self._wakeup = Wakeup()
         self._rng = random.Random(hello.incarnation)
-        self._session = ActorSession(hello, self.counters, self._rng, coded=config.compression == "zstd")
+        self._session = self._new_session()
         self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
         self._last_policy = _last_policy(config, self._follower, self.counters)
         self._pace = Pace()
@@ -237,11 +237,16 @@ class ActorIO(Worker):
                 ledger_id=spool.ledger_id,
                 spooled=True,
             )
-            self._session = ActorSession(self._hello, self.counters, self._rng, coded=config.compression == "zstd")
+            self._session = self._new_session()
             self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
         if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
             self._shipping.terms, age_s = taken
             self.current_at = time.monotonic() - age_s
+
+    def _new_session(self) -> ActorSession:
+        config = self._config
+        coded = config.compression == "zstd"
+        return ActorSession(self._hello, self.counters, self._rng, coded=coded, images=config.images)
 
     def _serve(self, network: Network) -> None:
         """One life of the sockets."""

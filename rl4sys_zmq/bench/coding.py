@@ -1,4 +1,4 @@
-"""What `compression` saves and costs: trajectories of real environments, coded and not."""
+"""What `compression` and `image_codec` save and cost: trajectories of real environments and images, coded and not."""
 
 from __future__ import annotations
 
@@ -8,30 +8,39 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import Batch, join_submit, pack_segment
+from rl4sys_zmq.wire import Batch, join_submit, pack_segment, with_images
 
-__all__ = ["Coded", "measure_coding"]
+__all__ = ["CODECS", "SCENES", "Coded", "measure_coding", "measure_images"]
 
 T = TypeVar("T")
 
 STEPS, SEGMENTS = 200, 64
+SCENES = ("still", "scrolling", "camera")
+"""Flat colours and edges, as a simulator draws them: the same but for a disc in each image, or all of it moves; and slow changes
+of colour that move, with a sensor's noise."""
+CODECS = {"zstd": None, "png": ImageCodec("png"), "jpeg 90": ImageCodec("jpeg", 90), "jpeg 50": ImageCodec("jpeg", 50)}
+IMAGES, SIDE = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Per trajectory of 200 steps.
+    """Per trajectory of 200 steps, or per image of 128 x 128 x 3.
 
     Attributes:
         plain_bytes, coded_bytes: of its columns.
         encode_us, decode_us: what coding adds, on one core.
+        error: by how much what arrives differs, in the mean.
     """
 
     plain_bytes: float
     coded_bytes: float
     encode_us: float
     decode_us: float
+    error: float = 0.0
 
     @property
     def break_even_mbit_s(self) -> float:
@@ -56,6 +65,50 @@ def measure_coding(env_id: str, batch: int, seed: int) -> Coded:
     plain_bytes, coded_bytes = (sum(len(f) for message in sent for f in message.body) / SEGMENTS for sent in (plain, coded))
     each_us = 1e6 / SEGMENTS
     return Coded(plain_bytes, coded_bytes, each_us * (coded_s - plain_s), each_us * (read_coded_s - read_plain_s))
+
+
+def measure_images(scene: str, codec: ImageCodec | None, seed: int) -> Coded:
+    """A trajectory of images.
+
+    Args:
+        scene: one of `SCENES`.
+        codec: None for zstd.
+        seed: of the noise.
+    """
+    images = _images(scene, seed)
+    column = np.zeros(IMAGES, np.float32)
+    versions = np.full(IMAGES, 7, np.uint64)
+    numbers = 1, 1, 0
+    segment = Segment(images, column.astype(np.int64), column, column, versions, None, *numbers, True, False, False, 1.0, IMAGES)
+    packed = pack_segment(segment)
+    plain = join_submit(0, 0, [packed])
+    if codec is None:
+        coded_s, coded = _timed(lambda: join_submit(0, 0, [packed], coded=True), 3)
+    else:
+        coded_s, coded = _timed(lambda: join_submit(0, 0, [with_images(packed, codec)]), 3)
+    read_plain_s, _ = _timed(lambda: Batch(plain).segments())
+    read_coded_s, (got,) = _timed(lambda: Batch(coded).segments(), 3)
+    error = float(np.abs(got.observations.astype(np.int16) - images).mean())
+    each_us = 1e6 / IMAGES
+    plain_bytes, coded_bytes = (sum(map(len, message.body)) / IMAGES for message in (plain, coded))
+    return Coded(plain_bytes, coded_bytes, each_us * coded_s, each_us * (read_coded_s - read_plain_s), error)
+
+
+def _images(scene: str, seed: int) -> NDArray[np.uint8]:
+    """``[IMAGES, SIDE, SIDE, 3]``: a disc moves over hills, or over waves."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:SIDE, :SIDE]
+    out = np.empty((IMAGES, SIDE, SIDE, 3))
+    for n, image in enumerate(out):
+        if scene == "camera":
+            image[:] = 120 + 60 * np.sin((x[..., None] + y[..., None] * np.array((0.5, 1.0, 1.5)) + 3 * n) / 25)
+        else:
+            along = x + (3 * n if scene == "scrolling" else 0)
+            hills = 80 + 12 * np.sin(along / 11) + 6 * np.sin(along / 5)
+            image[:] = np.where((y > hills)[..., None], (60, 120, 50), (135, 206, 235))
+        image[(x - 30 - 2 * n) ** 2 + (y - 50) ** 2 < 120] = 200, 40, 40
+    noise = rng.normal(0.0, 2.0, out.shape) if scene == "camera" else 0.0
+    return (out + noise).clip(0, 255).astype(np.uint8)
 
 
 def _timed(call: Callable[[], T], repeat: int = 7) -> tuple[float, T]:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.bench.coding import measure_coding
+from rl4sys_zmq.bench.coding import CODECS, SCENES, measure_coding, measure_images
 from rl4sys_zmq.bench.collect import measure_collect, missing_for
 from rl4sys_zmq.bench.counting import CountingLearner
 from rl4sys_zmq.bench.diffs import measure_diffs
@@ -24,6 +24,7 @@ from rl4sys_zmq.bench.peers import PeerMissing, run_peer
 from rl4sys_zmq.bench.ppo_versions import own_pairs
 from rl4sys_zmq.bench.step import measure_step
 from rl4sys_zmq.bench.training import LIMIT_S, train_ours
+from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 
 __all__ = ["QUESTIONS", "Options", "measure", "script"]
 
@@ -218,6 +219,17 @@ def _coding(options: Options, say: Say) -> Record:
             f" to code, {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s"
         )
         record[f"{env_id}, {batch} a message"] = {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
+    for scene, (name, codec) in product(SCENES, CODECS.items()):
+        if codec is not None and not has_pillow():
+            say(f"{scene} images, {name}: left out, {NEEDS_PILLOW}")
+            continue
+        found = measure_images(scene, codec, options.seed)
+        say(
+            f"{scene} images, {name}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to"
+            f" code, {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s;"
+            f" off by {found.error:.1f}"
+        )
+        record[f"{scene} images, {name}"] = {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
     return record
 
 

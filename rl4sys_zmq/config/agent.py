@@ -30,6 +30,7 @@ from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow, image_size
 from rl4sys_zmq.values import Space
 
 __all__ = ["AgentConfig"]
@@ -77,6 +78,12 @@ class AgentConfig:
     """The longest that a finished segment waits for others to share a message."""
     compression: str = option(one_of("off", "zstd"), "off")
     """``zstd``: trajectories travel in fewer bytes, exactly, for some of the actor's CPU; for slow links."""
+    image_codec: str = option(one_of("off", "png", "jpeg"), "off")
+    """How observations that are images travel, where a segment's take 64 KiB or more: ``png`` is exact, ``jpeg`` is shorter and
+    changes them a little. For uint8 boxes that end in ``[height, width]`` or ``[height, width, 1 or 3]``, of 8 pixels and more;
+    needs the extra ``images`` on both sides."""
+    jpeg_quality: int = option(integer(1, 100), 90)
+    """Of ``jpeg``."""
     max_traj_length: int = option(integer(1), 10_000)
     """A longer trajectory is cut into parts of so many steps, which count as trajectories."""
     rollout_length: int | None = option(optional(integer(1)), None)
@@ -131,6 +138,28 @@ class AgentConfig:
         resolve_spaces(self, flat)
         if self.sidecar and self.address.startswith("inproc:"):
             raise ConfigError("sidecar: another process can't reach an inproc address; use ipc or tcp", key="sidecar")
+        if self.images is not None and not has_pillow():
+            raise ConfigError(f"image_codec: {NEEDS_PILLOW}", key="image_codec")
+        if self.observation_space is not None:
+            self.check_images(self.observation_space)
+
+    @property
+    def images(self) -> ImageCodec | None:
+        """How images are coded, None for not at all."""
+        return ImageCodec(self.image_codec, self.jpeg_quality) if self.image_codec != "off" else None
+
+    def check_images(self, observation_space: Space) -> None:
+        """Whether `image_codec` suits the observations, of which only the learner may know what they are.
+
+        Raises:
+            ConfigError: when they are no images.
+        """
+        if self.images is None:
+            return
+        if observation_space.dtype != "|u1" or image_size(observation_space.shape) is None:
+            wanted = "a uint8 box that ends in [height, width] or [height, width, 1 or 3], of 8 to 65500 pixels a side"
+            found = f"{observation_space.dtype} of {observation_space.shape}"
+            raise ConfigError(f"image_codec: needs {wanted}, not {found}; or turn it off", key="image_codec")
 
     @property
     def cache_file(self) -> Path | None:

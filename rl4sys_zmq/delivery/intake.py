@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.ledger import Entry
 from rl4sys_zmq.delivery.stream import Stream
-from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
@@ -41,10 +42,12 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
         frames: its frames, which the ledger keeps.
 
     Raises:
-        ProtocolError: when the message as a whole is refused (``GAP``, ``EQUIVOCATION``, or it does not hold together); the
-            mark has not moved.
+        ProtocolError: when the message as a whole is refused (``GAP``, ``EQUIVOCATION``, ``FEATURE`` for images where
+            there is no Pillow, or it does not hold together); the mark has not moved.
     """
     batch = Batch(message)
+    if batch.has_images and not has_pillow():
+        raise ProtocolError(Refusal.FEATURE, f"this learner cannot take image_codec: {NEEDS_PILLOW}")
     checks = batch.checks.tolist()
     skip = stream.admit(message.first_seq, checks)
     first = stream.received

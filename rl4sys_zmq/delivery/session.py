@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import Refusal
-from rl4sys_zmq.wire import PackedSegment, join_submit
+from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.wire import PackedSegment, join_submit, with_images
+from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
 
 __all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Renewed", "Send", "SessionState", "Waiting"]
@@ -93,12 +95,14 @@ class Renewed:
 Action = Send | Joined | Rejected | Waiting | Redial | Renewed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _InFlight:
     seq: int
     packed: PackedSegment
     before_steps: int
     before_bytes: int
+    fresh: bool = True
+    """Never sent: not looked at for images yet."""
 
 
 class ActorSession:
@@ -114,7 +118,9 @@ class ActorSession:
         in_doubt: segments that were in the window when the learner forgot this actor.
     """
 
-    def __init__(self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False) -> None:
+    def __init__(
+        self, hello: Hello, counters: Counters, rng: random.Random, *, coded: bool = False, images: ImageCodec | None = None
+    ) -> None:
         """Makes a session that numbers from ``hello.first_seq`` on.
 
         Args:
@@ -123,6 +129,7 @@ class ActorSession:
             counters: where it counts.
             rng: for the jitter of retries.
             coded: send bodies in fewer bytes, where that is possible.
+            images: how to code large observations that are images; each segment is coded once, when it is sent first.
         """
         self.state = SessionState.JOINING
         self.credit_steps = 0
@@ -135,7 +142,7 @@ class ActorSession:
         self._hello = hello
         self._counters = counters
         self._rng = rng
-        self._coded = coded
+        self._coded, self._images = coded, images
         self._window: deque[_InFlight] = deque()
         self._next_seq = hello.first_seq
         self._taken_steps = self._taken_bytes = 0
@@ -173,14 +180,13 @@ class ActorSession:
 
         With them it asks for the credit of `ahead_steps` more, which saves the next ones a round trip.
         """
-        first = self._next_seq
-        for p in packed:
-            self._hold(p)
-            self.sent_steps += p.steps
+        items = [self._hold(p) for p in packed]
+        self.sent_steps += sum(p.steps for p in packed)
         self._want_steps = max(self._want_steps, self.sent_steps + ahead_steps)
         if self._resend_at == 0.0:
             self._arm(now)
-        return [self._send(now, self._joined(first, packed))]
+        limit = MAX_IMAGE_BYTES if self._images is not None else None
+        return self._submit(now, items, len(items), limit)
 
     def recover(self, packed: Sequence[PackedSegment]) -> None:
         """Takes what a spool still holds of the segments that the learner had received when it first welcomed this start.
@@ -414,26 +420,33 @@ class ActorSession:
             return self._resend(now)
         return []
 
-    def _joined(self, first: int, packed: Sequence[PackedSegment]) -> Submit:
-        return join_submit(first, self._want_steps, packed, coded=self._coded)
+    def _submit(self, now: float, items: Iterable[_InFlight], max_items: int, max_bytes: int | None) -> list[Action]:
+        """Sends consecutive segments, in messages within these limits, if more than one segment is in them."""
+        batch: list[_InFlight] = []
+        size = 0
+        actions: list[Action] = []
+        for item in items:
+            full = len(batch) >= max_items or (max_bytes is not None and size + item.packed.nbytes > max_bytes)
+            if batch and full:
+                actions.append(self._send(now, self._joined(batch)))
+                batch, size = [], 0
+            batch.append(item)
+            size += item.packed.nbytes
+        if batch:
+            actions.append(self._send(now, self._joined(batch)))
+        return actions
+
+    def _joined(self, items: Sequence[_InFlight]) -> Submit:
+        for item in items:
+            if self._images is not None and item.fresh:
+                item.packed = with_images(item.packed, self._images)
+            item.fresh = False
+        return join_submit(items[0].seq, self._want_steps, [item.packed for item in items], coded=self._coded)
 
     def _resend(self, now: float) -> list[Action]:
         """Everything that the learner has not received, in batches."""
-        batch: list[PackedSegment] = []
-        size, first = 0, 0
-        actions: list[Action] = []
-        for item in self._window:
-            if item.seq < self.received:
-                continue
-            if batch and (len(batch) >= MAX_BATCH_ITEMS or size + item.packed.nbytes > MAX_BATCH_BYTES):
-                actions.append(self._send(now, self._joined(first, batch)))
-                batch, size = [], 0
-            if not batch:
-                first = item.seq
-            batch.append(item.packed)
-            size += item.packed.nbytes
-        if batch:
-            actions.append(self._send(now, self._joined(first, batch)))
+        missing = (item for item in self._window if item.seq >= self.received)
+        actions = self._submit(now, missing, MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
         self._counters.add("resent_messages", len(actions))
         self._arm(now)
         self._resend_s = min(2 * self._resend_s, RESEND_S[1])
@@ -445,11 +458,13 @@ class ActorSession:
         self._resend_s = max(self._resend_s, RESEND_S[0])
         self._resend_at = now + self._resend_s * self._rng.uniform(0.9, 1.3) if waiting else 0.0
 
-    def _hold(self, packed: PackedSegment) -> None:
-        self._window.append(_InFlight(self._next_seq, packed, self._taken_steps, self._taken_bytes))
+    def _hold(self, packed: PackedSegment) -> _InFlight:
+        item = _InFlight(self._next_seq, packed, self._taken_steps, self._taken_bytes)
+        self._window.append(item)
         self._next_seq += 1
         self._taken_steps += packed.steps
         self._taken_bytes += packed.nbytes
+        return item
 
     def _steps_from(self, seq: int) -> int:
         """The steps in flight from `seq` on."""

@@ -30,12 +30,13 @@ def content_errors(
         generation: the newest there is; and
         version: the newest of it.
     """
+    undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
     if _is_sound(batch, schema, generation, version):
-        return {}
+        return undecodable
     found = (
         (place, content_error(segment, schema, generation, version)) for place, segment in enumerate(segments) if place not in but
     )
-    return {place: reason for place, reason in found if reason}
+    return {**{place: reason for place, reason in found if reason}, **undecodable}
 
 
 def _is_sound(batch: Batch, schema: SegmentSchema, generation: int, version: int) -> bool:

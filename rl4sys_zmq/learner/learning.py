@@ -28,7 +28,7 @@ from rl4sys_zmq.learner.telling import Mouth, Teller, plain_text
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, Segment, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment, spec_to_document
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Assign,
     Checkpointed,
@@ -285,10 +285,10 @@ class Learning:
             teller.taken_items += 1
             teller.taken_steps += segment.steps
             if place in taken.bad:
-                self._bury(key, seq, segment, taken.bad[place])
+                self._bury(taken, place, taken.bad[place])
             elif drops and late[place]:
                 self._dispose(key, seq, seq + 1, Verdict.STALE)
-            elif self._observe(key, seq, segment, correct=bool(late[place])):
+            elif self._observe(taken, place, correct=bool(late[place])):
                 observed.append(place)
                 if not self._algorithm.demand():
                     break
@@ -312,29 +312,29 @@ class Learning:
             self._teller.ended((at[place], total, length) for place, total, length in ended)
         self._teller.observed_steps += int(steps.sum())
 
-    def _bury(self, key: Key, seq: int, segment: Segment, reason: str) -> None:
+    def _bury(self, taken: _Taken, place: int, reason: str) -> None:
         """Quarantines a segment: it counts, nobody trains on it, and a person may look at it."""
-        self._dispose(key, seq, seq + 1, Verdict.QUARANTINED, reason)
-        letter = encode(join_submit(seq, 0, [pack_segment(segment)]))
-        self._say(DeadLetter(*key, seq, reason, tuple(letter)))
+        seq = taken.batch.first_seq + place
+        self._dispose(taken.key, seq, seq + 1, Verdict.QUARANTINED, reason)
+        self._say(DeadLetter(*taken.key, seq, reason, tuple(encode(taken.batch.alone(place)))))
 
     def _barrier(self) -> None:
         self._progress.barrier()
         self._progress.steps = self._teller.observed_steps
 
-    def _observe(self, key: Key, seq: int, segment: Segment, *, correct: bool) -> bool:
+    def _observe(self, taken: _Taken, place: int, *, correct: bool) -> bool:
         """Gives a segment to the algorithm. One that it can't take is quarantined; several in a row are the algorithm's fault.
 
         A ledger on disk would feed such a segment again to each life of this thread.
         """
         try:
-            self._algorithm.observe(segment, correct=correct)
+            self._algorithm.observe(taken.segments[place], correct=correct)
         except Exception as exc:
             self._poisoned += 1
             if self._poisoned > MAX_POISONED:
                 raise
             log.exception("client %s: a segment that the algorithm does not take is quarantined", self._assign.client_id)
-            self._bury(key, seq, segment, plain_text(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
+            self._bury(taken, place, plain_text(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
             return False
         self._poisoned = 0
         return True

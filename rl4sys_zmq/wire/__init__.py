@@ -12,7 +12,7 @@ from rl4sys_zmq.wire.batch import Batch, read_heads, read_submit
 from rl4sys_zmq.wire.codec import decode, encode
 from rl4sys_zmq.wire.layout import action_dtype
 from rl4sys_zmq.wire.schema import SegmentSchema
-from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment
+from rl4sys_zmq.wire.segments import PackedSegment, join_submit, pack_segment, with_images
 from rl4sys_zmq.wire.specs import spec_from_document, spec_to_document
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "read_submit",
     "spec_from_document",
     "spec_to_document",
+    "with_images",
 ]

@@ -1,6 +1,7 @@
 """The segments of a `Submit`, read all at once: heads as one array, columns as views into the frames. Nothing is copied.
 
-What is wrong with the bytes costs the message; what is wrong with one segment's numbers or layout costs that segment.
+What is wrong with the bytes costs the message; what is wrong with one segment's numbers or layout costs that segment. Images are
+decoded when columns or segments are asked for, which a gateway never does: `Batch.errors` needs no more than their sizes.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire.coding import plain_body
 from rl4sys_zmq.wire.columns import Group, Reader
 from rl4sys_zmq.wire.layout import parse_layout
-from rl4sys_zmq.wire.messages import Submit
+from rl4sys_zmq.wire.messages import Block, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
-from rl4sys_zmq.wire.segments import HEAD, HEAD_BYTES, MAX_LAYOUTS, Flag, head_struct
+from rl4sys_zmq.wire.segments import ALIGN, HEAD, HEAD_BYTES, LAYOUT_AT, MAX_LAYOUTS, Flag, head_struct
 
 __all__ = ["Batch", "read_heads", "read_submit"]
 
@@ -62,6 +64,7 @@ class Batch:
         layouts = [parse_layout(text) for text in texts]
         self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
         self._raw = message.heads
+        self._undecodable: dict[int, str] | None = None
         self._groups = Reader(heads, self.steps, layouts, plain_body(message)).groups
 
     def __len__(self) -> int:
@@ -95,8 +98,52 @@ class Batch:
             bad |= (steps < 1) | (steps > max_steps)
         return np.flatnonzero(bad).tolist() if bad.any() else []
 
+    @property
+    def has_images(self) -> bool:
+        """Whether some of it must be decoded before it can be read."""
+        return any(group.columns[0].coded for group in self._groups)
+
+    def decode_images(self) -> dict[int, str]:
+        """Decodes the images of the message, once; `columns` and `segments` do it too.
+
+        Returns:
+            Which segments have images that can't be decoded, by their places, and why. Their observations are all 0.
+
+        Raises:
+            ProtocolError: ``feature`` when there are images, and no Pillow.
+        """
+        if self._undecodable is None:
+            if self.has_images and not has_pillow():
+                raise ProtocolError(Refusal.FEATURE, NEEDS_PILLOW)
+            found = ((group, group.columns[0].decode()) for group in self._groups)
+            self._undecodable = {int(group.members[place]): why for group, bad in found for place, why in bad.items()}
+        return self._undecodable
+
+    def alone(self, place: int) -> Submit:
+        """A message of one of the segments: its head as it came, its images as they came, and nothing else coded."""
+        group = next(group for group in self._groups if place in group.members)
+        at = group.members.tolist().index(place)
+        head = bytearray(self._raw[place * HEAD_BYTES : (place + 1) * HEAD_BYTES])
+        head[LAYOUT_AT] = 0
+        small: list[bytes] = []
+        parts: list[tuple[Frame, list[int]]] = []
+        for views in group.columns:
+            if (images := views.coded.get(at)) is not None:
+                parts.append((images.frame, images.numbers))
+                continue
+            data = views.each()[at].tobytes()
+            if at in views.large:
+                parts.append((data, [len(data), len(data), 0]))
+            else:
+                small += (data, bytes(-len(data) % ALIGN))
+        blob = b"".join(small)
+        body = (blob, *(frame for frame, _ in parts))
+        codings = [[len(blob), len(blob), 0], *(numbers for _, numbers in parts)] if group.columns[0].coded.get(at) else []
+        return Submit(self.first_seq + place, 1, 0, [group.layout.text], Block(bytes(head)), body, codings)
+
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """The rows of each column of all segments, with its letter, in as few arrays as possible."""
+        self.decode_images()
         for group in self._groups:
             for views in group.columns:
                 for array in views.arrays():
@@ -129,6 +176,7 @@ class Batch:
 
     def segments(self) -> list[Segment]:
         """All segments, as read-only views, those among them whose numbers are out of range."""
+        self.decode_images()
         heads: Iterator[Head] = head_struct.iter_unpack(self._raw)
         if len(self._groups) == 1:
             return self._segments(self._groups[0], heads)
@@ -196,13 +244,15 @@ def read_heads(message: Submit) -> NDArray[Any]:
 
 
 def read_submit(message: Submit) -> list[Segment | ProtocolError]:
-    """The segments of a message, as read-only views into its frames; in the place of one that is out of range, its error.
+    """The segments of a message, as read-only views into its frames; in the place of one that is out of range, or of images that
+    can't be decoded, its error.
 
     Raises:
         ProtocolError: when the message does not hold together, so that no segment in it can be trusted.
     """
     batch = Batch(message)
-    errors = batch.errors()
+    undecodable = {place: ProtocolError(Refusal.MALFORMED, reason) for place, reason in batch.decode_images().items()}
+    errors = {**undecodable, **batch.errors()}
     return [errors.get(place, segment) for place, segment in enumerate(batch.segments())]
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.images import BadImage, image_size
+from rl4sys_zmq.wire.coding import CodedImages, Part
 from rl4sys_zmq.wire.layout import LETTERS, Column, Layout
-from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
 __all__ = ["Group", "Reader", "Views"]
@@ -27,12 +28,27 @@ class Views:
         together: the rows of all segments but the large ones, ``[rows, *row]``.
         starts: where each segment's rows begin in it, and where the last ones end.
         large: the columns that are frames of their own, by the segment's place in the group.
+        coded: those among them that are files of images; in `large` once they are decoded.
     """
 
     column: Column
     together: NDArray[Any]
     starts: list[int]
     large: dict[int, NDArray[Any]]
+    coded: dict[int, CodedImages]
+
+    def decode(self) -> dict[int, str]:
+        """Decodes what is coded; returns what could not be, by the segment's place in the group, and why. Such rows are all 0."""
+        out = {}
+        for place, images in self.coded.items():
+            try:
+                pixels = images.decode(self.column.row, self.column.row_bytes)
+            except BadImage as exc:
+                out[place] = str(exc)
+                pixels = np.zeros((len(images) // self.column.row_bytes, *self.column.row), np.uint8)
+            pixels.flags.writeable = False
+            self.large[place] = pixels
+        return out
 
     def each(self) -> list[NDArray[Any]]:
         """The column of each segment."""
@@ -87,8 +103,10 @@ _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
 class Reader:
     """Finds the columns in the body."""
 
-    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[Frame]) -> None:
-        self._blob, self._large = body[0], list(body[1:])
+    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[Part]) -> None:
+        blob = body[0]
+        assert not isinstance(blob, CodedImages)
+        self._blob, self._large = blob, list(body[1:])
         self._at, self._limit = 0, sum(map(len, body))
         places = heads["layout"]
         if len(layouts) > 1 or places.any():
@@ -126,13 +144,17 @@ class Reader:
 
     def _column(self, column: Column, rows: Rows, members: NDArray[np.int64]) -> Views:
         own: dict[int, NDArray[Any]] = {}
+        coded: dict[int, CodedImages] = {}
         starts = rows.starts
         if rows.most * column.row_bytes >= LARGE_BYTES:
             small = rows.each.copy()
             for place in np.flatnonzero(small * column.row_bytes >= LARGE_BYTES).tolist():
                 index = self._frames[int(members[place]), LETTERS.index(column.letter)]
                 frame = self._take(index, int(small[place]) * column.row_bytes, column)
-                own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
+                if isinstance(frame, CodedImages):
+                    coded[place] = frame
+                else:
+                    own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
                 small[place] = 0
             starts = Rows(small).starts
         size = starts[-1] * column.row_bytes
@@ -141,10 +163,16 @@ class Reader:
         blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
         together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += size + (-size % ALIGN)
-        return Views(column, together.reshape(-1, *column.row) if column.row else together, starts, own)
+        return Views(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: Column) -> Frame:
+    def _take(self, index: int, size: int, column: Column) -> Part:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
             raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes, its frame has {len(frame)}")
+        if isinstance(frame, CodedImages):
+            fits = column.letter == "o" and column.dtype == np.uint8 and image_size(column.row) is not None
+            if not fits:
+                raise ProtocolError(
+                    Refusal.SHAPE, f"images as column {column.letter} of {column.dtype.str} with rows of {column.row}"
+                )
         return frame

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,25 @@ import xxhash
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.images import ImageCodec, encode_images, image_size
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire.coding import Section, code
+from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, CodedImages, Section, code, worth_it
 from rl4sys_zmq.wire.layout import describe, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 
-__all__ = ["ALIGN", "HEAD", "HEAD_BYTES", "LARGE_BYTES", "Flag", "PackedSegment", "head_struct", "join_submit", "pack_segment"]
+__all__ = [
+    "ALIGN",
+    "HEAD",
+    "HEAD_BYTES",
+    "LARGE_BYTES",
+    "LAYOUT_AT",
+    "Flag",
+    "PackedSegment",
+    "head_struct",
+    "join_submit",
+    "pack_segment",
+    "with_images",
+]
 
 LARGE_BYTES = 1 << 16
 ALIGN = 16
@@ -50,7 +63,7 @@ HEAD = np.dtype(
 
 head_struct = struct.Struct("<4QdQQI2BH")
 HEAD_BYTES = head_struct.size
-_FLAGS_AT, _LAYOUT_AT = HEAD_BYTES - 4, HEAD_BYTES - 3
+_FLAGS_AT, LAYOUT_AT = HEAD_BYTES - 4, HEAD_BYTES - 3
 _CHECK_AT = 48
 assert HEAD.itemsize == HEAD_BYTES == 64
 
@@ -79,6 +92,7 @@ class PackedSegment:
         generation: of the policy that made them.
         oldest_version: the least version among its steps.
         nbytes: the bytes of all columns.
+        images: the observations, where the first of `large` is their files (`with_images`).
     """
 
     layout: str
@@ -90,6 +104,7 @@ class PackedSegment:
     generation: int
     oldest_version: int
     nbytes: int
+    images: CodedImages | None = None
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
@@ -162,18 +177,50 @@ def join_submit(first_seq: int, want_steps: int, packed: Sequence[PackedSegment]
             pieces.append(_PADDING[: -size % ALIGN])
             sections.append((size + -size % ALIGN, column.dtype.itemsize))
     rest = [p for p in packed if p.large]
+    body: tuple[Frame, ...] = (b"".join(pieces), *[frame for p in rest for frame in p.large])
+    codings: list[list[int]] = []
+    if any(p.images is not None for p in rest):
+        places = [None, *[p.images if n == 0 else None for p in rest for n in range(len(p.large))]]
+        codings = [
+            images.numbers if images is not None else [len(frame), len(frame), 0]
+            for frame, images in zip(body, places, strict=True)
+        ]
     message = Submit(
         first_seq,
         len(packed),
         want_steps,
         list(groups),
         Block(heads),
-        (b"".join(pieces), *[frame for p in rest for frame in p.large]),
+        body,
+        codings,
         digests=(None, *[digest for p in rest for digest in p.digests]),
     )
     if not coded:
         return message
     return code(message, [sections, *([section] for p in rest for section in _large_sections(p))])
+
+
+def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
+    """The same segment with the files of its images, where its observations are a large column of images.
+
+    The segment itself where they are not, or where that gains nothing. Its check stays that of the pixels.
+
+    Args:
+        packed: as `pack_segment` or this function made it.
+        codec: how.
+    """
+    column = parse_layout(packed.layout).columns[0]
+    size = image_size(column.row) if column.dtype == np.uint8 else None
+    own = packed.large and not packed.small[0] and packed.steps
+    if size is None or not own or packed.images is not None or packed.nbytes > MAX_IMAGE_BYTES:
+        return packed
+    pixels = np.frombuffer(packed.large[0], np.uint8)
+    frame = encode_images(pixels, size, codec)
+    if not worth_it(len(frame), pixels.nbytes):
+        return packed
+    images = CodedImages(frame, pixels.nbytes, IMAGE_KINDS[codec.format])
+    digests = (xxhash.xxh3_64_intdigest(frame), *packed.digests[1:])
+    return replace(packed, large=(frame, *packed.large[1:]), digests=digests, images=images)
 
 
 def _large_sections(packed: PackedSegment) -> list[Section]:
@@ -189,5 +236,5 @@ def _with_layouts(heads: bytes, layouts: Sequence[str], known: Sequence[str]) ->
     if len(known) > MAX_LAYOUTS:
         raise ProtocolError(Refusal.RANGE, f"{len(known)} layouts in one message; the limit is {MAX_LAYOUTS}")
     out = bytearray(heads)
-    out[_LAYOUT_AT::HEAD_BYTES] = bytes(map(known.index, layouts))
+    out[LAYOUT_AT::HEAD_BYTES] = bytes(map(known.index, layouts))
     return bytes(out)

@@ -12,6 +12,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, StreamTable, Waiting
 from rl4sys_zmq.delivery.session import REFUSED_RETRY_S
 from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Refused, Submit, Verdict, Welcome
@@ -87,6 +88,16 @@ def law(session):
     return session.accepted + session.verdicts[Verdict.REFUSED] + session.unreceived + session.in_doubt
 
 
+def joined(counters, **options):
+    """A session with credit for a hundred steps."""
+    session = ActorSession(HELLO, counters, random.Random(1), **options)
+    session.open(0.0, (0, 0))
+    session.on_message(0.0, welcome())
+    session.want(0.0, 100)
+    session.on_message(0.0, ack())
+    return session
+
+
 @pytest.fixture
 def counters():
     return Counters()
@@ -95,12 +106,7 @@ def counters():
 @pytest.fixture
 def session(counters):
     """One that has joined, with credit for a hundred steps."""
-    session = ActorSession(HELLO, counters, random.Random(1))
-    session.open(0.0, (0, 0))
-    session.on_message(0.0, welcome())
-    session.want(0.0, 100)
-    session.on_message(0.0, ack())
-    return session
+    return joined(counters)
 
 
 def test_it_says_hello_until_it_is_answered(counters):
@@ -634,3 +640,30 @@ def test_a_place_that_is_taken_is_waited_for(counters):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     assert session.on_message(0.0, refused("conflict")) == [Waiting(refused("conflict"))]
+
+
+def image_packed(steps=8):
+    rows = np.zeros(steps, np.float32)
+    observations = np.linspace(0, 255, steps * 64 * 64 * 3).astype(np.uint8).reshape(steps, 64, 64, 3)
+    columns = observations, np.zeros(steps, np.int64), rows, rows, np.zeros(steps, np.uint64)
+    return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
+
+
+def test_images_are_coded_once_and_sent_again_as_they_were(counters, monkeypatch):
+    pytest.importorskip("PIL")
+    session = joined(counters, images=ImageCodec("png"))
+    plain = [image_packed(), packed(), image_packed()]
+    (first,) = sent(session.take(0.0, plain))
+    assert [numbers[2] for numbers in first.codings] == [0, 16, 16]
+    monkeypatch.setattr("rl4sys_zmq.wire.segments.encode_images", None)
+    (again,) = sent(session.on_message(0.1, refused("gap", expected_seq=0)))
+    assert (again.heads, again.body, again.codings) == (first.heads, first.body, first.codings)
+
+
+def test_images_leave_in_messages_that_a_learner_believes(counters, monkeypatch):
+    pytest.importorskip("PIL")
+    plain = [image_packed() for _ in range(5)]
+    monkeypatch.setattr("rl4sys_zmq.delivery.session.MAX_IMAGE_BYTES", 2 * plain[0].nbytes)
+    messages = sent(joined(counters, images=ImageCodec("png")).take(0.0, plain))
+    assert [(m.first_seq, m.count) for m in messages] == [(0, 2), (2, 2), (4, 1)]
+    assert [(m.first_seq, m.count) for m in sent(joined(counters).take(0.0, plain))] == [(0, 5)]

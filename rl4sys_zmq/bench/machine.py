@@ -20,7 +20,7 @@ def machine_record() -> dict[str, Any]:
     """The machine, its load, the versions, the commit ("unknown" without one) and the command, as JSON values."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": _command(),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
@@ -31,6 +31,12 @@ def machine_record() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **_versions()},
         "commit": _commit(),
     }
+
+
+def _command() -> str:
+    program, *arguments = sys.argv
+    words = [Path(program).name] if Path(program).is_absolute() else ["python", program]
+    return " ".join([*words, *arguments])
 
 
 def _cpu() -> str:

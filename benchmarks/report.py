@@ -194,7 +194,7 @@ def draw() -> None:
         middle.barh([n + 0.27 * (1 - index) for n in range(len(names))], values, height=0.25, label=label)
     middle.set_yticks(range(len(names)), names, fontsize=8)
     middle.set_xscale("log")
-    middle.legend(fontsize=8, loc="lower right")
+    middle.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.06))
     middle.set_title("bf16 weights over the bytes of a diff (log scale)", fontsize=10)
     training = load("train")["rows"]
     times: dict[str, float] = {"ours, two actors over tcp": median(r["ours"]["seconds"] for r in training)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import signal
 import threading
 import time
 import weakref
@@ -37,6 +38,8 @@ def _make_and_note_socket(self: zmq.Socket[Any], *args: Any, **kwargs: Any) -> N
 def pytest_configure() -> None:
     """Notes every zmq socket of every context from here on, whoever makes it."""
     zmq.Socket.__init__ = _make_and_note_socket  # type: ignore[method-assign]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job, and its children would ignore Ctrl-C too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

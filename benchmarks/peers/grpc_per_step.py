@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
+from counted import steps_per_s
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 STEPS, FEATURES = 200, 8
@@ -76,18 +76,7 @@ def main() -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("peer.Trainer", {"SendTrajectory": handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    spawn = multiprocessing.get_context("spawn")
-    senders = [spawn.Process(target=send, args=(port, options.seconds + 2.0)) for _ in range(options.senders)]
-    for sender in senders:
-        sender.start()
-    while not taken[0]:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    began, first = time.monotonic(), taken[0]
-    time.sleep(options.seconds)
-    rate = (taken[0] - first) / (time.monotonic() - began)
-    for sender in senders:
-        sender.join()
+    rate = steps_per_s(taken, send, port, options.senders, options.seconds)
     server.stop(None)
     print(json.dumps({"peer": "gRPC, protobuf per step", "senders": options.senders, "steps_per_s": round(rate)}))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import pickle  # noqa: TID251 - what is measured
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import lz4.frame
 import numpy as np
 import zmq
+from counted import steps_per_s
 
 STEPS, FEATURES = 200, 8
 
@@ -63,18 +63,7 @@ def main() -> None:
 
     server = threading.Thread(target=serve)
     server.start()
-    spawn = multiprocessing.get_context("spawn")
-    senders = [spawn.Process(target=send, args=(port, options.seconds + 2.0)) for _ in range(options.senders)]
-    for sender in senders:
-        sender.start()
-    while not taken[0]:
-        time.sleep(0.01)
-    time.sleep(0.5)
-    began, first = time.monotonic(), taken[0]
-    time.sleep(options.seconds)
-    rate = (taken[0] - first) / (time.monotonic() - began)
-    for sender in senders:
-        sender.join()
+    rate = steps_per_s(taken, send, port, options.senders, options.seconds)
     over.set()
     server.join()
     rep.close()

@@ -9,6 +9,7 @@ bytes as the weights have in float32.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import threading
 import time
@@ -72,8 +73,8 @@ def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions
         seed: of the weights.
     """
     spec = _spec(kilobytes)
-    ours = lambda: _ours(spec, actors, level, versions, seed)  # noqa: E731
-    return measure_pairs(ours, lambda: _bare(4 * spec.size, actors, versions), pairs, warm=False)
+    ours = functools.partial(_ours, spec, actors, level, versions, seed)
+    return measure_pairs(ours, functools.partial(_bare, 4 * spec.size, actors, versions), pairs, warm=False)
 
 
 def _spec(kilobytes: int) -> PolicySpec:

@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.bench.coding import CODECS, SCENES, measure_coding, measure_images
+from rl4sys_zmq.bench.coding import CODECS, SCENES, Coded, measure_coding, measure_images
 from rl4sys_zmq.bench.collect import measure_collect, missing_for
 from rl4sys_zmq.bench.counting import CountingLearner
 from rl4sys_zmq.bench.diffs import measure_diffs
@@ -213,24 +213,23 @@ def _coding(options: Options, say: Say) -> Record:
         if missing := missing_for(env_id):
             say(f"{env_id}: left out, it needs {missing}")
             continue
-        found = measure_coding(env_id, batch, options.seed)
-        say(
-            f"{env_id}, {batch} a message: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us"
-            f" to code, {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s"
-        )
-        record[f"{env_id}, {batch} a message"] = {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
+        label = f"{env_id}, {batch} a message"
+        record[label] = _coded_line(say, label, measure_coding(env_id, batch, options.seed))
     for scene, (name, codec) in product(SCENES, CODECS.items()):
         if codec is not None and not has_pillow():
             say(f"{scene} images, {name}: left out, {NEEDS_PILLOW}")
             continue
-        found = measure_images(scene, codec, options.seed)
-        say(
-            f"{scene} images, {name}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to"
-            f" code, {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s;"
-            f" off by {found.error:.1f}"
-        )
-        record[f"{scene} images, {name}"] = {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
+        label = f"{scene} images, {name}"
+        record[label] = _coded_line(say, label, measure_images(scene, codec, options.seed))
     return record
+
+
+def _coded_line(say: Say, label: str, found: Coded) -> Record:
+    say(
+        f"{label}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to code,"
+        f" {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s; off by {found.error:.1f}"
+    )
+    return {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
 
 
 def _weights(options: Options, say: Say) -> Record:

@@ -9,6 +9,13 @@
     │   ├── MaskError               wrong shape, or it forbids every action
     │   ├── RewardError             missing at the end, not finite, or after the segment left
     │   └── ActionError             an action of another agent, or one already stored
+    ├── CallError                   a call of a service that brought no answer
+    │   ├── CallTimeout             none came within the time (names the stage that was reached)
+    │   ├── CallRefused             the server would not run it (carries a `CallRefusal` code)
+    │   ├── CallFailed              the callback raised; its type and text
+    │   └── CallLost                the server forgot the session: whether it ran the call is unknown
+    ├── CallbackStuck               a server was stopped while a callback of its user still ran
+    ├── PayloadError (TypeError)    a value that cannot travel (names its path in the tree)
     ├── Closed                      the object was closed before the call
     ├── PolicyStale                 the policy is older than the host allows, and it asked to be told
     ├── LearnerUnavailable          no learner within the timeout (names the stage that was reached)
@@ -36,6 +43,13 @@ __all__ = [
     "ActionError",
     "AddressInUse",
     "BadInput",
+    "CallError",
+    "CallFailed",
+    "CallLost",
+    "CallRefusal",
+    "CallRefused",
+    "CallTimeout",
+    "CallbackStuck",
     "CheckpointError",
     "ClientFailed",
     "Closed",
@@ -45,6 +59,7 @@ __all__ = [
     "LearnerUnavailable",
     "MaskError",
     "ObservationError",
+    "PayloadError",
     "PolicyStale",
     "ProtocolError",
     "RL4SysError",
@@ -98,6 +113,107 @@ class ActionError(BadInput):
 
 class Closed(RL4SysError):
     """The object was closed before this call."""
+
+
+class CallError(RL4SysError):
+    """A call of a service brought no answer.
+
+    Attributes:
+        method: what was called.
+        address: where.
+    """
+
+    def __init__(self, method: str, address: str, problem: str) -> None:
+        self.method, self.address = method, address
+        super().__init__(f"{method} at {address}: {problem}")
+
+
+class CallTimeout(CallError):
+    """No answer came in time. A call of a service that executes each call once may have run, or may run yet.
+
+    Attributes:
+        stage: what was being waited for.
+        timeout_s: the time that was allowed, in seconds.
+    """
+
+    def __init__(self, method: str, address: str, stage: str, timeout_s: float) -> None:
+        self.stage, self.timeout_s = stage, timeout_s
+        super().__init__(method, address, f"no answer within {timeout_s:g} s (waiting for {stage})")
+
+
+class CallRefusal(StrEnum):
+    """Why a server did not run a call. Each is a counter on the server."""
+
+    UNKNOWN = "unknown"  # no such method, interface, key or request
+    BUSY = "busy"  # more calls wait than the server takes
+    EXPIRED = "expired"  # the caller's time was over before its turn came
+    TOO_LARGE = "too_large"  # of a size beyond the limit
+    INVALID = "invalid"  # a payload that the method cannot use
+    MISMATCH = "mismatch"  # a configuration field that differs
+    NO_SESSION = "no_session"  # the server does not know this caller (any more)
+    FORBIDDEN = "forbidden"  # the key has no role that allows this
+    OCCUPIED = "occupied"  # somebody else holds what was asked for
+    CLOSING = "closing"  # the server is stopping
+
+
+class CallRefused(CallError):
+    """The server would not run the call.
+
+    Attributes:
+        code: why.
+        detail: the server's words.
+    """
+
+    def __init__(self, method: str, address: str, code: CallRefusal, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(method, address, f"refused ({code.value}): {detail}")
+
+
+class CallFailed(CallError):
+    """The server's callback raised.
+
+    Attributes:
+        kind: the name of the exception's class.
+        detail: its text.
+    """
+
+    def __init__(self, method: str, address: str, kind: str, detail: str) -> None:
+        self.kind, self.detail = kind, detail
+        super().__init__(method, address, f"the callback raised {kind}: {detail}")
+
+
+class CallLost(CallError):
+    """The server was started again, or has forgotten this caller, while a call was under way that must run at most once.
+
+    Whether it ran is unknown; it is not sent again.
+    """
+
+    def __init__(self, method: str, address: str) -> None:
+        super().__init__(method, address, "the server has forgotten this session; whether the call ran is unknown")
+
+
+class CallbackStuck(RL4SysError):
+    """A server was stopped, and a callback did not return in time.
+
+    Attributes:
+        lane: which callback.
+    """
+
+    def __init__(self, server: str, lane: str, timeout_s: float) -> None:
+        self.lane = lane
+        super().__init__(f"{server}: the callback of {lane} still runs after {timeout_s:g} s; its thread ends when it returns")
+
+
+class PayloadError(RL4SysError, TypeError):
+    """A value that cannot travel; nothing was sent.
+
+    Attributes:
+        path: where in the tree, like ``payload['image'][0]``.
+    """
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {problem}")
 
 
 class LearnerUnavailable(RL4SysError):

@@ -21,7 +21,8 @@ FLOORS = (
     ("errors", "resource", "counters", "late", "zstd", "images"),
     ("values",),
     ("config", "wire", "weights"),
-    ("transports", "delivery"),
+    ("transports", "delivery", "policies"),
+    ("calls",),
     ("actor", "learner"),
     ("serving", "ops", "testing"),
     ("bench",),
@@ -35,7 +36,7 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
-NO_GYMNASIUM = {*GROUND, "values", "config", "wire", "weights", "transports", "delivery", "actor"}
+NO_GYMNASIUM = {*GROUND, "values", "config", "wire", "weights", "transports", "delivery", "policies", "calls", "actor"}
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 """Modules whose loaders run code or crash on bytes from elsewhere."""
 MSGPACK_NUMPY_DECODERS = {"decode", "unpack", "unpackb", "Unpacker", "patch", "loads", "load"}

@@ -10,10 +10,10 @@ from math import isfinite
 
 import numpy as np
 
-from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.actor.standins import StandIns
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory, new_action
 from rl4sys_zmq.errors import ActionError, BadInput, Closed, ObservationError, RewardError
+from rl4sys_zmq.policies import Policy
 
 __all__ = ["Acting"]
 

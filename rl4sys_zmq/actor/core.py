@@ -22,12 +22,12 @@ from rl4sys_zmq.actor.hosts import Hosts
 from rl4sys_zmq.actor.inputs import Inputs
 from rl4sys_zmq.actor.io import ActorIO
 from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.actor.trajectory import Life, RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
+from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec, space_to_json
 from rl4sys_zmq.wire import encode

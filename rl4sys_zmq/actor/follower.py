@@ -8,9 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rl4sys_zmq.actor.policies import Policy, build_policy
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, Network
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from rl4sys_zmq.actor.policies import Act, Policy, Sampler, bind
+from rl4sys_zmq.policies import Act, Policy, Sampler, bind
 
 __all__ = ["Host", "Hosts"]
 

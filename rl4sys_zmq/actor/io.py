@@ -18,7 +18,6 @@ from rl4sys_zmq.actor.follower import Follower
 from rl4sys_zmq.actor.gate import Gate
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.pace import REST_S, Pace
-from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.actor.shipping import Shipping
 from rl4sys_zmq.actor.supply import MemorySupply, Supply
 from rl4sys_zmq.actor.terms import Terms
@@ -26,6 +25,7 @@ from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.core import AgentCore
-from rl4sys_zmq.actor.policies import Policy
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory, new_action
 from rl4sys_zmq.errors import BadInput, PolicyStale
+from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 
 __all__ = ["StandIns"]

@@ -13,7 +13,7 @@ from rl4sys_zmq.errors import RewardError
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.core import AgentCore
     from rl4sys_zmq.actor.handover import Handover
-    from rl4sys_zmq.actor.policies import Policy
+    from rl4sys_zmq.policies import Policy
 
 __all__ = ["Life", "RL4SysAction", "RL4SysTrajectory", "as_reward", "new_action"]
 

@@ -31,8 +31,9 @@ from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["ROLES", "AccessList", "Peer", "Quota", "load_access"]
 
-ROLES = ("submit", "read_weights", "admin")
-"""``submit``: segments are taken from it; ``read_weights``: it gets the policy; ``admin``: it may see the learner's status."""
+ROLES = ("submit", "read_weights", "admin", "call")
+"""``submit``: segments are taken from it; ``read_weights``: it gets the policy; ``admin``: it may see the learner's status;
+``call``: it may ask a service: inference, environments, actions."""
 
 ANY_CLIENT = "*"
 KEY_CHARACTERS = 40

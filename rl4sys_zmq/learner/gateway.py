@@ -16,14 +16,14 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Restored
 from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.learner.access import Door
 from rl4sys_zmq.learner.client import Client, ClientState, new_topic
 from rl4sys_zmq.learner.feeding import Feeder
-from rl4sys_zmq.learner.guard import Guard
+from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
 from rl4sys_zmq.learner.reception import MAX_MESSAGE_BYTES, Reception
 from rl4sys_zmq.learner.recorder import Sink
@@ -83,7 +83,7 @@ class Gateway(Worker):
         self._config, self._sink = config, sink
         self._counters = Counters()
         self._ledger, self._restored, self._door = ledger, restored, door
-        self._guard = Guard(door.watcher.access if door is not None else None)
+        self._guard = ActorGuard(door.watcher.access if door is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()

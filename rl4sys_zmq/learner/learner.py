@@ -11,11 +11,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
+from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
-from rl4sys_zmq.learner.access import Door
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
@@ -83,7 +83,8 @@ class Learner(Resource):
                 self._ledger, restored = open_ledger(self.config, self._wake)
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
-                self._door = Door(self.config) if self.config.keys is not None else None
+                if self.config.keys is not None and self.config.access_file is not None:
+                    self._door = Door(self.config.keys, self.config.access_file)
                 self._gateway = Gateway(self.config, sink, self._ledger, restored, self._door)
                 self._gateway.start()
                 self._gateway.wait_open()

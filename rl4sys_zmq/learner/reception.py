@@ -13,7 +13,7 @@ from rl4sys_zmq.delivery import Ledger, Stream, take_submit
 from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.learner.admission import check_names, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
-from rl4sys_zmq.learner.guard import Guard
+from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
@@ -59,7 +59,7 @@ class Reception:
         config: LearnerConfig,
         roster: Roster,
         ledger: Ledger,
-        guard: Guard,
+        guard: ActorGuard,
         counters: Counters,
         sink: Sink,
         status: Callable[[], dict[str, Any]],

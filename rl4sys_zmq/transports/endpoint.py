@@ -222,6 +222,22 @@ class Endpoint(Tracked):
             self.raw.close(linger=0)
             untrack(self)
 
+    def adopt(self) -> None:
+        """Makes the calling thread the owner. Only where a lock orders all that the last owner did with it before this.
+
+        Raises:
+            TransportError: when a fork has inherited it.
+            Closed: after `close`.
+        """
+        if self.owner != _NOBODY:
+            self.owner = threading.get_ident()
+        self.check_owner()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until there is something to `recv`, at most `timeout_s` seconds; True when there is."""
+        self.check_owner()
+        return self.raw.poll(math.ceil(max(0.0, timeout_s) * 1000), zmq.POLLIN) != 0
+
     def disown(self) -> None:
         """Lets go of it in a forked child."""
         self.owner = _NOBODY

@@ -16,7 +16,7 @@ import numpy as np
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["MAX_HEADER_BYTES", "elements", "pack_header", "unpack_header"]
+__all__ = ["MAX_HEADER_BYTES", "MAX_DEPTH", "elements", "pack_header", "unpack_header", "unpack_plain"]
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -49,10 +49,19 @@ def unpack_header(data: bytes | memoryview) -> Any:
     Raises:
         ProtocolError: for any bytes that are not exactly one such value.
     """
+    return _decode(unpack_plain(data), 0)
+
+
+def unpack_plain(data: bytes | memoryview) -> Any:
+    """Reads one msgpack value of bounded size, with nothing interpreted: its maps may have keys of strings and of bytes.
+
+    Raises:
+        ProtocolError: for any bytes that are not exactly one such value.
+    """
     if len(data) > MAX_HEADER_BYTES:
         raise ProtocolError(Refusal.TOO_LARGE, f"a header of {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
     try:
-        value = msgpack.unpackb(
+        return msgpack.unpackb(
             data,
             raw=False,
             strict_map_key=True,
@@ -67,7 +76,6 @@ def unpack_header(data: bytes | memoryview) -> Any:
         raise
     except Exception as exc:  # msgpack raises ValueError, StackError, ExtraData, UnicodeDecodeError, TypeError
         raise ProtocolError(Refusal.MALFORMED, f"not a msgpack value: {type(exc).__name__}") from exc
-    return _decode(value, 0)
 
 
 def elements(shape: object) -> int:

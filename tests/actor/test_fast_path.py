@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.inputs import Inputs
-from rl4sys_zmq.actor.policies import Sampler, bind, build_policy
-from rl4sys_zmq.actor.policies.fused import MOST_WEIGHTS
 from rl4sys_zmq.actor.trajectory import LARGEST, as_reward
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.policies import Sampler, bind, build_policy
+from rl4sys_zmq.policies.fused import MOST_WEIGHTS
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.calls.door import AccessWatcher
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.access import AccessWatcher
 from rl4sys_zmq.testing import ChaosProxy, Faults
 from rl4sys_zmq.transports import ClientKeys, Socket, new_key_pair, write_client_keys, zap
 from rl4sys_zmq.weights import WeightsHeader

@@ -1,4 +1,4 @@
-"""The learner's door: its keys, the list of clients, and the ZAP domain that lets nobody else in.
+"""The door of a server: its keys, the list of clients, and the ZAP domain that lets nobody else in.
 
 A change of the list's file is in force within a second; a mistake in it changes nothing.
 """
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rl4sys_zmq.config import AccessList, LearnerConfig, load_access
+from rl4sys_zmq.config import AccessList, load_access
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports import Credentials, Denied, Secure, curve_server, read_server_keys, register_domain
@@ -87,25 +87,24 @@ class AccessWatcher(Worker):
 
 
 class Door(Resource):
-    """A learner's keys and who may come in by them. Open it before the sockets are bound, close it after they are closed.
+    """A server's keys and who may come in by them. Open it before the sockets are bound, close it after they are closed.
 
     Attributes:
         watcher: the list of clients.
         secure: makes a bound socket ask at this door.
     """
 
-    def __init__(self, config: LearnerConfig) -> None:
-        """Reads the keys and the list.
+    def __init__(self, keys: Path, access_file: Path) -> None:
+        """Reads the folder of keys and the list of clients.
 
         Raises:
             ConfigError: when one of them is missing, wrong, or readable by others.
         """
-        assert config.keys is not None and config.access_file is not None  # the caller asks only then
-        keys = read_server_keys(config.keys / LEARNER_SECRET)
-        self.watcher = AccessWatcher(config.access_file)
+        pair = read_server_keys(keys / LEARNER_SECRET)
+        self.watcher = AccessWatcher(access_file)
         name = f"rl4sys-{os.getpid()}-{next(_doors)}"
         self._domain = register_domain(name, self.watcher.check)
-        self.secure: Secure = curve_server(keys, name)
+        self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:
         """Starts to watch the list; `changed` is called with each new one, in the watcher's thread."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.policies.base import Act, Action
-from rl4sys_zmq.actor.policies.network import Network, Tensors
-from rl4sys_zmq.actor.policies.sampler import Sampler
 from rl4sys_zmq.errors import MaskError
+from rl4sys_zmq.policies.base import Act, Action
+from rl4sys_zmq.policies.network import Network, Tensors
+from rl4sys_zmq.policies.sampler import Sampler
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["CategoricalPolicy", "QValuePolicy", "draw"]

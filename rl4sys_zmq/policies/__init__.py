@@ -7,8 +7,8 @@
 A policy is immutable and may be shared by threads; a `Sampler` may not. A new version is a new policy over a new buffer.
 """
 
-from rl4sys_zmq.actor.policies.base import Act, Action, Policy, PolicyFactory, bind
-from rl4sys_zmq.actor.policies.registry import build_policy, register_policy
-from rl4sys_zmq.actor.policies.sampler import Sampler
+from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind
+from rl4sys_zmq.policies.registry import build_policy, register_policy
+from rl4sys_zmq.policies.sampler import Sampler
 
 __all__ = ["Act", "Action", "Policy", "PolicyFactory", "Sampler", "bind", "build_policy", "register_policy"]

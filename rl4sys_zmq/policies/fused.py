@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.policies.activations import ACTIVATION_FUNCTIONS, Activation
+from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
 
 __all__ = ["MOST_WEIGHTS", "Forward", "Fused"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rl4sys_zmq.actor.policies.base import Policy, PolicyFactory
-from rl4sys_zmq.actor.policies.categorical import CategoricalPolicy, QValuePolicy
-from rl4sys_zmq.actor.policies.gaussian import GaussianPolicy
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.base import Policy, PolicyFactory
+from rl4sys_zmq.policies.categorical import CategoricalPolicy, QValuePolicy
+from rl4sys_zmq.policies.gaussian import GaussianPolicy
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 __all__ = ["build_policy", "register_policy"]

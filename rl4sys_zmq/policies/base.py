@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.policies.sampler import Sampler
+from rl4sys_zmq.policies.sampler import Sampler
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 __all__ = ["Act", "Action", "Policy", "PolicyFactory", "bind"]

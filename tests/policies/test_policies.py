@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.actor.policies import Sampler, build_policy, register_policy
-from rl4sys_zmq.actor.policies.activations import erf
-from rl4sys_zmq.actor.policies.categorical import FEW, SMALL, draw
 from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
+from rl4sys_zmq.policies import Sampler, build_policy, register_policy
+from rl4sys_zmq.policies.activations import erf
+from rl4sys_zmq.policies.categorical import FEW, SMALL, draw
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 
 FORBIDDEN = -np.inf

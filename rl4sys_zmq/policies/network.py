@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.policies.activations import ACTIVATION_FUNCTIONS, Activation
-from rl4sys_zmq.actor.policies.fused import Fused
 from rl4sys_zmq.errors import ObservationError
+from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
+from rl4sys_zmq.policies.fused import Fused
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
 
 __all__ = ["Network", "Tensors"]

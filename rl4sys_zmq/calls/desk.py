@@ -1,0 +1,254 @@
+"""The server's side of calls without sockets, threads or clocks: who called, what waits, what runs next, what was answered.
+
+A *method* is what can be called. Methods share a *lane* when their callbacks must not run at the same time: a lane runs one job
+after another. A *job* is one call, or several of one method that is batched.
+
+A call that must run once is known by its session and number. While it waits or runs, the same call sent again changes only where
+the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it. A session is known from
+its first ``$hello`` until it has been silent for `SESSION_S`; with a session forgotten, nothing of it is run (``no_session``).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallRefusal, ConfigError
+from rl4sys_zmq.wire.calls import Call
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["Desk", "Job", "Method", "Refuse", "Request"]
+
+MAX_SESSIONS = 4096
+SESSION_S = 600.0
+"""How long a silent session is remembered, in seconds. A caller repeats a call at least each few seconds while it waits."""
+
+MAX_ANSWERS = 256
+"""How many answers are kept for one session."""
+
+Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
+"""Payloads in, as many answers out; an answer that is an `Exception` goes to its caller as an error."""
+
+
+class Refuse(Exception):
+    """Raised by a method to refuse a call with a code of its own rather than as a failure."""
+
+    def __init__(self, code: CallRefusal, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(detail)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Something that can be called.
+
+    Attributes:
+        name: what the caller says.
+        run: the callback.
+        lane: methods with one lane never run at the same time.
+        role: what the caller's key must have.
+        max_batch: the most calls of one job.
+        max_wait_s: how long the first of them waits for more, in seconds; 0: what has come by then.
+        max_queue: how many may wait; more are refused (``busy``).
+    """
+
+    name: str
+    run: Handler
+    lane: str = "main"
+    role: str = "call"
+    max_batch: int = 1
+    max_wait_s: float = 0.0
+    max_queue: int = 1024
+
+
+@dataclass(slots=True)
+class Request:
+    """A call that waits or runs.
+
+    Attributes:
+        peer: where its answer goes: the routing id on which it came last.
+        call: what was said.
+        method: what it calls.
+        came_s: when it came, on the caller's clock.
+        again: how many times it came again.
+    """
+
+    peer: bytes
+    call: Call
+    method: Method
+    came_s: float
+    again: int = 0
+
+
+@dataclass(slots=True)
+class Job:
+    """Requests that one run of a callback serves."""
+
+    lane: str
+    method: Method
+    requests: list[Request]
+
+
+@dataclass(slots=True)
+class _Lane:
+    queue: deque[Request] = field(default_factory=deque)
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    heard_s: float
+    waiting: dict[int, Request] = field(default_factory=dict)
+    answers: dict[int, list[Frame]] = field(default_factory=dict)
+    acked: int = 0
+
+
+class Desk:
+    """Takes calls, gives out jobs, keeps answers. Times are seconds on any one clock.
+
+    Attributes:
+        counters: ``calls``, ``calls.METHOD``, ``jobs``, ``again`` (the same call once more), ``refused.CODE``, ``failed``.
+        methods: what can be called.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self.methods: dict[str, Method] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._sessions: OrderedDict[int, _Session] = OrderedDict()
+
+    def register(self, method: Method) -> None:
+        """Adds a method.
+
+        Raises:
+            ConfigError: when the name is taken, or a number is no sensible one.
+        """
+        if method.name in self.methods:
+            raise ConfigError(f"{method.name!r} is registered already", key=method.name)
+        if method.max_batch < 1 or method.max_queue < 1 or not 0 <= method.max_wait_s < 60:
+            raise ConfigError(
+                f"{method.name!r}: max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1, max_wait_s "
+                f"{method.max_wait_s} between 0 and 60",
+                key=method.name,
+            )
+        self.methods = {**self.methods, method.name: method}  # replaced whole: others may be reading it
+        self._lanes.setdefault(method.lane, _Lane())
+
+    def open_session(self, session: int, now: float) -> None:
+        """Knows a caller from now on; one that is known stays as it is."""
+        if session in self._sessions:
+            return
+        while len(self._sessions) >= MAX_SESSIONS or (
+            self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
+        ):
+            self._sessions.popitem(last=False)
+        self._sessions[session] = _Session(now)
+
+    def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
+        """A call has come: it waits from now on, or it did already.
+
+        Returns:
+            The answer, if it was given before.
+
+        Raises:
+            Refuse: when it is not taken.
+        """
+        method = self.methods.get(call.method)
+        if method is None:
+            known = ", ".join(sorted(n for n in self.methods if not n.startswith("$"))) or "nothing"
+            raise Refuse(CallRefusal.UNKNOWN, f"there is no {call.method!r} here; there is {known}")
+        session = self._sessions.get(call.session)
+        if session is None:
+            if call.once:
+                raise Refuse(CallRefusal.NO_SESSION, "this server does not know the caller; say $hello")
+        else:
+            session.heard_s = now
+            self._sessions.move_to_end(call.session)
+            if call.acked > session.acked:
+                session.acked = call.acked
+                for number in [n for n in session.answers if n < call.acked]:
+                    del session.answers[number]
+            waiting = session.waiting.get(call.number)
+            if waiting is not None:
+                waiting.peer, waiting.again = peer, waiting.again + 1
+                self.counters.add("again")
+                return None
+            answer = session.answers.get(call.number)
+            if answer is not None:
+                self.counters.add("again")
+                return answer
+            if call.once and call.number < session.acked:
+                return None  # a copy that was on its way while the caller got its answer
+        lane = self._lanes[method.lane]
+        if len(lane.queue) >= method.max_queue:
+            raise Refuse(CallRefusal.BUSY, f"{len(lane.queue)} calls wait for {method.name!r} already")
+        request = Request(peer, call, method, now)
+        lane.queue.append(request)
+        if session is not None:
+            session.waiting[call.number] = request
+        self.counters.add("calls")
+        return None
+
+    def next_job(self, now: float) -> Job | None:
+        """What to run now, or None. Its lane is busy until `finish`."""
+        for name, lane in self._lanes.items():
+            if lane.busy or not lane.queue or self._due(lane) > now:
+                continue
+            method = lane.queue[0].method
+            requests = [lane.queue.popleft()]
+            while len(requests) < method.max_batch and lane.queue and lane.queue[0].method is method:
+                requests.append(lane.queue.popleft())
+            lane.busy = True
+            self.counters.add("jobs")
+            return Job(name, method, requests)
+        return None
+
+    def wait_s(self, now: float) -> float | None:
+        """For how long nothing will be due unless something comes; None: for ever."""
+        dues = [self._due(lane) for lane in self._lanes.values() if lane.queue and not lane.busy]
+        return max(0.0, min(dues) - now) if dues else None
+
+    def expired(self, request: Request, now: float) -> bool:
+        """Whether the caller does not wait any more."""
+        return (now - request.came_s) * 1000 > request.call.timeout_ms
+
+    def finish(self, job: Job, answers: Sequence[list[Frame]]) -> None:
+        """A job is done: keeps what may be asked for again, and frees the lane."""
+        self._lanes[job.lane].busy = False
+        for request, answer in zip(job.requests, answers, strict=True):
+            session = self._sessions.get(request.call.session)
+            if session is None:
+                continue
+            session.waiting.pop(request.call.number, None)
+            if request.call.once and request.call.number >= session.acked:
+                session.answers[request.call.number] = answer
+                if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
+                    session.acked = min(session.answers) + 1
+                    del session.answers[session.acked - 1]
+
+    def drop_all(self) -> list[Request]:
+        """Takes back whatever waits, as the server stops."""
+        dropped = [request for lane in self._lanes.values() for request in lane.queue]
+        for lane in self._lanes.values():
+            lane.queue.clear()
+        return dropped
+
+    def waiting(self) -> dict[str, int]:
+        """How many calls wait, by lane."""
+        return {name: len(lane.queue) for name, lane in self._lanes.items()}
+
+    @property
+    def sessions(self) -> int:
+        """How many callers are known."""
+        return len(self._sessions)
+
+    def _due(self, lane: _Lane) -> float:
+        """When the first job of a lane may start."""
+        first = lane.queue[0]
+        method = first.method
+        if method.max_batch == 1 or method.max_wait_s == 0.0 or len(lane.queue) >= method.max_batch:
+            return first.came_s
+        return first.came_s + method.max_wait_s

@@ -1,0 +1,254 @@
+"""The thread of a client that serves futures and subscriptions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rl4sys_zmq.calls.session import Pending, Session
+from rl4sys_zmq.errors import CallTimeout, Closed, ProtocolError, WorkerDied
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.transports import Address, Poller, Secure, Sent, Socket, Wakeup
+from rl4sys_zmq.wire.calls import Notice, decode_call
+from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
+
+__all__ = ["Pump", "Subscription"]
+
+log = logging.getLogger(__name__)
+
+NOTICE_HWM = 8
+FETCH_S = 5.0
+"""How long the newest notice of a topic is waited for when it was missed, before it is asked for again, in seconds."""
+JOIN_S = 2.0
+
+
+class Subscription(Worker):
+    """Hands the newest notice of one topic to a callback, in a thread of its own.
+
+    Attributes:
+        topic: which.
+        number: of the last notice that was handed over; 0 before.
+    """
+
+    def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: Session) -> None:
+        super().__init__(f"rl4sys-notices-{topic}")
+        self.topic = topic
+        self.number = 0
+        self._callback = callback
+        self._counters = session.counters
+        self._ready = threading.Condition()
+        self._newest: tuple[Tree, int] | None = None
+        self._ended = False
+        self._server, self._seen = 0, 0
+        self.asked_s = float("-inf")
+
+    def offer(self, server: int, number: int, payload: Tree) -> None:
+        """A notice has come; an older one than the last is dropped."""
+        if server == self._server and number <= self._seen:
+            return
+        self._server, self._seen = server, number
+        with self._ready:
+            if self._newest is not None:
+                self._counters.add("skipped")
+            self._newest = payload, number
+            self._ready.notify()
+
+    def behind(self, server: int, latest: int) -> bool:
+        """Whether a topic whose newest number is `latest` has something that did not come here."""
+        return latest > 0 and (server != self._server or latest > self._seen)
+
+    def run(self) -> None:
+        """The thread's body."""
+        while True:
+            with self._ready:
+                while self._newest is None and not self._ended:
+                    self._ready.wait()
+                if self._ended:
+                    return
+                assert self._newest is not None
+                (payload, number), self._newest = self._newest, None
+            self._counters.add("notices")
+            try:
+                self._callback(payload, number)
+            except Exception:
+                self._counters.add("callback_failed")
+                log.exception("the callback for notices of %s failed", self.topic)
+            self.number = number
+
+    def stop(self) -> None:
+        """Ends it; a callback that runs is not interrupted."""
+        with self._ready:
+            self._ended = True
+            self._ready.notify()
+
+
+class Pump(Worker, Resource):
+    """Owns one DEALER, and a SUB once somebody subscribes."""
+
+    def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
+        super().__init__("rl4sys-calls")
+        self._address, self._session, self._secure = address, session, secure
+        self._lock = threading.Lock()  # the session: hosts begin calls, this thread does the rest
+        self._wakeup = Wakeup()
+        self._stopping = threading.Event()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._wanted: deque[Subscription] = deque()
+        self._pub = ""
+        self._sub: Socket | None = None
+
+    def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
+        """See `Client.submit`."""
+        future: Future[Tree] = Future()
+
+        def tell(pending: Pending) -> None:
+            if future.set_running_or_notify_cancel():
+                if pending.error is not None:
+                    future.set_exception(pending.error)
+                else:
+                    future.set_result(pending.answer)
+
+        with self._lock:
+            if self._stopping.is_set():
+                raise Closed(f"the client of {self._address.uri} is closed")
+            self._session.begin(method, payload, time.monotonic(), timeout_s, once=once, tell=tell)
+        self._wakeup.set()
+        return future
+
+    def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
+        """See `Client.subscribe`."""
+        subscription = Subscription(topic, callback, self._session)
+        subscription.start()
+        self._wanted.append(subscription)
+        self._wakeup.set()
+        return subscription
+
+    def run(self) -> None:
+        """The thread's body."""
+        poller = Poller()
+        dealer = self._dial()
+        poller.register(dealer)
+        poller.register(self._wakeup)
+        try:
+            while not self._stopping.is_set():
+                now = time.monotonic()
+                with self._lock:
+                    for pending in self._session.due(now):
+                        if dealer.send(pending.frames) is Sent.FULL:
+                            self._session.counters.add("full")
+                    wait_s = self._session.wait_s(now)
+                ready = poller.poll(wait_s)
+                self._wakeup.clear()
+                now = time.monotonic()
+                with self._lock:
+                    if dealer in ready:
+                        while (frames := dealer.recv(MAX_TREE_FRAMES + 2)) is not None:
+                            self._session.take(frames, now)
+                    if any(isinstance(p.error, CallTimeout) for p in self._session.expire(now)):
+                        poller.unregister(dealer)
+                        dealer.close()  # what it may still have queued must not reach a server that comes later
+                        dealer = self._dial()
+                        poller.register(dealer)
+                        for pending in self._session.under_way.values():
+                            pending.due_s = now
+                self._follow(poller)
+                if self._sub is not None and self._sub in ready:
+                    self._hear(self._sub)
+        finally:
+            poller.close()
+            dealer.close()
+            if self._sub is not None:
+                self._sub.close()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Ends the thread and the subscriptions; what is under way is `Closed`."""
+        self.stop()
+        for subscription in [*self._subscriptions.values(), *self._wanted]:
+            subscription.stop()
+        self.join()
+        for subscription in [*self._subscriptions.values(), *self._wanted]:
+            if subscription.ident != threading.get_ident() and not subscription.join(JOIN_S):
+                log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
+        with self._lock:
+            for pending in list(self._session.under_way.values()):
+                self._session.end(pending, Closed(f"the client of {self._address.uri} was closed during {pending.method}"))
+        self._wakeup.close()
+
+    def on_death(self, error: BaseException) -> None:
+        """Nobody may wait for a thread that is gone."""
+        with self._lock:
+            self._stopping.set()
+            for pending in list(self._session.under_way.values()):
+                self._session.end(pending, WorkerDied(f"thread {self.name} died: {error!r}"))
+
+    def _dial(self) -> Socket:
+        return Socket.dealer(self._address, secure=self._secure)
+
+    # ---- notices
+
+    def _follow(self, poller: Poller) -> None:
+        """Subscribes to what is wanted, where the server says that its notices leave; asks for what was missed."""
+        while self._wanted:
+            subscription = self._wanted.popleft()
+            self._subscriptions[subscription.topic] = subscription
+            if self._sub is not None:
+                self._sub.subscribe(subscription.topic.encode() + b"\0")
+            self._ask_latest(subscription)
+        if not self._subscriptions or self._session.welcome is None:
+            return
+        pub = self._session.welcome["pub"]
+        if pub and pub != self._pub:
+            if self._sub is not None:
+                poller.unregister(self._sub)
+                self._sub.close()
+            self._pub = pub
+            self._sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+            poller.register(self._sub)
+            for topic in self._subscriptions:
+                self._sub.subscribe(topic.encode() + b"\0")
+
+    def _reachable(self, pub: str) -> Address:
+        """The publisher's address as this side dials it: on the host that answers calls when it is bound to all of its own."""
+        address = Address.parse(pub)
+        if address.scheme == "tcp" and self._address.scheme == "tcp":
+            return self._address.with_port(address.port)
+        return address
+
+    def _hear(self, sub: Socket) -> None:
+        while (frames := sub.recv(MAX_TREE_FRAMES + 2)) is not None:
+            try:
+                notice = decode_call(frames[1:])
+            except ProtocolError:
+                self._session.counters.add("refused")
+                continue
+            subscription = self._subscriptions.get(notice.topic) if isinstance(notice, Notice) else None
+            if subscription is None or not isinstance(notice, Notice):
+                self._session.counters.add("refused")
+            elif notice.number > 0:
+                subscription.offer(notice.server, notice.number, notice.payload)
+            elif subscription.behind(notice.server, notice.latest):
+                self._ask_latest(subscription)
+
+    def _ask_latest(self, subscription: Subscription) -> None:
+        now = time.monotonic()
+        if now - subscription.asked_s < FETCH_S:
+            return
+        subscription.asked_s = now
+
+        def tell(pending: Pending) -> None:
+            subscription.asked_s = float("-inf")
+            if pending.error is not None:
+                log.info("the newest notice of %s did not come: %s", subscription.topic, pending.error)
+            elif pending.answer["number"] > 0:
+                subscription.offer(pending.answer["server"], pending.answer["number"], pending.answer["payload"])
+
+        with self._lock:
+            self._session.begin("$latest", subscription.topic, now, FETCH_S, tell=tell)

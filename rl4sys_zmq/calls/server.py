@@ -1,0 +1,601 @@
+"""A server of calls: one bound ROUTER, one bound XPUB if it publishes, and as many threads as callbacks that take long.
+
+One thread at a time *leads*: it alone touches the sockets and the desk. It reads what has come, runs the next job itself, and
+answers, so that a quick callback costs no change of threads. A second thread stands by. When a callback runs for longer than
+`TAKEOVER_S`, the one that stands by takes the lead (the sockets change hands under a lock) and another stands by; the first
+hands its answers over when the callback returns, and ends. So a callback that blocks holds up its own lane and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from rl4sys_zmq.calls.desk import Desk, Handler, Job, Method, Refuse
+from rl4sys_zmq.calls.door import Door
+from rl4sys_zmq.calls.guard import Guard
+from rl4sys_zmq.config import AccessList
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallbackStuck, CallRefusal, Closed, ConfigError, PayloadError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup, read_subscription
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Notice, Reply, decode_call, encode_notice, encode_reply
+from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
+
+__all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
+
+log = logging.getLogger(__name__)
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""The largest array that a call may carry, and the largest of its parts."""
+TAKEOVER_S = 0.05
+"""How long a callback may run before another thread takes the sockets over, in seconds."""
+TICK_S = 0.02
+QUIET_TICKS = 50
+"""After so many ticks without a job the thread that stands by sleeps until the next one."""
+BEACON_S = 1.0
+LOOK_S = 0.1
+MAX_DETAIL = 4000
+ACCESS_FILE = "clients.toml"
+CALL_ROLE, READ_ROLE = "call", "read_weights"
+MOST_AT_ONCE = 256
+HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
+NOTICE_HWM = 8
+
+_dice = random.SystemRandom()
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How calls of one method are put together.
+
+    Attributes:
+        max_size: the most calls of one batch.
+        max_wait_s: how long the first waits for others, in seconds. With 0 a batch is what came while the last one ran.
+    """
+
+    max_size: int = 32
+    max_wait_s: float = 0.0
+
+
+class _Hand(Worker):
+    """One of the server's threads."""
+
+    def __init__(self, name: str, body: Callable[[_Hand], None]) -> None:
+        super().__init__(name)
+        self._body = body
+
+    def run(self) -> None:
+        self._body(self)
+
+    def stop(self) -> None:
+        """The server tells its threads to stop all at once."""
+
+
+@dataclass(slots=True)
+class _Running:
+    hand: _Hand
+    lane: str
+    since_s: float
+
+
+class Server(Resource):
+    """Answers calls. Register methods, then `start` or `run`; `stop` joins.
+
+    Attributes:
+        counters: see `Desk`; and ``refused.CODE`` for messages that are none, ``gone`` for answers nobody was there to take,
+            ``takeovers``, ``notices``.
+    """
+
+    def __init__(
+        self,
+        bind: Address | str,
+        *,
+        name: str,
+        pub: Address | str | None = None,
+        terms: Mapping[str, Tree] | None = None,
+        keys: str | Path | None = None,
+        clients: str | Path | None = None,
+        insecure: bool = False,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        """Binds nothing yet.
+
+        Args:
+            bind: where calls come.
+            name: of the service, for threads and logs.
+            pub: where notices leave; None: it publishes none.
+            terms: what a caller must agree with, field by field, when it says what it expects.
+            keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
+            clients: the list of keys that may; None: ``clients.toml`` in `keys`.
+            insecure: let other machines come in without keys.
+            max_frame_bytes: a peer that sends a longer frame loses its connection.
+
+        Raises:
+            ConfigError: for an address that other machines reach, without keys and without `insecure`.
+            TransportError: for an address that is none.
+        """
+        for where in (bind, pub):
+            if where is not None and keys is None and not insecure and not Address.parse(where).is_loopback:
+                raise ConfigError(
+                    f"{Address.parse(where).uri} lets other machines in without keys; make keys with `rl4sys-learner keys DIR`, "
+                    "bind 127.0.0.1, or if that is meant, say insecure=True",
+                    key="bind",
+                )
+        self.name = name
+        self.counters = Counters()
+        self._bind, self._pub = bind, pub
+        self._terms = dict(terms or {})
+        self._keys = Path(keys) if keys is not None else None
+        self._clients = Path(clients) if clients is not None else None
+        self._door: Door | None = None
+        self._guard = Guard(None)
+        self._max_frame_bytes = max_frame_bytes
+        self._id = _dice.getrandbits(63)
+        self._desk = Desk(self.counters)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._stirred = threading.Event()
+        self._bound = threading.Event()
+        self._wakeup = Wakeup()
+        self._poller = Poller()
+        self._hands: list[_Hand] = []
+        self._made = 0
+        self._leader: _Hand | None = None
+        self._running: _Running | None = None
+        self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
+        self._posted: deque[list[Frame]] = deque()
+        self._topics: dict[str, tuple[int, list[Frame] | None, Tree]] = {}
+        self._failure: BaseException | None = None
+        self._router: Socket | None = None
+        self._xpub: Socket | None = None
+        self._address: Address | None = None
+        self._pub_address: Address | None = None
+        for system, run in ((HELLO, self._hello), (LATEST, self._latest), (STATUS, self._status)):
+            self._desk.register(Method(system, _each(run), "$", CALL_ROLE))
+
+    def register(
+        self,
+        name: str,
+        run: Callable[[Tree], Tree] | Handler,
+        *,
+        lane: str | None = None,
+        role: str = CALL_ROLE,
+        batching: Batching | None = None,
+        max_queue: int = 1024,
+    ) -> None:
+        """Adds a method; also while the server runs.
+
+        Args:
+            name: what callers say.
+            run: the callback: a payload in, an answer out; with `batching` a list of payloads in, as many answers out. What it
+                raises goes to the caller. Arrays that come in are read-only.
+            lane: methods of one lane never run at the same time; None: its own.
+            role: what the caller's key must have.
+            batching: None: one call at a time.
+            max_queue: how many may wait.
+
+        Raises:
+            ConfigError: when the name is taken.
+        """
+        handler: Handler = run if batching is not None else _each(run)
+        size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
+        with self._lock:
+            self._desk.register(Method(name, handler, lane or name, role, size, wait_s, max_queue))
+
+    def start(self) -> Self:
+        """Binds and serves in threads of its own; returns when it is bound.
+
+        Raises:
+            AddressInUse: when somebody else binds the address.
+            TransportError: when it cannot be bound.
+            Closed: after `stop`.
+        """
+        if self._stopping.is_set():
+            raise Closed(f"{self.name} was stopped; make a new one")
+        with self._lock:
+            if self._hands:
+                return self
+            self._new_hand(self._open)
+        self._bound.wait()
+        if self._failure is not None:
+            failure = self._failure
+            self.stop()
+            raise failure
+        return self
+
+    def run(self) -> None:
+        """Serves until `stop` is called by another thread, or an exception (Ctrl-C) ends the wait; then stops.
+
+        Raises:
+            TransportError: as `start` does.
+        """
+        self.start()
+        try:
+            while not self._stopping.wait(1.0):
+                self.raise_if_dead()
+        finally:
+            self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where it is bound, as a URI.
+
+        Raises:
+            Closed: before `start`.
+        """
+        if self._address is None:
+            raise Closed(f"{self.name} is not started")
+        return self._address.uri
+
+    @property
+    def pub_address(self) -> str:
+        """Where its notices leave, as a URI; empty when it publishes none."""
+        return "" if self._pub_address is None else self._pub_address.uri
+
+    def publish(self, topic: str, payload: Tree) -> int:
+        """Tells every subscriber of a topic; returns the notice's number. Slow subscribers get the newest, not all.
+
+        Raises:
+            PayloadError: when the payload can't travel.
+            Closed: after `stop`, and where nothing is published.
+        """
+        if self._stopping.is_set() or self._pub is None:
+            raise Closed(
+                f"{self.name} {'was stopped' if self._stopping.is_set() else 'publishes nothing: it has no pub address'}"
+            )
+        with self._lock:
+            number = self._topics.get(topic, (0, None, None))[0] + 1
+            frames = [topic.encode() + b"\0", *encode_notice(Notice(number, self._id, number, topic, payload))]
+            self._topics[topic] = (number, frames, payload)
+            self._posted.append(frames)
+        self.counters.add("notices")
+        self._wakeup.set()
+        return number
+
+    def status(self) -> dict[str, Any]:
+        """What it has done: addresses, methods, callers, what waits by lane, counters."""
+        running = self._running
+        return {
+            "name": self.name,
+            "address": self._address.uri if self._address else "",
+            "pub": self.pub_address,
+            "methods": sorted(n for n in self._desk.methods if not n.startswith("$")),
+            "callers": self._desk.sessions,
+            "waiting": self._desk.waiting(),
+            "running_s": time.monotonic() - running.since_s if running is not None else 0.0,
+            "topics": {topic: held[0] for topic, held in self._topics.items()},
+            "counters": self.counters.snapshot(),
+        }
+
+    def raise_if_dead(self) -> None:
+        """Raises WorkerDied when one of its threads has died."""
+        for hand in list(self._hands):
+            hand.raise_if_dead()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Refuses what waits (``closing``), joins the threads and closes the sockets. A second call does nothing.
+
+        Raises:
+            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns.
+        """
+        self._stopping.set()
+        self._wakeup.set()
+        self._stirred.set()
+        deadline = time.monotonic() + timeout_s
+        for hand in list(self._hands):
+            if hand.ident != threading.get_ident() and not hand.join(max(0.0, deadline - time.monotonic())):
+                running = self._running
+                raise CallbackStuck(self.name, running.lane if running is not None else "a takeover", timeout_s)
+        self._close_sockets()
+
+    def close(self) -> None:
+        """`stop` with its default time."""
+        self.stop()
+
+    # ---- threads
+
+    def _new_hand(self, body: Callable[[_Hand], None]) -> None:
+        self._made += 1
+        self._hands = [h for h in self._hands if h.alive] + [_Hand(f"rl4sys-{self.name}-{self._made}", body)]
+        self._hands[-1].start()
+
+    def _open(self, hand: _Hand) -> None:
+        """The first thread: binds, then leads."""
+        try:
+            secure = self._open_door()
+            self._router = Socket.router(
+                self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
+            )
+            self._address = self._router.bound
+            if self._pub is not None:
+                self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
+                self._pub_address = self._xpub.bound
+                self._poller.register(self._xpub)
+            self._poller.register(self._router)
+            self._poller.register(self._wakeup)
+        except BaseException as exc:
+            self._failure = exc
+            self._close_sockets()
+            self._bound.set()
+            if isinstance(exc, RL4SysError):
+                return  # it is raised in `start`
+            raise
+        self._leader = hand
+        with self._lock:
+            self._new_hand(self._stand_by)
+        self._bound.set()
+        self._lead(hand)
+
+    def _open_door(self) -> Secure | None:
+        if self._keys is None:
+            return None
+        self._door = Door(self._keys, self._clients or self._keys / ACCESS_FILE)
+        self._guard = Guard(self._door.watcher.access)
+        self._door.open(self._take_list)
+        return self._door.secure
+
+    def _take_list(self, access: AccessList) -> None:
+        """A new list of keys, in the thread that watches the file: each message is checked against the one in force."""
+        self._guard.replace(access)
+
+    def _stand_by(self, hand: _Hand) -> None:
+        """Waits until a callback takes too long, then leads."""
+        quiet = 0
+        while not self._stopping.is_set():
+            self._stirred.wait()
+            running = self._running
+            if running is None:
+                quiet += 1
+                if quiet > QUIET_TICKS:
+                    self._stirred.clear()
+                    quiet = 0
+                    if self._running is not None or self._stopping.is_set():  # it began between the two lines above
+                        self._stirred.set()
+            else:
+                quiet = 0
+                if time.monotonic() - running.since_s > TAKEOVER_S and self._take_over(hand, running):
+                    self._lead(hand)
+                    return
+            self._stopping.wait(TICK_S)
+
+    def _take_over(self, hand: _Hand, running: _Running) -> bool:
+        with self._lock:
+            if self._running is not running or self._stopping.is_set():
+                return False
+            self._leader, self._running = hand, None
+            for socket in (self._router, self._xpub):
+                if socket is not None:
+                    socket.adopt()
+            self._new_hand(self._stand_by)
+        self.counters.add("takeovers")
+        log.info("%s: a callback of %s runs for more than %g s; another thread goes on", self.name, running.lane, TAKEOVER_S)
+        return True
+
+    def _lead(self, hand: _Hand) -> None:
+        """The loop of whoever has the sockets; returns when it has them no more."""
+        assert self._router is not None
+        beacon_s = look_s = time.monotonic()
+        desk, poller, router = self._desk, self._poller, self._router
+        while not self._stopping.is_set():
+            for _ in range(MOST_AT_ONCE):
+                if not self._take_one(router):
+                    break
+            if self._finished or self._posted:
+                self._send_out(router)
+            now = time.monotonic()
+            if self._xpub is not None and now - look_s >= LOOK_S:
+                look_s = now
+                self._look_at_subscribers(self._xpub)
+                if now - beacon_s >= BEACON_S:
+                    beacon_s = now
+                    self._send_beacons(self._xpub)
+            job = desk.next_job(now)
+            if job is not None:
+                if not self._run_job(hand, job, router):
+                    return
+                continue
+            wait_s = desk.wait_s(now)
+            if self._xpub is not None:
+                wait_s = min(beacon_s + BEACON_S - now, wait_s if wait_s is not None else BEACON_S)
+            ready = poller.poll(wait_s)
+            if self._wakeup in ready:
+                self._wakeup.clear()
+            if self._xpub in ready:
+                look_s = 0.0
+        self._say_closing(router)
+
+    # ---- what comes in
+
+    def _take_one(self, router: Socket) -> bool:
+        """Takes one message; False when there is none."""
+        try:
+            frames = router.recv(MAX_TREE_FRAMES + 2)
+        except TooManyFrames:
+            self.counters.add(f"refused.{Refusal.FRAMES}")
+            return True
+        if frames is None:
+            return False
+        now = time.monotonic()
+        try:
+            peer = self._guard.admit(router.user, sum(len(f) for f in frames), now) if router.authenticated else None
+            call = decode_call(frames[1:])
+            if not isinstance(call, Call):
+                raise ProtocolError(Refusal.DIRECTION, "only a server says that")
+        except ProtocolError as exc:
+            self.counters.add(f"refused.{exc.code}")
+            log.debug("%s: a message that is no call: %s", self.name, exc)
+            return True
+        try:
+            if peer is not None:
+                method = self._desk.methods.get(call.method)
+                role = method.role if method is not None else CALL_ROLE
+                if role not in peer.roles:
+                    raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} has no role {role}")
+            if call.method == HELLO:
+                self._desk.open_session(call.session, now)
+            answer = self._desk.take(bytes(frames[0]), call, now)
+        except Refuse as refusal:
+            self.counters.add(f"refused.{refusal.code}")
+            answer = self._reply(call, refusal.code, refusal.detail)
+        if answer is not None:
+            self._send(router, bytes(frames[0]), answer)
+        return True
+
+    def _look_at_subscribers(self, xpub: Socket) -> None:
+        """Grants what may be read, and tells a newcomer how far the topic is."""
+        while (frames := xpub.recv()) is not None:
+            notice = read_subscription(frames)
+            if notice is None or not notice[0]:
+                continue
+            topic = notice[1]
+            if xpub.authenticated and not self._guard.may(xpub.user, READ_ROLE):
+                self.counters.add(f"refused.{CallRefusal.FORBIDDEN}")
+                continue
+            xpub.grant(topic)
+            held = self._topics.get(topic.removesuffix(b"\0").decode("utf-8", "replace"))
+            if held is not None:
+                xpub.send([topic, *self._beacon(topic[:-1].decode(), held[0])])
+
+    # ---- jobs
+
+    def _run_job(self, hand: _Hand, job: Job, router: Socket) -> bool:
+        """Runs a job and answers; False when another thread has taken the lead meanwhile."""
+        running = self._running = _Running(hand, job.lane, time.monotonic())
+        if not self._stirred.is_set():
+            self._stirred.set()
+        answers = self._answers(job)
+        with self._lock:
+            leads = self._running is running
+            if leads:
+                self._running = None
+        if not leads:
+            self._finished.append((job, answers))
+            self._wakeup.set()
+            return False
+        self._finish(router, job, answers)
+        return True
+
+    def _answers(self, job: Job) -> list[list[Frame]]:
+        """The callback's answers, ready to be sent; one that raises for a batch is asked once more for each call by itself."""
+        now = time.monotonic()
+        fresh = [r for r in job.requests if not self._desk.expired(r, now)]
+        results: dict[int, Tree | Exception] = {}
+        if fresh:
+            given = _call(job.method.run, [r.call.payload for r in fresh])
+            if isinstance(given, Exception):
+                alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
+                given = [g if isinstance(g, Exception) else g[0] for g in alone]
+            results = {id(r): answer for r, answer in zip(fresh, given, strict=True)}
+        late = CallRefusal.EXPIRED, "the caller's time was over before its turn came"
+        return [self._answer(r.call, results[id(r)]) if id(r) in results else self._reply(r.call, *late) for r in job.requests]
+
+    def _answer(self, call: Call, result: Tree | Exception) -> list[Frame]:
+        if isinstance(result, Refuse):
+            self.counters.add(f"refused.{result.code}")
+            return self._reply(call, result.code, result.detail)
+        if not isinstance(result, Exception):
+            try:
+                return encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", result))
+            except PayloadError as exc:
+                result = exc
+        self.counters.add("failed")
+        log.warning("%s: a callback of %s failed", self.name, call.method, exc_info=result)
+        return self._reply(call, FAILED, f"{type(result).__name__}\n{result}"[:MAX_DETAIL])
+
+    def _reply(self, call: Call, code: str, detail: str) -> list[Frame]:
+        return encode_reply(Reply(call.number, call.session, self._id, code, detail.encode(errors="replace").decode(), None))
+
+    def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
+        self._desk.finish(job, answers)
+        for request, answer in zip(job.requests, answers, strict=True):
+            self._send(router, request.peer, answer)
+
+    def _send(self, router: Socket, peer: bytes, frames: list[Frame]) -> None:
+        if router.send([peer, *frames]) is not Sent.OK:
+            self.counters.add("gone")
+
+    def _send_out(self, router: Socket) -> None:
+        """What other threads have left: answers of long callbacks, and notices."""
+        while self._finished:
+            self._finish(router, *self._finished.popleft())
+        while self._posted:
+            frames = self._posted.popleft()
+            if self._xpub is not None:
+                self._xpub.send(frames)
+
+    def _send_beacons(self, xpub: Socket) -> None:
+        for topic, (number, _, _) in list(self._topics.items()):
+            xpub.send([topic.encode() + b"\0", *self._beacon(topic, number)])
+
+    def _beacon(self, topic: str, latest: int) -> list[Frame]:
+        return encode_notice(Notice(0, self._id, latest, topic, None))
+
+    def _say_closing(self, router: Socket) -> None:
+        for request in self._desk.drop_all():
+            self._send(router, request.peer, self._reply(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
+
+    def _close_sockets(self) -> None:
+        """By the thread that stops the server, once no other uses them; or by the one that could not open them all."""
+        self._poller.close()
+        for socket in (self._router, self._xpub):
+            if socket is not None and not socket.closed:
+                socket.adopt()
+                socket.close()
+        self._wakeup.close()
+        if self._door is not None:
+            self._door.close()
+
+    # ---- what every server answers
+
+    def _hello(self, payload: Tree) -> Tree:
+        """Who this is; refuses a caller that expects other terms, by the first field that differs."""
+        expected = payload.get("terms") if isinstance(payload, dict) else None
+        if isinstance(expected, dict):
+            for field in sorted({*expected, *self._terms}):
+                theirs, ours = expected.get(field), self._terms.get(field)
+                if theirs != ours:
+                    raise Refuse(CallRefusal.MISMATCH, f"{field} is {theirs!r} at the caller and {ours!r} at the server")
+        return {
+            "server": self._id,
+            "name": self.name,
+            "methods": [n for n in self._desk.methods if not n.startswith("$")],
+            "max_frame_bytes": self._max_frame_bytes,
+            "pub": self._pub_address.uri if self._pub_address is not None else "",
+            "terms": self._terms,
+        }
+
+    def _latest(self, payload: Tree) -> Tree:
+        """The newest notice of a topic: its number and payload; number 0 and None when there is none yet."""
+        number, _, held = self._topics.get(payload, (0, None, None)) if isinstance(payload, str) else (0, None, None)
+        return {"server": self._id, "number": number, "payload": held}
+
+    def _status(self, payload: Tree) -> Tree:
+        return self.status()
+
+
+def _each(run: Callable[[Tree], Tree]) -> Handler:
+    """A callback for one payload as one for several."""
+
+    def handler(payloads: Sequence[Tree]) -> list[Tree]:
+        return [run(payload) for payload in payloads]
+
+    return handler
+
+
+def _call(run: Handler, payloads: list[Tree]) -> Sequence[Tree] | Exception:
+    """The border of a callback: what it raises is its caller's."""
+    try:
+        answers = run(payloads)
+        if len(answers) != len(payloads):
+            raise ValueError(f"the callback gave {len(answers)} answers to {len(payloads)} calls")
+        return answers
+    except Exception as exc:  # noqa: BLE001 (whatever it is, it is the caller's)
+        return exc

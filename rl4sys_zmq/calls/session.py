@@ -1,0 +1,193 @@
+"""The caller's side of calls without sockets, threads or clocks: what is under way, when it is said again, when it is over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, ProtocolError, RL4SysError
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, decode_call, encode_call
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["HELLO", "Pending", "Session"]
+
+HELLO = "$hello"
+AGAIN_S = 0.5
+"""When a call is said again for the first time, in seconds; then after twice as long each time, at most `AGAIN_MOST_S`."""
+AGAIN_MOST_S = 4.0
+
+_dice = random.SystemRandom()
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call under way.
+
+    Attributes:
+        method: what is called.
+        number: in its session.
+        once: it must not run twice.
+        timeout_s: what its caller allows, in seconds.
+        deadline_s: when that is over.
+        frames: what is sent.
+        tell: called with it when it is over, if somebody wants that.
+        sent: how many times it was sent.
+        due_s: when to send it (again).
+        done: it is over.
+        answer: the payload of the answer.
+        error: or what went wrong.
+    """
+
+    method: str
+    number: int
+    once: bool
+    timeout_s: float
+    deadline_s: float
+    frames: list[Frame]
+    tell: Callable[[Pending], None] | None = None
+    sent: int = 0
+    due_s: float = 0.0
+    done: bool = False
+    answer: Tree = None
+    error: RL4SysError | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """The calls of one connection. Times are seconds on any one clock.
+
+    Attributes:
+        address: whom it calls, for messages.
+        counters: ``again`` (calls said again), ``late`` (answers nobody waits for), ``refused`` (messages that are none).
+        id: a random number.
+        server: the number of the server's life that answered last; 0 before.
+        welcome: what the server said to ``$hello``; None before. Calls wait for it: while no server answers nothing but greetings
+            queue up for it, and one that forbids the terms refuses them all.
+        under_way: the calls that are not over, by number.
+    """
+
+    address: str
+    counters: Counters
+    terms: Mapping[str, Tree] | None = None
+    id: int = field(default_factory=lambda: _dice.getrandbits(63))
+    server: int = 0
+    welcome: Tree = None
+    under_way: dict[int, Pending] = field(default_factory=dict)
+    _next: int = 0
+    _hello: Pending | None = None
+
+    def begin(
+        self,
+        method: str,
+        payload: Tree,
+        now: float,
+        timeout_s: float,
+        *,
+        once: bool = False,
+        tell: Callable[[Pending], None] | None = None,
+    ) -> Pending:
+        """Starts a call; `due` gives it out.
+
+        Raises:
+            PayloadError: when the payload can't travel.
+        """
+        number = self._next
+        acked = next(iter(self.under_way)) if self.under_way else number
+        frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
+        self._next += 1
+        pending = Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
+        self.under_way[number] = pending
+        return pending
+
+    def due(self, now: float) -> list[Pending]:
+        """What to send now. Each will be due again, until it is over."""
+        out = []
+        if self.welcome is None and self._hello is None and self.under_way:
+            payload = {"terms": None if self.terms is None else dict(self.terms)}
+            self._hello = self.begin(HELLO, payload, now, 86_400.0)
+        for pending in [self._hello] if self._hello is not None else self.under_way.values():
+            if pending.due_s <= now:
+                if pending.sent:
+                    self.counters.add("again")
+                pending.due_s = now + min(AGAIN_S * 2**pending.sent, AGAIN_MOST_S)
+                pending.sent += 1
+                out.append(pending)
+        return out
+
+    def take(self, frames: list[Frame], now: float) -> Pending | None:
+        """A message has come. Returns the call that is over by it, if any."""
+        try:
+            reply = decode_call(frames)
+        except ProtocolError:
+            self.counters.add("refused")
+            return None
+        if not isinstance(reply, Reply) or reply.session != self.id:
+            self.counters.add("refused")
+            return None
+        self.server = reply.server
+        pending = self.under_way.get(reply.number)
+        if pending is None:
+            self.counters.add("late")
+            return None
+        if reply.code == CallRefusal.NO_SESSION and pending.once and pending.sent == 1:
+            pending.sent, pending.due_s = 0, now  # it has run nowhere: it was said once, and refused
+            self.welcome = None
+            return None
+        error = _error(pending, self.address, reply)
+        self._end(pending, reply.payload, error)
+        if pending is self._hello:
+            self._greeted(pending)
+        return pending
+
+    def expire(self, now: float) -> list[Pending]:
+        """The calls whose time is over."""
+        over = [p for p in self.under_way.values() if p.deadline_s <= now]
+        for pending in over:
+            stage = "the answer" if self.server else "a server: none has answered there yet"
+            self._end(pending, None, CallTimeout(pending.method, self.address, stage, pending.timeout_s))
+        if self._hello is not None and len(self.under_way) == 1:
+            self._end(self._hello, None, None)  # nobody waits for it any more
+            self._hello = None
+        return over
+
+    def wait_s(self, now: float) -> float:
+        """For how long nothing is due unless something comes, in seconds; a day when nothing is under way."""
+        if not self.under_way:
+            return 86_400.0
+        if self._hello is not None or self.welcome is None:
+            due_s = self._hello.due_s if self._hello is not None else now
+            return max(0.0, min([due_s, *(p.deadline_s for p in self.under_way.values())]) - now)
+        return max(0.0, min(min(p.due_s, p.deadline_s) for p in self.under_way.values()) - now)
+
+    def end(self, pending: Pending, error: RL4SysError) -> None:
+        """Gives a call up."""
+        self._end(pending, None, error)
+
+    def _greeted(self, hello: Pending) -> None:
+        self._hello = None
+        if hello.error is None:
+            self.welcome = hello.answer
+            return
+        for pending in list(self.under_way.values()):
+            self._end(pending, None, hello.error)
+
+    def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
+        self.under_way.pop(pending.number, None)
+        pending.answer, pending.error, pending.done = answer, error, True
+        pending.frames = []
+        if pending.tell is not None:
+            pending.tell(pending)
+
+
+def _error(pending: Pending, address: str, reply: Reply) -> CallError | None:
+    if reply.code == ANSWERED:
+        return None
+    if reply.code == FAILED:
+        kind, _, text = reply.detail.partition("\n")
+        return CallFailed(pending.method, address, kind, text)
+    if reply.code == CallRefusal.NO_SESSION:
+        return CallLost(pending.method, address)
+    return CallRefused(pending.method, address, CallRefusal(reply.code), reply.detail)

@@ -1,0 +1,173 @@
+"""The messages of services: a call, its reply, and a notice to everybody who subscribed.
+
+Each is the 48-byte prefix (with the checksum of all of it), a msgpack list of fixed fields that ends with the payload's
+skeleton, and the payload's frames (`rl4sys_zmq.wire.trees`). `Call.number` and `Notice.number` travel in the prefix as ``seq``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from rl4sys_zmq.errors import CallRefusal, PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
+from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
+
+__all__ = ["Call", "Notice", "Reply", "decode_call", "encode_call", "encode_notice", "encode_reply"]
+
+CALL, REPLY, NOTICE = 65, 66, 67
+ANSWERED, FAILED = "", "failed"
+"""The codes of a reply besides those of `CallRefusal`."""
+
+_CODES = frozenset({ANSWERED, FAILED, *CallRefusal})
+_U64 = 1 << 64
+MAX_NAME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One question.
+
+    Attributes:
+        number: counts the calls of a session, from 0. The same number is the same call, sent again.
+        session: a random number of the caller's connection.
+        acked: the caller has the replies of all numbers below.
+        timeout_ms: how long it goes on waiting, from when it sent this; 0: not at all.
+        once: it must not run twice: a session that the server does not know is refused.
+        method: what is called.
+        payload: a tree.
+    """
+
+    number: int
+    session: int
+    acked: int
+    timeout_ms: int
+    once: bool
+    method: str
+    payload: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to the call of the same number.
+
+    Attributes:
+        number: the call's.
+        session: the call's.
+        server: a random number of the server's life.
+        code: empty when `payload` is the answer, ``failed`` when the callback raised, else a `CallRefusal`.
+        detail: what went wrong: for ``failed`` the exception's class and text, parted by a line break.
+        payload: a tree; None with a code.
+    """
+
+    number: int
+    session: int
+    server: int
+    code: str
+    detail: str
+    payload: Tree
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a server tells all subscribers of a topic.
+
+    Attributes:
+        number: counts the notices of this topic in this life of the server, from 1; 0 in one that only says `latest`.
+        server: a random number of the server's life.
+        latest: the newest number of the topic.
+        topic: its name.
+        payload: a tree.
+    """
+
+    number: int
+    server: int
+    latest: int
+    topic: str
+    payload: Tree
+
+
+def encode_call(call: Call) -> list[Frame]:
+    """The frames of a call.
+
+    Raises:
+        PayloadError: when the payload can't travel.
+    """
+    skeleton, body = pack_tree(call.payload)
+    fields = [call.session, call.acked, call.timeout_ms, call.once, call.method, skeleton]
+    return _frames(CALL, call.number, fields, body)
+
+
+def encode_reply(reply: Reply) -> list[Frame]:
+    """The frames of a reply.
+
+    Raises:
+        PayloadError: when the payload can't travel.
+    """
+    skeleton, body = pack_tree(reply.payload)
+    return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
+
+
+def encode_notice(notice: Notice) -> list[Frame]:
+    """The frames of a notice.
+
+    Raises:
+        PayloadError: when the payload can't travel.
+    """
+    skeleton, body = pack_tree(notice.payload)
+    return _frames(NOTICE, notice.number, [notice.server, notice.latest, notice.topic, skeleton], body)
+
+
+def decode_call(frames: Sequence[Frame]) -> Call | Reply | Notice:
+    """Reads one of the three from bytes that nobody vouches for.
+
+    Raises:
+        ProtocolError: with the code of the first rule that is broken; no other exception.
+    """
+    if not frames:
+        raise ProtocolError(Refusal.FRAMES, "a message without frames")
+    prefix = Prefix.unpack(frames)
+    fields = unpack_plain(memoryview(frames[0])[PREFIX_BYTES:])
+    if type(fields) is not list:
+        raise ProtocolError(Refusal.MALFORMED, "a call whose fields are no list")
+    body = frames[1:]
+    match prefix.kind, fields:
+        case 65, [session, acked, timeout_ms, once, method, skeleton]:
+            if not (_count(session) and _count(acked) and _count(timeout_ms) and type(once) is bool and _name(method)):
+                raise ProtocolError(Refusal.MALFORMED, "a call with a field of another kind")
+            return Call(prefix.seq, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
+        case 66, [session, server, code, detail, skeleton]:
+            if not (_count(session) and _count(server) and type(code) is str and code in _CODES and type(detail) is str):
+                raise ProtocolError(Refusal.MALFORMED, "a reply with a field of another kind")
+            return Reply(prefix.seq, session, server, code, detail, unpack_tree(skeleton, body))
+        case 67, [server, latest, topic, skeleton]:
+            if not (_count(server) and _count(latest) and _name(topic)):
+                raise ProtocolError(Refusal.MALFORMED, "a notice with a field of another kind")
+            return Notice(prefix.seq, server, latest, topic, unpack_tree(skeleton, body))
+    if prefix.kind in (CALL, REPLY, NOTICE):
+        raise ProtocolError(Refusal.MALFORMED, f"{len(fields)} fields in a message of kind {prefix.kind}")
+    raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is no call, reply or notice")
+
+
+def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> list[Frame]:
+    try:
+        header: bytes = msgpack.packb(fields)
+    except (ValueError, UnicodeEncodeError) as exc:  # a lone surrogate, or lists too deep
+        raise PayloadError("payload", f"not a value that can travel: {exc}") from exc
+    if len(header) > MAX_HEADER_BYTES:
+        raise PayloadError("payload", f"{len(header)} bytes of keys and small values; the limit is {MAX_HEADER_BYTES}")
+    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body])
+    return [Prefix(kind, len(body), len(header), size, number).join(header, body), *body]
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _U64
+
+
+def _name(value: object) -> bool:
+    return type(value) is str and 0 < len(value) <= MAX_NAME

@@ -1,0 +1,239 @@
+"""Trees of arrays as bytes: what callers and callbacks hand each other.
+
+A tree is None, a boolean, a number, a string, bytes, a numpy array or scalar of a `DTYPES` dtype, or a list, tuple or dict (with
+string keys) of trees. It becomes one msgpack value, the *skeleton*, and frames for what is large. A map with a key of bytes is a
+form of ours (a user's keys are strings)::
+
+    {a: [dtype, shape, bytes]}                 a small array
+    {f: [dtype, shape, frame, offset]}         an array in a frame
+    {n: [dtype, bytes]}                        a numpy scalar
+    {t: [...]}                                 a tuple
+    {b: [frame, offset, length]}               long bytes
+    {s: [frame, offset, length]}               a long string, UTF-8
+
+What is neither small nor large lies side by side in the first frame, each at a multiple of 8 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.values import MAX_DEPTH, elements
+
+__all__ = ["MAX_TREE_FRAMES", "Tree", "pack_tree", "unpack_tree"]
+
+Tree = Any
+"""None, bool, int, float, str, bytes, a numpy array or scalar, or a list, tuple or dict of trees."""
+
+INLINE_BYTES = 2048
+"""Up to this size an array or a string stays in the skeleton, as long as there is room."""
+INLINE_TOTAL_BYTES = 128 * 1024
+OWN_FRAME_BYTES = 64 * 1024
+"""From this size on an array gets a frame of its own, which is neither copied to be sent nor copied on arrival."""
+MAX_TREE_FRAMES = 128
+"""The first holds what lies side by side; with so many large ones, the rest lies there too."""
+
+_DTYPES = {np.dtype(d): d for d in DTYPES}
+_PLAIN = frozenset({type(None), bool, float})
+_LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
+_ALIGN = 8
+
+
+class _Packer:
+    """One tree on its way out."""
+
+    def __init__(self) -> None:
+        self.shared: list[Frame] = []
+        self.shared_bytes = 0
+        self.own: list[Frame] = []
+        self.inlined = 0
+
+    def pack(self, value: Tree, path: str, depth: int) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is np.ndarray:
+            return self.array(value, path)
+        if kind is str:
+            return self.text(value)
+        if kind is int:
+            if not _LOWEST <= value <= _HIGHEST:
+                raise PayloadError(path, f"the number {value:.3g} is beyond 64 bits")
+            return value
+        if depth >= MAX_DEPTH:
+            raise PayloadError(path, f"nested deeper than {MAX_DEPTH}")
+        if kind is dict:
+            return {self.key(k, path): self.pack(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
+        if kind is list:
+            return [self.pack(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
+        if kind is tuple:
+            return {b"t": [self.pack(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]}
+        if kind is bytes:
+            return value if self.fits(len(value)) else {b"b": self.place(value, len(value))}
+        return self.rare(value, path, depth)
+
+    def rare(self, value: Tree, path: str, depth: int) -> Any:
+        """Subclasses of what may travel, as what they are subclasses of; anything else is refused."""
+        if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
+            dtype = _DTYPES.get(value.dtype)
+            if dtype is None:
+                raise PayloadError(path, f"a numpy scalar of dtype {value.dtype} cannot travel")
+            return {b"n": [dtype, value.tobytes()]}
+        if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+            return self.array(np.asarray(value), path)
+        bases: tuple[Callable[[Any], Any], ...] = (int, float, str, bytes, dict, list, tuple)
+        for base in bases:
+            if isinstance(value, cast(type, base)):
+                return self.pack(base(value), path, depth)
+        kind = type(value)
+        raise PayloadError(path, f"a value of type {kind.__module__}.{kind.__qualname__} cannot travel")
+
+    def key(self, key: object, path: str) -> str:
+        if type(key) is str:
+            return key
+        if isinstance(key, str):
+            return str(key)
+        raise PayloadError(path, f"the key {key!r:.60} is no string")
+
+    def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
+        dtype = _DTYPES.get(value.dtype)
+        if dtype is None:
+            little = value.dtype.newbyteorder("<")
+            dtype = _DTYPES.get(little)
+            if dtype is None:
+                raise PayloadError(path, f"an array of dtype {value.dtype} cannot travel; use one of {', '.join(DTYPES)}")
+            value = value.astype(little)
+        if value.ndim > 8:
+            raise PayloadError(path, f"an array of {value.ndim} dimensions; the limit is 8")
+        shape, size = list(value.shape), value.nbytes
+        if self.fits(size):
+            return {b"a": [dtype, shape, value.tobytes()]}
+        if not value.flags.c_contiguous:
+            value = np.ascontiguousarray(value)
+        return {b"f": [dtype, shape, *self.place(value.reshape(-1).view(np.uint8).data, size)[:2]]}
+
+    def text(self, value: str) -> Any:
+        if len(value) <= INLINE_BYTES // 4:
+            return value
+        data = value.encode("utf-8", "surrogatepass")
+        return value if self.fits(len(data)) else {b"s": self.place(data, len(data))}
+
+    def fits(self, size: int) -> bool:
+        if size > INLINE_BYTES or self.inlined + size > INLINE_TOTAL_BYTES:
+            return False
+        self.inlined += size
+        return True
+
+    def place(self, data: Frame, size: int) -> list[int]:
+        """Where the bytes go: frame, offset, length. Frame 0 is the shared one."""
+        if size >= OWN_FRAME_BYTES and len(self.own) < MAX_TREE_FRAMES - 1:
+            self.own.append(data)
+            return [len(self.own), 0, size]
+        at = self.shared_bytes
+        self.shared.append(data)
+        if size % _ALIGN:
+            self.shared.append(bytes(_ALIGN - size % _ALIGN))
+        self.shared_bytes += -(-size // _ALIGN) * _ALIGN
+        return [0, at, size]
+
+
+def pack_tree(value: Tree) -> tuple[Any, list[Frame]]:
+    """Writes a tree as its skeleton and frames (none when it is small).
+
+    Arrays of more than 64 KiB are not copied: they must not change until the message has been sent.
+
+    Raises:
+        PayloadError: for what cannot travel, with its path in the tree.
+    """
+    packer = _Packer()
+    skeleton = packer.pack(value, "payload", 0)
+    if not packer.shared and not packer.own:
+        return skeleton, []
+    return skeleton, [b"".join(packer.shared), *packer.own]
+
+
+def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
+    """Reads a tree from a skeleton (as msgpack gave it) and frames that nobody vouches for.
+
+    Returns:
+        The tree; its arrays are read-only views of the bytes that came.
+
+    Raises:
+        ProtocolError: when they are not what `pack_tree` writes.
+    """
+    return _unpack(skeleton, frames, 0)
+
+
+def _unpack(value: Any, frames: Sequence[Frame], depth: int) -> Tree:
+    kind = type(value)
+    if kind in _PLAIN or kind is int or kind is str or kind is bytes:
+        return value
+    if depth > 2 * MAX_DEPTH:  # a tuple takes two
+        raise ProtocolError(Refusal.MALFORMED, f"a tree nested deeper than {MAX_DEPTH}")
+    if kind is dict:
+        if len(value) == 1:
+            ((key, held),) = value.items()
+            if type(key) is bytes:
+                return _form(key, held, frames, depth)
+        out = {}
+        for key, held in value.items():
+            if type(key) is not str:
+                raise ProtocolError(Refusal.MALFORMED, "a key of a tree that is not a string")
+            out[key] = _unpack(held, frames, depth + 1)
+        return out
+    if kind is list:
+        return [_unpack(v, frames, depth + 1) for v in value]
+    raise ProtocolError(Refusal.MALFORMED, f"a value of type {kind.__name__} in a tree")
+
+
+def _form(key: bytes, held: Any, frames: Sequence[Frame], depth: int) -> Tree:
+    if type(held) is not list:
+        raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree without its list")
+    if key == b"a" and len(held) == 3:
+        dtype, shape, data = held
+        item = _itemsize(dtype)
+        if type(data) is not bytes or elements(shape) * item != len(data):
+            raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
+        return np.frombuffer(data, dtype).reshape(shape)
+    if key == b"f" and len(held) == 4:
+        dtype, shape, frame, at = held
+        item = _itemsize(dtype)
+        count = elements(shape)
+        return np.frombuffer(_part(frames, frame, at, count * item), dtype).reshape(shape)
+    if key == b"t":
+        return tuple([_unpack(v, frames, depth + 1) for v in held])
+    if key == b"n" and len(held) == 2:
+        dtype, data = held
+        if _itemsize(dtype) != (len(data) if type(data) is bytes else -1):
+            raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
+        return np.frombuffer(data, dtype)[0]
+    if key == b"b" and len(held) == 3:
+        return bytes(_part(frames, *held))
+    if key == b"s" and len(held) == 3:
+        try:
+            return bytes(_part(frames, *held)).decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise ProtocolError(Refusal.MALFORMED, "a string that is not UTF-8") from exc
+    raise ProtocolError(Refusal.MALFORMED, f"an unknown form {key!r:.20} in a tree")
+
+
+def _itemsize(dtype: object) -> int:
+    """The dtype is looked up, never built from the sender's words."""
+    if type(dtype) is not str or dtype not in DTYPES:
+        raise ProtocolError(Refusal.DTYPE, f"an array of dtype {dtype!r:.60}")
+    return np.dtype(dtype).itemsize
+
+
+def _part(frames: Sequence[Frame], frame: object, at: object, size: object) -> memoryview:
+    if not (type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0):
+        raise ProtocolError(Refusal.MALFORMED, "a part of a tree that lies in no frame")
+    held = memoryview(frames[frame])
+    if at + size > len(held):
+        raise ProtocolError(Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(held)}")
+    return held[at : at + size]

@@ -5,11 +5,12 @@ A map of the house, from the ground up; a module imports only from its own room 
 - F0 `errors`, `resource`, `counters`, `late`: how things fail, who owns them, what is counted, what loads when it is first used.
 - F1 `values`: what flows: segments, policy specs, policy snapshots, spaces.
 - F2 `config`: what users say. `wire`: how it is written. `weights`: diffs and digests.
-- F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol, without I/O.
-- F4 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
-- F5 `ops`: status, plots. `testing`: public test tools.
-- F6 `bench`: what benchmarks measure with.
-- F7 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
+- F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol of trajectories, without I/O. `policies`: acting, in numpy.
+- F4 `calls`: how one asks another: calls with deadlines, at most once, and notices.
+- F5 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
+- F6 `serving`: inference, environments, actions and trainers as services. `ops`: status, plots. `testing`: public test tools.
+- F7 `bench`: what benchmarks measure with.
+- F8 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
 
 The names below are loaded when first used; importing this package imports nothing heavy, and never torch.
 """

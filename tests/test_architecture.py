@@ -184,13 +184,13 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
 
 PLANTED = [
     ("wire/a.py", "from rl4sys_zmq.config import AgentConfig", "two rooms on floor F2 never meet"),
-    ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F4 never meet"),
+    ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F5 never meet"),
     ("values/a.py", "from rl4sys_zmq import wire", "F1 values imports F2 wire"),
     ("values/a.py", "from ..wire import b", "F1 values imports F2 wire"),
-    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F7 cli"),
+    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F8 cli"),
     ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
-    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F4 actor imports F7 cli"),
-    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F4 actor imports F8 __init__"),
+    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F5 actor imports F8 cli"),
+    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F5 actor imports F9 __init__"),
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("testing/a.py", "from torch import nn", "testing imports torch"),

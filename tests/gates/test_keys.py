@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a clock that is not tested; the long tier has them as they are."""
     if not SOAK:
         monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
-        monkeypatch.setattr("rl4sys_zmq.learner.access.LOOK_S", 0.02)
+        monkeypatch.setattr("rl4sys_zmq.calls.door.LOOK_S", 0.02)
         monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.1)
 
 
@@ -465,7 +465,7 @@ def test_a_dead_handler_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyP
 
 
 def test_a_dead_watch_is_told(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.learner.access.load_access", lambda path: 1 / 0)
+    monkeypatch.setattr("rl4sys_zmq.calls.door.load_access", lambda path: 1 / 0)
     ring(siege).write()
     until(lambda: not siege.status()["security"]["alive"], "the death to show")
     with pytest.raises(WorkerDied, match="rl4sys-access"):

@@ -5,7 +5,8 @@ A map of the house, from the ground up; a module imports only from its own room 
 - F0 `errors`, `resource`, `counters`, `late`: how things fail, who owns them, what is counted, what loads when it is first used.
 - F1 `values`: what flows: segments, policy specs, policy snapshots, spaces.
 - F2 `config`: what users say. `wire`: how it is written. `weights`: diffs and digests.
-- F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol of trajectories, without I/O. `policies`: acting, in numpy.
+- F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol of trajectories, without I/O. `policies`: acting
+  in numpy.
 - F4 `calls`: how one asks another: calls with deadlines, at most once, and notices.
 - F5 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
 - F6 `serving`: inference, environments, actions and trainers as services. `ops`: status, plots. `testing`: public test tools.

@@ -7,8 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, ProtocolError, RL4SysError
-from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, decode_call, encode_call
+from rl4sys_zmq.errors import (
+    CallError,
+    CallFailed,
+    CallLost,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    PayloadError,
+    ProtocolError,
+    RL4SysError,
+)
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -89,7 +99,7 @@ class Session:
         once: bool = False,
         tell: Callable[[Pending], None] | None = None,
     ) -> Pending:
-        """Starts a call; `due` gives it out.
+        """Starts a call; `due` gives it out. One that is larger than the server takes is over at once (``too_large``).
 
         Raises:
             PayloadError: when the payload can't travel.
@@ -100,6 +110,8 @@ class Session:
         self._next += 1
         pending = Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
         self.under_way[number] = pending
+        if self.welcome is not None:
+            self._check_size(pending)
         return pending
 
     def due(self, now: float) -> list[Pending]:
@@ -170,9 +182,18 @@ class Session:
         self._hello = None
         if hello.error is None:
             self.welcome = hello.answer
+            for pending in list(self.under_way.values()):
+                self._check_size(pending)
             return
         for pending in list(self.under_way.values()):
             self._end(pending, None, hello.error)
+
+    def _check_size(self, pending: Pending) -> None:
+        """A server ends the connection of who sends it a longer frame than it takes: it is not sent."""
+        try:
+            check_size(pending.frames, self.welcome["max_frame_bytes"])
+        except PayloadError as exc:
+            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, exc.problem))
 
     def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)

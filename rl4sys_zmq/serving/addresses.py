@@ -38,7 +38,5 @@ def dialled(host: str, port: int | None = None) -> Address:
 
 def _checked(port: int) -> int:
     if type(port) is not int or not 0 <= port <= 65535:
-        raise ConfigError(
-            f"{port!r} is no port; a port is a number from 0 to 65535 (0 lets a server pick a free one)", key="port"
-        )
+        raise ConfigError(f"{port!r} is no port; a port is a number from 0 to 65535 (0: the system picks one)", key="port")
     return port

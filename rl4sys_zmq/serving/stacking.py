@@ -45,9 +45,9 @@ def shape_of(tree: Tree) -> object:
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """``N`` trees of one shape as one: arrays, numbers and lists of numbers become arrays ``[N, ...]``, other leaves lists of ``N``.
+    """``N`` trees of one shape as one.
 
-    Dicts and tuples stay what they are.
+    Arrays, numbers and lists of numbers become arrays ``[N, ...]``, other leaves lists of ``N``; dicts and tuples stay.
     """
     if type(trees[0]) is list:
         trees = [_numbers(tree) for tree in trees]

@@ -86,7 +86,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         assert refused.value.code == CallRefusal.INVALID
         with pytest.raises(CallFailed, match=r"payload\['deep'\]\[0\]"):
             client.call("bad")
-        with pytest.raises(CallRefused, match="'nope'.*bad, boom, fine") as unknown:
+        with pytest.raises(CallRefused, match=r"'nope'.*bad, boom, fine") as unknown:
             client.call("nope")
         assert unknown.value.code == CallRefusal.UNKNOWN
         with pytest.raises(PayloadError, match=r"payload\['a'\]\[1\]") as payload:

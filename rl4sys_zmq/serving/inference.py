@@ -65,7 +65,7 @@ class InferenceServer(Resource):
         Args:
             name: what callers say.
             fn: without `batch` a payload in, an answer out. With `batch` the payloads of several callers in as one, with a
-                leading axis ``N`` (`rl4sys_zmq.serving.stack`), and an answer out whose leaves have that axis too. When it raises for
+                leading axis ``N`` (`rl4sys_zmq.serving.stack`), and an answer out whose leaves have that axis too. If it raises for
                 several, each is tried by itself, so that one bad request spoils no other: it should have no side effects.
             batch: how calls are put together; True: `Batching` with its defaults; None: one at a time.
             max_queue: how many calls may wait; more are refused (``busy``).

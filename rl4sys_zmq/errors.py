@@ -171,6 +171,7 @@ class CallRefusal(StrEnum):
     NO_SESSION = "no_session"  # the server does not know this caller (any more)
     FORBIDDEN = "forbidden"  # the key has no role that allows this
     OCCUPIED = "occupied"  # somebody else holds what was asked for
+    RATE = "rate"  # more often than the rate limit allows
     CLOSING = "closing"  # the server is stopping
 
 

@@ -1,5 +1,7 @@
 """Servers and clients for those who bring their own loop, and the data stores between them.
 
+- `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
+  `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
 - `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
   What they need beside them is in `rl4sys_zmq.serving.data`.
 """
@@ -12,10 +14,30 @@ from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
+    from rl4sys_zmq.serving.trainer_client import TrainerClient, UpdateResult
+    from rl4sys_zmq.serving.trainer_config import TrainerConfig
+    from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
+    from rl4sys_zmq.serving.trainer_server import TrainerServer
 
-__all__ = ["DataStoreBase", "QueuedDataStore", "ReplayBuffer", "TrajectoryBuffer"]
+__all__ = [
+    "DataStoreBase",
+    "QueuedDataStore",
+    "ReplayBuffer",
+    "TrainerClient",
+    "TrainerConfig",
+    "TrainerSMInterface",
+    "TrainerServer",
+    "TrajectoryBuffer",
+    "UpdateResult",
+]
 
 __getattr__ = load_late(
     __name__,
-    {"data": ("DataStoreBase", "QueuedDataStore", "ReplayBuffer", "TrajectoryBuffer")},
+    {
+        "data": ("DataStoreBase", "QueuedDataStore", "ReplayBuffer", "TrajectoryBuffer"),
+        "trainer_client": ("TrainerClient", "UpdateResult"),
+        "trainer_config": ("TrainerConfig",),
+        "trainer_local": ("TrainerSMInterface",),
+        "trainer_server": ("TrainerServer",),
+    },
 )

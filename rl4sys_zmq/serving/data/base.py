@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["DataStoreBase"]
+__all__ = ["DataStoreBase", "new_lineage"]
+
+
+def new_lineage() -> int:
+    """A random lineage, in 1 .. 2^63 - 1."""
+    return 1 + secrets.randbelow((1 << 63) - 1)
 
 
 class DataStoreBase(ABC):
@@ -23,6 +29,8 @@ class DataStoreBase(ABC):
 
     Attributes:
         capacity: the most items that are held.
+        lineage: which numbering this is: a random number in 1 .. 2^63 - 1, another for each store. One that is kept on disk keeps
+            its own. A trainer knows by it that an item under an old number is a new one.
 
     Raises:
         ConfigError: when the capacity is not a positive integer.
@@ -32,6 +40,7 @@ class DataStoreBase(ABC):
         if type(capacity) is not int or capacity < 1:
             raise ConfigError(f"a capacity is a positive integer, not {capacity!r:.60}", key="capacity")
         self.capacity = capacity
+        self.lineage = new_lineage()
 
     @abstractmethod
     def insert(self, data: Any) -> None:

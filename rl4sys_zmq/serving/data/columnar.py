@@ -47,6 +47,8 @@ class ColumnStore(DataStoreBase, Resource):
         self._closed = False
         self._layout: Layout | None = None
         self._folder = None if path is None else Folder(path, self._KIND, {"capacity": capacity, **(options or {})})
+        if self._folder is not None:
+            self.lineage = self._folder.lineage
         self._ring = Ring(capacity, self._folder)
 
     def insert(self, data: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import StoreError
+from rl4sys_zmq.serving.data.base import new_lineage
 from rl4sys_zmq.serving.data.trees import Leaf
 from rl4sys_zmq.values import DTYPES
 
@@ -43,6 +44,7 @@ class Folder:
 
     Attributes:
         layout: the store's layout as its manifest says, or None while there are no columns.
+        lineage: the store's; see `DataStoreBase`.
 
     Raises:
         StoreError: when the folder cannot be used, another process has it, or it belongs to something else or to a store
@@ -52,6 +54,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike[str], kind: str, options: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self.layout: dict[str, Leaf] | None = None
+        self.lineage = new_lineage()
         self._head = {"format": FORMAT, "kind": kind, **options}
         self._files: dict[str, str] = {}
         self._maps: list[np.memmap[Any, Any]] = []
@@ -88,7 +91,7 @@ class Folder:
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
         self.layout = dict(layout)
-        document = {**self._head, "layout": _to_json(layout), "files": self._files}
+        document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
         with _border(self.path):
             fresh = self.path / f"{_NAME}manifest.tmp"
             with fresh.open("w") as file:
@@ -184,6 +187,7 @@ class Folder:
                 theirs = document.get(key)
                 if theirs != mine:
                     raise StoreError(self.path, f"was made with {key} {theirs!r}, not {mine!r}; use that, or another folder")
+            self.lineage = int(document["lineage"])
             self.layout = {name: _from_json(*form) for name, form in document["layout"].items()}
             self._files = {str(name): str(file) for name, file in document["files"].items()}
             if any(not file.startswith(_NAME) or "/" in file for file in self._files.values()):

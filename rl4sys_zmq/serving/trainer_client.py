@@ -166,7 +166,7 @@ class TrainerClient(Resource):
         trouble: RL4SysError | None = None
         for name in self._feeds:
             try:
-                part = self.update_datastore(name, self._mark(name))
+                part = self._update(name, None)
             except (CallFailed, PayloadError) as exc:
                 trouble = trouble or exc
             else:
@@ -194,13 +194,9 @@ class TrainerClient(Resource):
             CallLost: with `confirm_update`, when the server was restarted and has forgotten what it acknowledged.
             CallError: as `update`.
         """
-        feed = self._feed(name)
-        with feed.lock:
-            done, trouble = self._send_all(name, feed, from_id)
+        done = self._update(name, from_id)
         if confirm_update and self.get_server_last_update_id(name) < done.acked[name]:
             raise CallLost(INSERT + name, self._client.address)
-        if trouble is not None:
-            raise trouble
         return done
 
     def get_server_last_update_id(self, name: str) -> int:
@@ -317,16 +313,21 @@ class TrainerClient(Resource):
             else:
                 return
 
-    def _mark(self, name: str) -> int:
-        """Where an update of a data store begins."""
-        acked, store = self.get_server_last_update_id(name), self._feed(name).store
-        if acked > store.latest_data_id():
+    def _update(self, name: str, from_id: int | None) -> UpdateResult:
+        """Sends what the server lacks of a data store; what comes after `from_id` also if it has it."""
+        feed = self._feed(name)
+        acked, latest = self.get_server_last_update_id(name), feed.store.latest_data_id()
+        if acked > latest:
             raise StoreError(
                 name,
-                f"the trainer has the items up to {acked}, and this store ends at {store.latest_data_id()}: new items under old "
-                "numbers would not be taken; delete its folder to begin a new one",
+                f"the trainer has the items up to {acked}, and this store ends at {latest}: new items under old numbers would "
+                "not be taken; delete its folder to begin a new one",
             )
-        return acked
+        with feed.lock:
+            done, trouble = self._send_all(name, feed, acked if from_id is None else max(-1, min(from_id, acked)))
+        if trouble is not None:
+            raise trouble
+        return done
 
     def _feed(self, name: str) -> _Feed:
         feed = self._feeds.get(name)
@@ -337,7 +338,7 @@ class TrainerClient(Resource):
 
     def _send_all(self, name: str, feed: _Feed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
         """Sends up to what the store holds now, message by message; what went wrong without ending it comes back."""
-        store, acked, target = feed.store, max(-1, from_id), feed.store.latest_data_id()
+        store, acked, target = feed.store, from_id, feed.store.latest_data_id()
         items = dropped = 0
         trouble: RL4SysError | None = None
         while acked < target:

@@ -101,20 +101,25 @@ class TrainerServer(Resource):
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._version = 0
         self._stopped = False
-        self._server = Server(
-            self.config.bind(),
-            name="trainer",
-            pub=self.config.bind_broadcast(),
-            terms=self.config.terms(),
-            keys=keys,
-            clients=clients,
-            insecure=insecure,
-        )
+        self._journal = StoreJournal(Path(run_dir), fsync) if run_dir is not None else None
+        try:
+            self._server = Server(
+                self.config.bind(),
+                name="trainer",
+                pub=self.config.bind_broadcast(),
+                terms=self.config.terms(),
+                keys=keys,
+                clients=clients,
+                insecure=insecure,
+            )
+        except BaseException:
+            if self._journal is not None:
+                self._journal.close()
+            raise
         self._server.register(STORES, lambda _: sorted(self._shelves), role=SUBMIT_ROLE)
         self._server.register(MARK, self._mark, role=SUBMIT_ROLE)
         for kind in self.config.request_types:
             self._server.register(REQUEST + kind, partial(self._request, kind), lane="requests")
-        self._journal = StoreJournal(Path(run_dir), fsync) if run_dir is not None else None
 
     def register_data_store(self, name: str, data_store: DataStoreBase) -> None:
         """Has clients feed a data store; with a journal, after what the journal has was put into it.

@@ -151,7 +151,9 @@ def test_hosts_and_ports(inproc: TransportUnderTest) -> None:
         server.register_data_store("a", QueuedDataStore(5))
         server.start(threaded=True)
         port = int(server.address.rpartition(":")[2])
-        with TrainerClient("a", "127.0.0.1", TrainerConfig(port_number=port), QueuedDataStore(5), timeout_ms=WAIT_S * 1000) as client:
+        with TrainerClient(
+            "a", "127.0.0.1", TrainerConfig(port_number=port), QueuedDataStore(5), timeout_ms=WAIT_S * 1000
+        ) as client:
             assert client.update().acked == {"a": -1}
 
 

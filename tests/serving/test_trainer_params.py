@@ -28,7 +28,7 @@ class JaxLike:
 
 
 def test_trees_of_any_framework() -> None:
-    Pair = namedtuple("Pair", "a b")  # noqa: PYI024 (untyped, as people's are)
+    Pair = namedtuple("Pair", "a b")
     mine = np.arange(3.0)
     tree = params_as_arrays(
         MappingProxyType({"jax": JaxLike([[1, 2]]), "np": mine, "list": [np.float32(1), 2, None], "pair": Pair(1.5, "x")})

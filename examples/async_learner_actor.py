@@ -326,7 +326,7 @@ class Replay(Protocol):
         ...
 
 
-def run_actor(  # noqa: PLR0913 - two seams, and the run's own numbers
+def run_actor(
     env: gym.Env[Any, Any],
     settings: Settings,
     insert: Callable[[dict[str, Any]], None],
@@ -404,7 +404,7 @@ def run_actor(  # noqa: PLR0913 - two seams, and the run's own numbers
     return evaluated
 
 
-def run_learner(  # noqa: PLR0913 - three seams, and the run's own objects
+def run_learner(
     learner: Sac,
     settings: Settings,
     replay: Replay,

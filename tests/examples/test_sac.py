@@ -118,18 +118,30 @@ def test_stacked_critics_are_two_networks(sac: ModuleType) -> None:
     assert not torch.equal(net(x)[0], net(x)[1])
 
 
-@pytest.mark.parametrize(("terminated", "value"), [(True, 1.0), (False, 2.0)])
-def test_only_a_terminal_state_has_no_value(sac: ModuleType, terminated: bool, value: float) -> None:
-    """Reward 1 at every step and discount 1/2 make a value of 2, or of 1 where each step is the last (α is about 0)."""
-    learner = make_learner(sac, discount=0.5, reward_scale=1.0, critic_rate=1e-2, target_rate=0.1, temperature_rate=0.0)
+@pytest.mark.parametrize("terminated", [True, False])
+def test_the_critics_loss_is_that_of_the_paper(sac: ModuleType, terminated: bool) -> None:
+    """Row by row: the target is the reward alone where the task ended, and bootstrapped where it goes on or time ran out."""
+    learner = make_learner(sac, discount=0.9, reward_scale=0.5)
+    batch = make_batch(reward=3.0, terminated=terminated)
     with torch.no_grad():
-        learner._log_temperature.fill_(-20.0)
-    batch = make_batch(terminated=terminated)
-    for _ in range(400):
-        learner.update(batch)
-    action = (torch.from_numpy(batch["action"]) - torch.tensor([0.0, 2.5])) / torch.tensor([2.0, 2.5])
-    values = learner._critics(torch.cat((torch.from_numpy(batch["observation"]), action), -1))
-    assert float(values.mean().detach()) == pytest.approx(value, rel=0.1)
+        learner._targets += 0.1  # as if the critics had moved away from them
+        learner._log_temperature.fill_(math.log(0.3))
+        twin = torch.Generator()
+        twin.set_state(learner._generator.get_state())
+        noise = torch.empty(16, 2).normal_(generator=twin)
+        expected = 0.0
+        for row in range(16):
+            here, after = (torch.from_numpy(batch[name][row : row + 1]) for name in ("observation", "next_observation"))
+            mean, log_std = learner._policy(after)[0].chunk(2, -1)
+            next_action, next_log_prob = sac.squash(mean, log_std, noise[row : row + 1])
+            first, second = learner._critics(torch.cat((after, next_action), -1), learner._targets).flatten().tolist()
+            target = 0.5 * 3.0
+            if not terminated:
+                target += 0.9 * (min(first, second) - 0.3 * float(next_log_prob))
+            action = torch.tensor([[batch["action"][row, 0] / 2.0, (batch["action"][row, 1] - 2.5) / 2.5]])
+            for value in learner._critics(torch.cat((here, action), -1)).flatten().tolist():
+                expected += 0.5 * (value - target) ** 2 / 16
+    assert learner.update(batch)["critic_loss"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_temperature_rises_when_the_policy_is_too_sure(sac: ModuleType) -> None:
@@ -172,7 +184,7 @@ def test_an_actor_takes_the_newest_network_once(sac: ModuleType) -> None:
 
 
 class Store:
-    """The two seams in one process: a learner that learns whenever a transition arrives would be late here."""
+    """A replay of Python rows: the two loops joined in one process."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []

@@ -45,20 +45,20 @@ RECENT_EPISODES = 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyperparameters. The defaults solve Pendulum-v1 in about 4000 steps of the environment."""
+    """Hyperparameters. The defaults solve Pendulum-v1 in 4000 to 7000 steps of the environment."""
 
     replay_ratio: float = 1.0
     """Gradient steps per environment step, at most."""
     random_steps: int = 400
     """Steps with random actions before the first gradient step."""
-    batch_size: int = 128
-    hidden: tuple[int, ...] = (64, 64)
+    batch_size: int = 64
+    hidden: tuple[int, ...] = (32, 32)
     """Widths of the hidden layers, of the policy and of each critic."""
-    policy_rate: float = 1e-3
+    policy_rate: float = 2e-3
     critic_rate: float = 2e-3
-    temperature_rate: float = 1e-3
+    temperature_rate: float = 3e-3
     discount: float = 0.98
-    target_rate: float = 0.01
+    target_rate: float = 0.02
     """Share of the critics that moves into their targets at each gradient step (τ in [1])."""
     reward_scale: float = 0.1
     """Rewards are multiplied by this before they are learned from ([1], section 5.2)."""
@@ -68,7 +68,7 @@ class Settings:
     """Transitions in the replay."""
     publish_every: int = 20
     """Gradient steps between published networks."""
-    max_lead: int = 40
+    max_lead: int = 25
     """Steps that an actor takes with one network before it waits for the next."""
 
 
@@ -224,7 +224,9 @@ class Sac:
         next_observation = torch.from_numpy(batch["next_observation"]).reshape(count, -1).float()
         action = (torch.from_numpy(batch["action"]).reshape(count, -1).float() - self._centre) / self._half_range
         reward = torch.from_numpy(batch["reward"]).float() * s.reward_scale
-        alive = 1.0 - torch.from_numpy(batch["terminated"]).float()  # a time limit is not terminal: its last value is bootstrapped
+        alive = (
+            1.0 - torch.from_numpy(batch["terminated"]).float()
+        )  # a time limit is not terminal: its last value is bootstrapped
         temperature = self._log_temperature.detach().exp()
 
         with torch.no_grad():  # [1], equations 8 and 9, with the smaller of two target critics in place of the value network
@@ -324,7 +326,7 @@ class Replay(Protocol):
         ...
 
 
-def run_actor(  # noqa: PLR0913 - two seams, and the run's own numbers
+def run_actor(
     env: gym.Env[Any, Any],
     settings: Settings,
     insert: Callable[[dict[str, Any]], None],
@@ -402,7 +404,7 @@ def run_actor(  # noqa: PLR0913 - two seams, and the run's own numbers
     return evaluated
 
 
-def run_learner(  # noqa: PLR0913 - three seams, and the run's own objects
+def run_learner(
     learner: Sac,
     settings: Settings,
     replay: Replay,
@@ -441,5 +443,114 @@ def run_learner(  # noqa: PLR0913 - three seams, and the run's own objects
             report_at += REPORT_S
             told = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
             rate = pace.updates / seconds
-            print(f"learner {seconds:6.1f} s  {received():7d} steps  {pace.updates:7d} updates ({rate:.0f}/s)  {told}", flush=True)
+            print(
+                f"learner {seconds:6.1f} s  {received():7d} steps  {pace.updates:7d} updates ({rate:.0f}/s)  {told}", flush=True
+            )
     return pace.updates
+
+
+# -- What carries them: the only part that is missing --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LearnerLink:
+    """The learner's end: what `run_learner` takes, and what ends it."""
+
+    replay: Replay
+    received: Callable[[], int]
+    publish: Callable[[Arrays], None]
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class ActorLink:
+    """An actor's end: what takes its transitions, and what ends it."""
+
+    insert: Callable[[dict[str, Any]], None]
+    close: Callable[[], None]
+
+
+def open_learner_link(args: argparse.Namespace, env: gym.Env[Any, Any], arrived: threading.Event) -> LearnerLink:
+    """TRANSPORT: a TrainerServer with a ReplayBuffer of `args.settings.capacity` for the five names of `run_actor`'s rows.
+
+    Its data callback sets `arrived`; `received` counts rows in all, not those still held; `publish` is `publish_network`.
+    """
+    raise NotImplementedError("rl4sys_zmq.serving.TrainerServer is wired in here")
+
+
+def open_actor_link(args: argparse.Namespace, networks: Newest) -> ActorLink:
+    """TRANSPORT: a TrainerClient with a QueuedDataStore, `recv_network_callback(networks.put)`, and an asynchronous update.
+
+    The update must come more often than the learner uses up `max_lead` steps (about every 0.02 s for the defaults).
+    """
+    raise NotImplementedError("rl4sys_zmq.serving.TrainerClient is wired in here")
+
+
+def learn(args: argparse.Namespace, stop: threading.Event) -> None:
+    arrived, env = threading.Event(), gym.make(args.env)
+    learner = Sac(env.observation_space, env.action_space, args.settings, args.seed)
+    link = open_learner_link(args, env, arrived)
+    try:
+        run_learner(learner, args.settings, link.replay, link.received, arrived, link.publish, stop)
+    finally:
+        link.close()
+        env.close()
+
+
+def play(args: argparse.Namespace, stop: threading.Event) -> None:
+    networks, env = Newest(), gym.make(args.env)
+    link = open_actor_link(args, networks)
+    try:
+        run_actor(env, args.settings, link.insert, networks, stop, seed=args.seed, target_return=args.target_return)
+    finally:
+        link.close()
+        env.close()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="SAC whose actor and learner run at their own pace.")
+    role = parser.add_mutually_exclusive_group()
+    role.add_argument("--learner", action="store_true", help="only the learner (default: both, as threads)")
+    role.add_argument("--actor", action="store_true", help="only an actor (default: both, as threads)")
+    parser.add_argument("--env", default="Pendulum-v1", help="Box observations and bounded Box actions (default: Pendulum-v1)")
+    parser.add_argument("--ip", default="127.0.0.1", help="the learner's host, for an actor (default: 127.0.0.1)")
+    parser.add_argument("--address", help="the learner's URI, instead of --ip and the default port")
+    parser.add_argument("--seed", type=int, default=1, help="give each actor its own (default: 1)")
+    parser.add_argument(
+        "--replay-ratio", "--utd", type=float, default=Settings.replay_ratio, help="gradient steps per step, at most (default: 1)"
+    )
+    parser.add_argument("--max-seconds", type=float, default=60.0, help="then stop (default: 60)")
+    parser.add_argument("--target-return", type=float, default=math.inf, help="an actor stops when it has this (default: never)")
+    args = parser.parse_args()
+    args.settings = replace(Settings(), replay_ratio=args.replay_ratio)
+    return args
+
+
+def main() -> int:
+    args, stop = parse_arguments(), threading.Event()
+    timer = threading.Timer(args.max_seconds, stop.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        if args.actor:
+            play(args, stop)
+        elif args.learner:
+            learn(args, stop)
+        else:
+            learning = threading.Thread(target=learn, args=(args, stop), name="learner")
+            learning.start()
+            try:
+                play(args, stop)
+            finally:
+                stop.set()
+                learning.join()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        stop.set()
+        timer.cancel()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -83,8 +83,7 @@ class TrajectoryBuffer(ColumnStore):
             layout = found or declared
             if layout is not None:
                 self._allocate(layout)
-                held = np.arange(self._ring.begin, self._ring.end)
-                self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
+                self._find_spans()
 
     def register_sample_config(
         self,
@@ -246,7 +245,8 @@ class TrajectoryBuffer(ColumnStore):
             count = len(next(iter(saved.data.values())))
             start = np.isin(np.arange(saved.begin, saved.begin + count), saved.starts)
             buffer._ring.skip_to(saved.begin)
-            buffer._append({**saved.data, _START_COLUMN: start}, count)
+            buffer._ring.append({**saved.data, _START_COLUMN: start}, count)
+            buffer._find_spans()
             buffer._ended = saved.ended
         return buffer
 
@@ -274,6 +274,11 @@ class TrajectoryBuffer(ColumnStore):
         self._ring.append(blocks, count)
         self._spans.extend(end + np.flatnonzero(blocks[_START_COLUMN]))
         self._spans.forget_before(self._ring.begin)
+
+    def _find_spans(self) -> None:
+        """The trajectories of the rows that are there from the beginning."""
+        held = np.arange(self._ring.begin, self._ring.end)
+        self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
     def _columns(self, layout: Layout) -> dict[str, Leaf]:
         return {**layout.leaves, _START_COLUMN: Leaf((), np.dtype("?"))}

@@ -88,7 +88,6 @@ class Folder:
         """
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
-        self.layout = dict(layout)
         document = {**self._head, "layout": _to_json(layout), "files": self._files}
         with _border(self.path):
             fresh = self.path / f"{_NAME}manifest.tmp"
@@ -97,6 +96,7 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self.path / _MANIFEST)
+        self.layout = dict(layout)
         return made
 
     def columns(self, columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:

@@ -15,7 +15,7 @@ from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frames import Frames
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flatten, space_leaves, unflatten
+from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flag, flatten, space_leaves, unflatten
 
 __all__ = ["ReplayBuffer"]
 
@@ -146,9 +146,9 @@ class ReplayBuffer(ColumnStore):
                 leaves[path] = Leaf(array.shape, array.dtype)
         for path, expected in self._expected.items():
             leaves.setdefault(path, expected)  # what the spaces have and the transition lacks is then found missing
-        for path in [p for p in leaves if p.startswith("next_observations")]:
+        for path in [p for p in leaves if p.partition("/")[0] == "next_observations"]:
             twin = leaves.get(path.removeprefix("next_"))
-            if twin is not None and twin != leaves[path] and twin.shape != leaves[path].shape:
+            if twin is not None and twin.shape != leaves[path].shape:
                 raise DataError(path, f"{leaves[path]}, where 'observations' has {twin}")
             leaves[path] = twin or leaves[path]
         for key, suffix in self._images.items():
@@ -273,10 +273,6 @@ def _transition(data: object) -> dict[str, object]:
         )
     leaves = flatten(data)
     leaves.setdefault("truncated", False)
-    if ends[0] not in leaves:
-        raise DataError(ends[0], "is a dict, not a boolean")
-    value = leaves.pop(ends[0])
-    if ends[0] == "masks":
-        value = 1 - as_leaf("masks", value).astype(np.float64)
-    leaves["terminated"] = value
+    if ends[0] != "terminated":
+        leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")
     return leaves

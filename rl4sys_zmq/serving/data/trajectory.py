@@ -17,7 +17,7 @@ from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler
 from rl4sys_zmq.serving.data.spans import Spans
-from rl4sys_zmq.serving.data.trees import DataShape, Layout, Leaf, as_leaf, flatten, unflatten
+from rl4sys_zmq.serving.data.trees import DataShape, Layout, Leaf, as_leaf, flag, flatten, unflatten
 
 __all__ = ["TrajectoryBuffer"]
 
@@ -356,17 +356,10 @@ def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     if not isinstance(data, Mapping):
         raise DataError("", f"a step is a dict of arrays, not a {type(data).__name__}; a QueuedDataStore takes other payloads")
     leaves = flatten(data)
-    start, end = (_flag(name, leaves.pop(name, False)) for name in (_START, _END))
+    start, end = (flag(name, leaves.pop(name, False)) for name in (_START, _END))
     if not leaves:
         raise DataError("", "a step without a key has nothing to store")
     return leaves, start, end
-
-
-def _flag(name: str, value: object) -> bool:
-    array = as_leaf(name, value)
-    if array.shape != () or array not in (0, 1):
-        raise DataError(name, f"shape {array.shape} and dtype {array.dtype}, not a boolean")
-    return bool(array)
 
 
 def _leaf_of(path: str, value: object) -> Leaf:

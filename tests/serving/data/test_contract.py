@@ -85,7 +85,7 @@ class UsersStore(DataStoreBase):
         return len(self.items)
 
 
-def test_a_users_store_of_five_methods_keeps_it() -> None:
+def test_a_users_store_of_four_methods_keeps_it() -> None:
     check_data_store(UsersStore, int, int)
 
 

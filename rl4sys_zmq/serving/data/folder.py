@@ -202,7 +202,7 @@ def _border(path: Path) -> Any:
         yield
     except OSError as exc:
         raise StoreError(path, f"{exc.strerror or exc}") from exc
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError, RecursionError, SyntaxError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, RecursionError, SyntaxError) as exc:
         raise StoreError(path, f"is damaged ({exc!s:.200}); delete the folder to start anew") from exc
 
 

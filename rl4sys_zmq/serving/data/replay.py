@@ -15,7 +15,7 @@ from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frames import Frames
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flag, flatten, space_leaves, unflatten
+from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flag, flatten, space_leaves, unflatten, zeros
 
 __all__ = ["ReplayBuffer"]
 
@@ -93,6 +93,7 @@ class ReplayBuffer(ColumnStore):
         Raises:
             DataError: when one does not fit (names the key, with both shapes or dtypes).
             StoreError: when files cannot be made for them; those before it are stored.
+            ConfigError: likewise when there is no memory for them.
             Closed: after `close`.
         """
         rows = [_transition(data) for data in batch_data]
@@ -190,7 +191,7 @@ class ReplayBuffer(ColumnStore):
 
     def _make_block(self, key: int, leaf: Leaf, number: int) -> NDArray[Any]:
         if self._folder is None:
-            return np.zeros(leaf.shape, leaf.dtype)
+            return zeros(leaf)
         return self._folder.make(_block_name(key, number), leaf)
 
     def _take_up(self, folder: Folder, layout: Layout) -> None:

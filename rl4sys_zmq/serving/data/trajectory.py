@@ -135,6 +135,7 @@ class TrajectoryBuffer(ColumnStore):
         Raises:
             DataError: when it does not fit (names the key, with both shapes or dtypes); then nothing was stored.
             StoreError: when files cannot be made for it.
+            ConfigError: when there is no memory for it.
             Closed: after `close`.
         """
         self._insert([data], end_of_trajectory)
@@ -145,6 +146,7 @@ class TrajectoryBuffer(ColumnStore):
         Raises:
             DataError: when one does not fit (names the key, with both shapes or dtypes).
             StoreError: when files cannot be made for them.
+            ConfigError: when there is no memory for them.
             Closed: after `close`.
         """
         self._insert(batch_data, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "flatten", "space_leaves", "unflatten"]
+__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "flatten", "space_leaves", "unflatten", "zeros"]
 
 MAX_DEPTH = 16
 """How deep a tree may be: as deep as what travels."""
@@ -199,6 +200,19 @@ def copy_payload(value: object, path: str = "", depth: int = 0) -> Any:
         copies = [copy_payload(item, f"{path}/{index}".lstrip("/"), depth + 1) for index, item in enumerate(value)]
         return tuple(copies) if isinstance(value, tuple) else copies
     raise DataError(path, f"a value of type {type(value).__name__} cannot travel")
+
+
+def zeros(leaf: Leaf) -> NDArray[Any]:
+    """A whole column in memory.
+
+    Raises:
+        ConfigError: when that is more memory than there is.
+    """
+    try:
+        return np.zeros(leaf.shape, leaf.dtype)
+    except (MemoryError, ValueError) as exc:
+        size = leaf.dtype.itemsize * prod(leaf.shape)
+        raise ConfigError(f"{size} bytes do not fit in memory: a smaller capacity, or path= for disk", key="capacity") from exc
 
 
 def _leaf(name: str, shape: object, dtype: object) -> Leaf:

@@ -245,6 +245,14 @@ def test_images_that_are_not_there_or_not_stacked_are_refused() -> None:
         assert len(store) == 0
 
 
+def test_columns_that_no_memory_holds_are_a_matter_of_configuration() -> None:
+    store = ReplayBuffer(1 << 60)
+    with pytest.raises(ConfigError, match="do not fit in memory") as caught:
+        store.insert(plain())
+    assert caught.value.key == "capacity"
+    assert len(store) == 0
+
+
 def test_what_cannot_be_sampled() -> None:
     store = ReplayBuffer(3)
     with pytest.raises(StoreEmpty):

@@ -196,7 +196,13 @@ class ReplayBuffer(ColumnStore):
 
     def _take_up(self, folder: Folder, layout: Layout) -> None:
         """Goes on with the transitions that the folder has."""
-        self._allocate(layout)
+        for path, expected in self._expected.items():
+            if layout.leaves.get(path) != expected:
+                raise StoreError(folder.path, f"{path} has {layout.leaves.get(path)} there, and the spaces say {expected}")
+        try:
+            self._allocate(layout)
+        except DataError as exc:
+            raise StoreError(folder.path, f"is damaged ({exc}); delete the folder to start anew") from exc
         held = np.arange(self._ring.begin, self._ring.end)
         block = -(-self.capacity // _BLOCKS)
         for index, (key, suffix) in enumerate(self._images.items()):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,6 +155,7 @@ def test_a_foreign_folder_is_refused_and_nothing_in_it_touched(tmp_path: Path) -
         (lambda p: make(p, 13), "capacity 12, not 13"),
         (lambda p: make(p, num_stack=2), "num_stack 3, not 2"),
         (lambda p: make(p, image_keys=()), "image_keys"),
+        (lambda p: make(p, action_space=SimpleNamespace(shape=(2,), dtype="float32")), "actions has .* the spaces say"),
         (lambda p: TrajectoryBuffer(12, path=p), "kind 'ReplayBuffer', not 'TrajectoryBuffer'"),
     ],
 )
@@ -208,6 +210,7 @@ DAMAGE = {
     "another format": _rewrite(format=2),
     "a layout of objects": _rewrite(layout={"actions": [[], "|O"]}),
     "no layout": _rewrite(layout=None),
+    "a layout of something else": _rewrite(layout={"rewards": [[], "<f4"], "terminated": [[], "|b1"], "truncated": [[], "|b1"]}),
     "a file elsewhere": _rewrite(files={"actions": "../column-1.npy"}),
     "other files": _rewrite(files={}),
     "a short column": _cut("column-002.npy", 130),

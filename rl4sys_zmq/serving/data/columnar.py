@@ -57,6 +57,7 @@ class ColumnStore(DataStoreBase, Resource):
         Raises:
             DataError: when it does not fit (names the key, with both shapes or dtypes); then nothing was stored.
             StoreError: when files cannot be made for it.
+            ConfigError: when there is no memory for it.
             Closed: after `close`.
         """
         self.batch_insert([data])

@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,6 @@ class Folder:
         """
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
         made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
-        self.layout = dict(layout)
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
         with _border(self.path):
             fresh = self.path / f"{_NAME}manifest.tmp"
@@ -99,6 +99,7 @@ class Folder:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self.path / _MANIFEST)
+        self.layout = dict(layout)
         return made
 
     def columns(self, columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
@@ -115,7 +116,7 @@ class Folder:
         """A new file of zeros; one of that name that nothing refers to is overwritten."""
         path = self.path / name
         with _border(path):
-            size = leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=object))
+            size = leaf.dtype.itemsize * prod(leaf.shape)
             with path.open("wb") as file:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
@@ -131,10 +132,14 @@ class Folder:
         """
         path = self.path / name
         with _border(path):
-            array = np.lib.format.open_memmap(path, mode="r+")
-            if array.shape != leaf.shape or array.dtype != leaf.dtype:
-                found = Leaf(array.shape, array.dtype)
-                raise StoreError(path, f"holds {found}, not {leaf}; it is damaged or another store's; delete the folder")
+            with path.open("rb") as file:
+                np.lib.format.read_magic(file)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+                start = file.tell()
+            found, size = Leaf(shape, dtype), leaf.dtype.itemsize * prod(leaf.shape)
+            if found != leaf or path.stat().st_size < start + size:  # numpy would make a short file longer
+                raise StoreError(path, f"holds {found} or less, not {leaf}; it is damaged; delete the folder to start anew")
+            array: np.memmap[Any, Any] = np.memmap(path, leaf.dtype, "r+", start, leaf.shape)
         self._maps.append(array)
         return array.view(np.ndarray)
 
@@ -201,7 +206,7 @@ def _border(path: Path) -> Any:
         yield
     except OSError as exc:
         raise StoreError(path, f"{exc.strerror or exc}") from exc
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError, RecursionError, SyntaxError) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, OverflowError, RecursionError, SyntaxError) as exc:
         raise StoreError(path, f"is damaged ({exc!s:.200}); delete the folder to start anew") from exc
 
 

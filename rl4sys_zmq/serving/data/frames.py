@@ -39,10 +39,11 @@ class Frames:
         return int(np.count_nonzero(self._uses))
 
     def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
-        """Takes blocks that were made before, and the slots that rows point at, each as often as they do."""
+        """Takes blocks that were made before, and the slots ``[rows, ...]`` that rows point at, the newest row last."""
         self._blocks = list(blocks)
         self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
         self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
+        self._recent = {_digest(self._at(slot)): slot for slot in slots[-1:].ravel().tolist()}
 
     def hold(self, frames: NDArray[Any]) -> NDArray[np.int64]:
         """The slots of some frames ``[n, *shape]``, each found or written, and pointed at once more.
@@ -75,7 +76,7 @@ class Frames:
         return out
 
     def _hold(self, frame: NDArray[Any]) -> int:
-        digest = xxhash.xxh3_64_intdigest(frame.data)
+        digest = _digest(frame)
         slot = self._recent.get(digest, -1)
         if slot < 0 or not self._uses[slot] or not np.array_equal(self._at(slot), frame):
             slot = self._new_slot()
@@ -98,3 +99,7 @@ class Frames:
             self._uses = np.concatenate([self._uses, np.zeros(self._block, np.int64)])
             self._free = list(range(first + self._block - 1, first - 1, -1))
         return self._free.pop()
+
+
+def _digest(frame: NDArray[Any]) -> int:
+    return xxhash.xxh3_64_intdigest(frame.data)

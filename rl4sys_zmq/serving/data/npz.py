@@ -73,7 +73,7 @@ def read_npz(path: str | os.PathLike[str]) -> Saved:
         StoreError: when it cannot be read, or is not such a file.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays: dict[str, NDArray[Any]] = dict(file)
         if int(arrays.pop(_META + "format")) != FORMAT:
             raise ValueError("of another format")

@@ -59,7 +59,8 @@ class Priorities:
             raise DataError("priorities", "one of them is negative or not finite")
         with np.errstate(over="ignore", under="ignore"):
             masses = np.maximum((values + epsilon) ** alpha, _LEAST)
-        if not np.isfinite(masses.sum() * ring.capacity):
+            most = masses.max(initial=0.0) * ring.capacity
+        if not np.isfinite(most):
             raise DataError("priorities", f"{values.max():g} is too large for alpha {alpha:g}")
         self._know_new(ring)
         held = ids >= ring.begin

@@ -15,7 +15,7 @@ from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frames import Frames
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flatten, space_leaves, unflatten
+from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flag, flatten, space_leaves, unflatten, zeros
 
 __all__ = ["ReplayBuffer"]
 
@@ -93,6 +93,7 @@ class ReplayBuffer(ColumnStore):
         Raises:
             DataError: when one does not fit (names the key, with both shapes or dtypes).
             StoreError: when files cannot be made for them; those before it are stored.
+            ConfigError: likewise when there is no memory for them.
             Closed: after `close`.
         """
         rows = [_transition(data) for data in batch_data]
@@ -146,9 +147,9 @@ class ReplayBuffer(ColumnStore):
                 leaves[path] = Leaf(array.shape, array.dtype)
         for path, expected in self._expected.items():
             leaves.setdefault(path, expected)  # what the spaces have and the transition lacks is then found missing
-        for path in [p for p in leaves if p.startswith("next_observations")]:
+        for path in [p for p in leaves if p.partition("/")[0] == "next_observations"]:
             twin = leaves.get(path.removeprefix("next_"))
-            if twin is not None and twin != leaves[path] and twin.shape != leaves[path].shape:
+            if twin is not None and twin.shape != leaves[path].shape:
                 raise DataError(path, f"{leaves[path]}, where 'observations' has {twin}")
             leaves[path] = twin or leaves[path]
         for key, suffix in self._images.items():
@@ -190,12 +191,18 @@ class ReplayBuffer(ColumnStore):
 
     def _make_block(self, key: int, leaf: Leaf, number: int) -> NDArray[Any]:
         if self._folder is None:
-            return np.zeros(leaf.shape, leaf.dtype)
+            return zeros(leaf)
         return self._folder.make(_block_name(key, number), leaf)
 
     def _take_up(self, folder: Folder, layout: Layout) -> None:
         """Goes on with the transitions that the folder has."""
-        self._allocate(layout)
+        for path, expected in self._expected.items():
+            if layout.leaves.get(path) != expected:
+                raise StoreError(folder.path, f"{path} has {layout.leaves.get(path)} there, and the spaces say {expected}")
+        try:
+            self._allocate(layout)
+        except DataError as exc:
+            raise StoreError(folder.path, f"is damaged ({exc}); delete the folder to start anew") from exc
         held = np.arange(self._ring.begin, self._ring.end)
         block = -(-self.capacity // _BLOCKS)
         for index, (key, suffix) in enumerate(self._images.items()):
@@ -273,10 +280,6 @@ def _transition(data: object) -> dict[str, object]:
         )
     leaves = flatten(data)
     leaves.setdefault("truncated", False)
-    if ends[0] not in leaves:
-        raise DataError(ends[0], "is a dict, not a boolean")
-    value = leaves.pop(ends[0])
-    if ends[0] == "masks":
-        value = 1 - as_leaf("masks", value).astype(np.float64)
-    leaves["terminated"] = value
+    if ends[0] != "terminated":
+        leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")
     return leaves

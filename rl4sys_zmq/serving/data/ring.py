@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError, StoreError
 from rl4sys_zmq.serving.data.folder import Folder
-from rl4sys_zmq.serving.data.trees import Leaf, as_leaf
+from rl4sys_zmq.serving.data.trees import Leaf, as_leaf, zeros
 
 __all__ = ["Ids", "Ring"]
 
@@ -57,10 +57,11 @@ class Ring:
 
         Raises:
             StoreError: when they cannot be made, or those that are there are not these.
+            ConfigError: when they do not fit in memory.
         """
         whole = {name: Leaf((self.capacity, *leaf.shape), leaf.dtype) for name, leaf in columns.items()}
         if self._folder is None:
-            self._columns = {name: np.zeros(leaf.shape, leaf.dtype) for name, leaf in whole.items()}
+            self._columns = {name: zeros(leaf) for name, leaf in whole.items()}
             return
         whole[_SPAN] = Leaf((2,), np.dtype("<i8"))
         found = self._folder.create(layout, whole) if self._folder.layout is None else self._folder.columns(whole)

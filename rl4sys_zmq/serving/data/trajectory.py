@@ -17,7 +17,7 @@ from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler
 from rl4sys_zmq.serving.data.spans import Spans
-from rl4sys_zmq.serving.data.trees import DataShape, Layout, Leaf, as_leaf, flatten, unflatten
+from rl4sys_zmq.serving.data.trees import DataShape, Layout, Leaf, as_leaf, flag, flatten, unflatten
 
 __all__ = ["TrajectoryBuffer"]
 
@@ -83,8 +83,7 @@ class TrajectoryBuffer(ColumnStore):
             layout = found or declared
             if layout is not None:
                 self._allocate(layout)
-                held = np.arange(self._ring.begin, self._ring.end)
-                self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
+                self._find_spans()
 
     def register_sample_config(
         self,
@@ -136,6 +135,7 @@ class TrajectoryBuffer(ColumnStore):
         Raises:
             DataError: when it does not fit (names the key, with both shapes or dtypes); then nothing was stored.
             StoreError: when files cannot be made for it.
+            ConfigError: when there is no memory for it.
             Closed: after `close`.
         """
         self._insert([data], end_of_trajectory)
@@ -146,6 +146,7 @@ class TrajectoryBuffer(ColumnStore):
         Raises:
             DataError: when one does not fit (names the key, with both shapes or dtypes).
             StoreError: when files cannot be made for them.
+            ConfigError: when there is no memory for them.
             Closed: after `close`.
         """
         self._insert(batch_data, False)
@@ -246,7 +247,8 @@ class TrajectoryBuffer(ColumnStore):
             count = len(next(iter(saved.data.values())))
             start = np.isin(np.arange(saved.begin, saved.begin + count), saved.starts)
             buffer._ring.skip_to(saved.begin)
-            buffer._append({**saved.data, _START_COLUMN: start}, count)
+            buffer._ring.append({**saved.data, _START_COLUMN: start}, count)
+            buffer._find_spans()
             buffer._ended = saved.ended
         return buffer
 
@@ -274,6 +276,11 @@ class TrajectoryBuffer(ColumnStore):
         self._ring.append(blocks, count)
         self._spans.extend(end + np.flatnonzero(blocks[_START_COLUMN]))
         self._spans.forget_before(self._ring.begin)
+
+    def _find_spans(self) -> None:
+        """The trajectories of the rows that are there from the beginning."""
+        held = np.arange(self._ring.begin, self._ring.end)
+        self._spans.extend(held[self._ring.gather(_START_COLUMN, held) | (held == self._ring.begin)])
 
     def _columns(self, layout: Layout) -> dict[str, Leaf]:
         return {**layout.leaves, _START_COLUMN: Leaf((), np.dtype("?"))}
@@ -351,17 +358,10 @@ def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     if not isinstance(data, Mapping):
         raise DataError("", f"a step is a dict of arrays, not a {type(data).__name__}; a QueuedDataStore takes other payloads")
     leaves = flatten(data)
-    start, end = (_flag(name, leaves.pop(name, False)) for name in (_START, _END))
+    start, end = (flag(name, leaves.pop(name, False)) for name in (_START, _END))
     if not leaves:
         raise DataError("", "a step without a key has nothing to store")
     return leaves, start, end
-
-
-def _flag(name: str, value: object) -> bool:
-    array = as_leaf(name, value)
-    if array.shape != () or array not in (0, 1):
-        raise DataError(name, f"shape {array.shape} and dtype {array.dtype}, not a boolean")
-    return bool(array)
 
 
 def _leaf_of(path: str, value: object) -> Leaf:

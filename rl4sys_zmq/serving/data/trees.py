@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.values import DTYPES
 
-__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flatten", "space_leaves", "unflatten"]
+__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "flatten", "space_leaves", "unflatten", "zeros"]
 
 MAX_DEPTH = 16
 """How deep a tree may be: as deep as what travels."""
@@ -143,6 +144,20 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
     return array
 
 
+def flag(path: str, value: object) -> bool:
+    """A value that says yes or no.
+
+    Raises:
+        DataError: when it is neither a boolean nor 0 or 1.
+    """
+    if type(value) is bool:
+        return value
+    array = as_leaf(path, value)
+    if array.shape != () or array not in (0, 1):
+        raise DataError(path, f"shape {array.shape} and dtype {array.dtype}, not a boolean or 0 or 1")
+    return bool(array)
+
+
 def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:
     """The leaves of what a space describes: Gymnasium's (Dict or any with a shape and a dtype) or ours.
 
@@ -185,6 +200,19 @@ def copy_payload(value: object, path: str = "", depth: int = 0) -> Any:
         copies = [copy_payload(item, f"{path}/{index}".lstrip("/"), depth + 1) for index, item in enumerate(value)]
         return tuple(copies) if isinstance(value, tuple) else copies
     raise DataError(path, f"a value of type {type(value).__name__} cannot travel")
+
+
+def zeros(leaf: Leaf) -> NDArray[Any]:
+    """A whole column in memory.
+
+    Raises:
+        ConfigError: when that is more memory than there is.
+    """
+    try:
+        return np.zeros(leaf.shape, leaf.dtype)
+    except (MemoryError, ValueError) as exc:
+        size = leaf.dtype.itemsize * prod(leaf.shape)
+        raise ConfigError(f"{size} bytes do not fit in memory: a smaller capacity, or path= for disk", key="capacity") from exc
 
 
 def _leaf(name: str, shape: object, dtype: object) -> Leaf:

@@ -32,6 +32,9 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.errors import CallTimeout
+from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerClient, TrainerConfig, TrainerServer
+
 if TYPE_CHECKING:
     from torch import Tensor  # the learner imports torch when it is made; an actor never does
 
@@ -40,6 +43,9 @@ Arrays = dict[str, NDArray[Any]]
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 REPORT_S = 5.0
 NETWORK_WAIT_S = 1.0
+UPDATE_S = 0.01
+"""How often an actor sends what it has: well before the learner has used up the `Settings.max_lead` steps before."""
+ACTOR_CAPACITY = 100_000
 RECENT_EPISODES = 20
 
 
@@ -210,8 +216,8 @@ class Sac:
         """One gradient step of the critics, the policy and the temperature.
 
         Args:
-            batch: ``observation`` and ``next_observation`` ``[B, *obs]``, ``action`` ``[B, A]`` as the environment got it,
-                ``reward`` ``[B]``, and ``terminated`` ``[B]``: the end of the task, not the end of its time.
+            batch: ``observations`` and ``next_observations`` ``[B, *obs]``, ``actions`` ``[B, A]`` as the environment got it,
+                ``rewards`` ``[B]``, and ``terminated`` ``[B]``: the end of the task, not the end of its time.
 
         Returns:
             The critics' loss, the policy's entropy and the temperature; the last two from the last step of the policy.
@@ -219,11 +225,11 @@ class Sac:
         import torch
 
         s = self._settings
-        count = len(batch["reward"])
-        observation = torch.from_numpy(batch["observation"]).reshape(count, -1).float()
-        next_observation = torch.from_numpy(batch["next_observation"]).reshape(count, -1).float()
-        action = (torch.from_numpy(batch["action"]).reshape(count, -1).float() - self._centre) / self._half_range
-        reward = torch.from_numpy(batch["reward"]).float() * s.reward_scale
+        count = len(batch["rewards"])
+        observation = torch.from_numpy(batch["observations"]).reshape(count, -1).float()
+        next_observation = torch.from_numpy(batch["next_observations"]).reshape(count, -1).float()
+        action = (torch.from_numpy(batch["actions"]).reshape(count, -1).float() - self._centre) / self._half_range
+        reward = torch.from_numpy(batch["rewards"]).float() * s.reward_scale
         alive = (
             1.0 - torch.from_numpy(batch["terminated"]).float()
         )  # a time limit is not terminal: its last value is bootstrapped
@@ -371,10 +377,10 @@ def run_actor(
         next_observation, reward, terminated, truncated, _ = env.step(action)
         insert(
             {
-                "observation": observation,
-                "action": action,
-                "reward": np.float32(reward),
-                "next_observation": next_observation,
+                "observations": observation,
+                "actions": action,
+                "rewards": np.float32(reward),
+                "next_observations": next_observation,
                 "terminated": np.bool_(terminated),  # not `truncated`: see `Sac.update`
             }
         )
@@ -449,7 +455,9 @@ def run_learner(
     return pace.updates
 
 
-# -- What carries them: the only part that is missing --------------------------------------------------------------------------
+# -- What carries them: rl4sys_zmq.serving ------------------------------------------------------------------------------------
+
+STORE = "transitions"
 
 
 @dataclass(frozen=True)
@@ -458,7 +466,7 @@ class LearnerLink:
 
     replay: Replay
     received: Callable[[], int]
-    publish: Callable[[Arrays], None]
+    publish: Callable[[Arrays], object]
     close: Callable[[], None]
 
 
@@ -470,36 +478,73 @@ class ActorLink:
     close: Callable[[], None]
 
 
+def trainer_config(args: argparse.Namespace) -> TrainerConfig:
+    """The ports of `TrainerConfig`, or the address that was given."""
+    if not args.address:
+        return TrainerConfig()
+    return TrainerConfig(
+        broadcast_port=0,  # any: the learner tells the actors which
+        address=args.address,
+        broadcast_address="" if args.address.startswith("tcp://") else f"{args.address}-networks",
+    )
+
+
 def open_learner_link(args: argparse.Namespace, env: gym.Env[Any, Any], arrived: threading.Event) -> LearnerLink:
-    """TRANSPORT: a TrainerServer with a ReplayBuffer of `args.settings.capacity` for the five names of `run_actor`'s rows.
+    """A trainer with a replay buffer, which sets `arrived` whenever transitions have come."""
+    replay = ReplayBuffer(args.settings.capacity, env.observation_space, env.action_space, seed=args.seed)
+    server = TrainerServer(trainer_config(args), lambda name, payload: arrived.set(), run_dir=args.run_dir, keys=args.keys)
+    try:
+        server.register_data_store(STORE, replay)
+        server.start(threaded=True)
+    except BaseException:
+        server.stop()
+        raise
+    return LearnerLink(replay, lambda: replay.latest_data_id() + 1, server.publish_network, server.stop)
 
-    Its data callback sets `arrived`; `received` counts rows in all, not those still held; `publish` is `publish_network`.
-    """
-    raise NotImplementedError("rl4sys_zmq.serving.TrainerServer is wired in here")
+
+def open_actor_link(args: argparse.Namespace, networks: Newest, stop: threading.Event) -> ActorLink:
+    """A client that sends what is inserted each `UPDATE_S`, and puts networks where the actor takes them."""
+    store = QueuedDataStore(ACTOR_CAPACITY)
+    while True:
+        try:
+            client = TrainerClient(
+                f"actor-{args.seed}", args.address or args.ip, trainer_config(args), data_stores={STORE: store}, keys=args.keys
+            )
+        except CallTimeout as exc:
+            if stop.is_set():
+                raise SystemExit(f"no learner came: {exc}") from exc
+        else:
+            break
+    client.recv_network_callback(networks.put)
+    client.start_async_update(UPDATE_S)
+    return ActorLink(store.insert, client.stop)
 
 
-def open_actor_link(args: argparse.Namespace, networks: Newest) -> ActorLink:
-    """TRANSPORT: a TrainerClient with a QueuedDataStore, `recv_network_callback(networks.put)`, and an asynchronous update.
-
-    The update must come more often than the learner uses up `max_lead` steps (about every 0.02 s for the defaults).
-    """
-    raise NotImplementedError("rl4sys_zmq.serving.TrainerClient is wired in here")
+def make_env(name: str) -> gym.Env[Any, Any]:
+    try:
+        return gym.make(name)
+    except gym.error.DependencyNotInstalled as exc:
+        extra = "mujoco" if "mujoco" in str(exc).lower() else "gym"
+        raise SystemExit(f"{name} needs the extra {extra}: pip install 'rl4sys-zmq[{extra}]' ({exc})") from exc
 
 
 def learn(args: argparse.Namespace, stop: threading.Event) -> None:
-    arrived, env = threading.Event(), gym.make(args.env)
-    learner = Sac(env.observation_space, env.action_space, args.settings, args.seed)
-    link = open_learner_link(args, env, arrived)
+    arrived, env = threading.Event(), make_env(args.env)
     try:
-        run_learner(learner, args.settings, link.replay, link.received, arrived, link.publish, stop)
+        learner = Sac(env.observation_space, env.action_space, args.settings, args.seed)
+        link = open_learner_link(args, env, arrived)
+        try:
+            run_learner(learner, args.settings, link.replay, link.received, arrived, link.publish, stop)
+        finally:
+            link.close()
     finally:
-        link.close()
+        stop.set()  # also of an actor in the same process
         env.close()
 
 
 def play(args: argparse.Namespace, stop: threading.Event) -> None:
-    networks, env = Newest(), gym.make(args.env)
-    link = open_actor_link(args, networks)
+    networks, env = Newest(), make_env(args.env)
+    link = open_actor_link(args, networks, stop)
     try:
         run_actor(env, args.settings, link.insert, networks, stop, seed=args.seed, target_return=args.target_return)
     finally:
@@ -515,6 +560,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--env", default="Pendulum-v1", help="Box observations and bounded Box actions (default: Pendulum-v1)")
     parser.add_argument("--ip", default="127.0.0.1", help="the learner's host, for an actor (default: 127.0.0.1)")
     parser.add_argument("--address", help="the learner's URI, instead of --ip and the default port")
+    parser.add_argument("--keys", help="a learner's folder of keys, or an actor's file (default: no keys, loopback only)")
+    parser.add_argument("--run-dir", help="where the learner's journal goes (default: what it has ends with it)")
     parser.add_argument("--seed", type=int, default=1, help="give each actor its own (default: 1)")
     parser.add_argument(
         "--replay-ratio", "--utd", type=float, default=Settings.replay_ratio, help="gradient steps per step, at most (default: 1)"
@@ -537,6 +584,7 @@ def main() -> int:
         elif args.learner:
             learn(args, stop)
         else:
+            args.address = args.address or "inproc://async-learner-actor"
             learning = threading.Thread(target=learn, args=(args, stop), name="learner")
             learning.start()
             try:

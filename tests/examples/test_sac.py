@@ -41,10 +41,10 @@ def make_learner(sac: ModuleType, **changes: Any) -> Any:
 def make_batch(count: int = 16, *, reward: float = 1.0, terminated: bool = False) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(5)
     return {
-        "observation": rng.standard_normal((count, 3)).astype(np.float32),
-        "next_observation": rng.standard_normal((count, 3)).astype(np.float32),
-        "action": rng.uniform([-2.0, 0.0], [2.0, 5.0], (count, 2)).astype(np.float32),
-        "reward": np.full(count, reward, np.float32),
+        "observations": rng.standard_normal((count, 3)).astype(np.float32),
+        "next_observations": rng.standard_normal((count, 3)).astype(np.float32),
+        "actions": rng.uniform([-2.0, 0.0], [2.0, 5.0], (count, 2)).astype(np.float32),
+        "rewards": np.full(count, reward, np.float32),
         "terminated": np.full(count, terminated),
     }
 
@@ -131,14 +131,14 @@ def test_the_critics_loss_is_that_of_the_paper(sac: ModuleType, terminated: bool
         noise = torch.empty(16, 2).normal_(generator=twin)
         expected = 0.0
         for row in range(16):
-            here, after = (torch.from_numpy(batch[name][row : row + 1]) for name in ("observation", "next_observation"))
+            here, after = (torch.from_numpy(batch[name][row : row + 1]) for name in ("observations", "next_observations"))
             mean, log_std = learner._policy(after)[0].chunk(2, -1)
             next_action, next_log_prob = sac.squash(mean, log_std, noise[row : row + 1])
             first, second = learner._critics(torch.cat((after, next_action), -1), learner._targets).flatten().tolist()
             target = 0.5 * 3.0
             if not terminated:
                 target += 0.9 * (min(first, second) - 0.3 * float(next_log_prob))
-            action = torch.tensor([[batch["action"][row, 0] / 2.0, (batch["action"][row, 1] - 2.5) / 2.5]])
+            action = torch.tensor([[batch["actions"][row, 0] / 2.0, (batch["actions"][row, 1] - 2.5) / 2.5]])
             for value in learner._critics(torch.cat((here, action), -1)).flatten().tolist():
                 expected += 0.5 * (value - target) ** 2 / 16
     assert learner.update(batch)["critic_loss"] == pytest.approx(expected, rel=1e-4)

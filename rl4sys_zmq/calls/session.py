@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, ProtocolError, RL4SysError
+from rl4sys_zmq.errors import (
+    CallError,
+    CallFailed,
+    CallLost,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    PayloadError,
+    ProtocolError,
+    RL4SysError,
+)
 from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, decode_call, encode_call
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
@@ -92,11 +102,13 @@ class Session:
         """Starts a call; `due` gives it out.
 
         Raises:
-            PayloadError: when the payload can't travel.
+            PayloadError: when the payload can't travel, or a part of it is longer than the server takes.
         """
         number = self._next
         acked = next(iter(self.under_way)) if self.under_way else number
         frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
+        if (problem := self._too_large(frames)) is not None:
+            raise problem
         self._next += 1
         pending = Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
         self.under_way[number] = pending
@@ -170,9 +182,18 @@ class Session:
         self._hello = None
         if hello.error is None:
             self.welcome = hello.answer
-            return
         for pending in list(self.under_way.values()):
-            self._end(pending, None, hello.error)
+            error = hello.error or self._too_large(pending.frames)
+            if error is not None:
+                self._end(pending, None, error)
+
+    def _too_large(self, frames: list[Frame]) -> PayloadError | None:
+        """What is wrong with a call that would cost its connection, once the server has said how long a frame may be."""
+        most = self.welcome["max_frame_bytes"] if self.welcome is not None else None
+        longest = max(f.nbytes if isinstance(f, memoryview) else len(f) for f in frames)
+        if most is None or longest <= most:
+            return None
+        return PayloadError("payload", f"a part of {longest} bytes; the server takes at most {most}")
 
     def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)

@@ -1,6 +1,10 @@
-"""Services: what runs elsewhere, called as if it were here.
+"""Services: what runs elsewhere, called as if it were here, and the data stores between them.
 
-- `InferenceServer`, `InferenceClient`: functions by name, batched over callers.
+- `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
+- `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
+  `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
+- `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
+  What they need beside them is in `rl4sys_zmq.serving.data`.
 
 Over `rl4sys_zmq.calls`: payloads are trees of numpy arrays, scalars, strings and bytes; nothing is ever pickled or unpickled.
 """
@@ -12,16 +16,55 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.calls import Batching
-    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
+    from rl4sys_zmq.serving.inference import Batching, InferenceClient, InferenceServer
     from rl4sys_zmq.serving.stacking import stack, unstack
+    from rl4sys_zmq.serving.trainer_client import TrainerClient, UpdateResult
+    from rl4sys_zmq.serving.trainer_config import TrainerConfig
+    from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
+    from rl4sys_zmq.serving.trainer_server import TrainerServer
 
-__all__ = ["Batching", "InferenceClient", "InferenceServer", "stack", "unstack"]
+__all__ = [
+    "Batching",
+    "DataStoreBase",
+    "InferenceClient",
+    "InferenceServer",
+    "QueuedDataStore",
+    "ReplayBuffer",
+    "TrainerClient",
+    "TrainerConfig",
+    "TrainerSMInterface",
+    "TrainerServer",
+    "TrajectoryBuffer",
+    "UpdateResult",
+    "stack",
+    "unstack",
+]
 
 __getattr__ = load_late(
     __name__,
     {
-        "inference": ("Batching", "InferenceClient", "InferenceServer"),
-        "stacking": ("stack", "unstack"),
+        "data": (
+            "DataStoreBase",
+            "QueuedDataStore",
+            "ReplayBuffer",
+            "TrajectoryBuffer",
+        ),
+        "inference": (
+            "Batching",
+            "InferenceClient",
+            "InferenceServer",
+        ),
+        "stacking": (
+            "stack",
+            "unstack",
+        ),
+        "trainer_client": (
+            "TrainerClient",
+            "UpdateResult",
+        ),
+        "trainer_config": ("TrainerConfig",),
+        "trainer_local": ("TrainerSMInterface",),
+        "trainer_server": ("TrainerServer",),
     },
 )

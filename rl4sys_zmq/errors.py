@@ -153,6 +153,7 @@ class CallRefusal(StrEnum):
     NO_SESSION = "no_session"  # the server does not know this caller (any more)
     FORBIDDEN = "forbidden"  # the key has no role that allows this
     OCCUPIED = "occupied"  # somebody else holds what was asked for
+    GONE = "gone"  # what the caller had here is no more: begin anew
     CLOSING = "closing"  # the server is stopping
 
 

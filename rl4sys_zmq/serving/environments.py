@@ -103,7 +103,6 @@ class GymEnvServer(Resource):
             raise ConfigError(f"lease_s is {lease_s}; it is more than 0 and at most a day", key="lease_s")
         self.count = count
         self._check = check_observations
-        self._server = Server(bind, name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         self._owned = not isinstance(env, gymnasium.Env)
         self._seats = [_Seat(made) for made in _make(env, count, dict(make_kwargs or {}))]
         try:
@@ -116,6 +115,7 @@ class GymEnvServer(Resource):
                     if here != there:
                         raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
             self._about = _describe(first, count, lease_s)
+            self._server = Server(bind, name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
             self._close_envs()
             raise

@@ -94,7 +94,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """The seed of each environment's generator."""
         return tuple(self._seeds)
 
-    def reset(  # type: ignore[override]  # as SyncVectorEnv's
+    def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins episodes in all environments, or in those of ``options["reset_mask"]``.

@@ -121,8 +121,9 @@ def _dtype(dtype: Any, path: str) -> str:
 
 def _bound(bound: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The bounds, as one number where all are the same: those of an image would be longer than the image."""
-    first = bound.reshape(-1)[:1]
-    return first if bound.size and bool(np.all(bound == first)) else bound
+    if bound.size and bool(np.all(bound == bound.flat[0])):
+        return np.array(bound.flat[0], bound.dtype)
+    return bound
 
 
 def _shape(shape: Any) -> tuple[int, ...]:

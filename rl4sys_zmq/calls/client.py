@@ -53,9 +53,7 @@ class _Line(Resource):
             for due in session.due(now):
                 if socket.send(due.frames) is Sent.FULL:
                     session.counters.add("full")
-            if pending.done:
-                break
-            socket.wait(min(session.wait_s(now), LOOK_S))
+            socket.wait(0.0 if pending.done else min(session.wait_s(now), LOOK_S))
             now = time.monotonic()
             while (frames := socket.recv(MAX_TREE_FRAMES + 2)) is not None:
                 session.take(frames, now)

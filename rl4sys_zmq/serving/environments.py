@@ -20,6 +20,7 @@ import gymnasium
 from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.serving.addresses import listening
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.serving.spaces import Space, describe_space, from_tree, misfit, thaw, to_tree, what_travels
 from rl4sys_zmq.wire.trees import Tree
@@ -72,7 +73,7 @@ class GymEnvServer(Resource):
         env: Env | str | Callable[[], Env],
         count: int = 1,
         *,
-        bind: str = f"tcp://127.0.0.1:{DEFAULT_PORT}",
+        bind: int | str = DEFAULT_PORT,
         make_kwargs: Mapping[str, Any] | None = None,
         lease_s: float = LEASE_S,
         check_observations: bool = True,
@@ -85,7 +86,7 @@ class GymEnvServer(Resource):
             env: the id of a registered environment, what makes one, or one that is there. One that is there stays its owner's: it
                 is not closed with the server.
             count: how many; more than one needs an id, or what makes one.
-            bind: where clients come; port 0 takes a free one.
+            bind: where clients come: a port of this machine, which no other machine reaches (0: a free one), or an address.
             make_kwargs: for `gymnasium.make`, with an id: ``{"render_mode": "rgb_array"}``.
             lease_s: after how many seconds of silence another client may take an environment.
             check_observations: refuse an observation that is outside the environment's space. Without it arrays are only given
@@ -115,7 +116,7 @@ class GymEnvServer(Resource):
                     if here != there:
                         raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
             self._about = _describe(first, count, lease_s)
-            self._server = Server(bind, name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
+            self._server = Server(listening(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
             self._close_envs()
             raise

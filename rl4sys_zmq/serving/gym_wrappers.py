@@ -8,9 +8,9 @@ from typing import Any
 
 import gymnasium
 
+from rl4sys_zmq.serving.addresses import dialled
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
-from rl4sys_zmq.transports import Address
 
 __all__ = ["GymEnvClientWrapper", "GymEnvServerWrapper"]
 
@@ -53,7 +53,7 @@ class GymEnvServerWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             ConfigError, TransportError: as `GymEnvServer`.
         """
         super().__init__(_Guarded(env))
-        self.server = GymEnvServer(self.env, **{"bind": f"tcp://127.0.0.1:{port}", **options})
+        self.server = GymEnvServer(self.env, **{"bind": port, **options})
 
     def start(self, threaded: bool = False) -> None:
         """Serves: in threads of its own when `threaded`, else until `stop` or Ctrl-C.
@@ -101,5 +101,4 @@ class GymEnvClientWrapper(RemoteEnv):
         Raises:
             CallError, ConfigError, TransportError: as `RemoteEnv`.
         """
-        address = host if "://" in host else Address("tcp", host, port).uri
-        super().__init__(address, timeout_s=timeout_s, keys=keys)
+        super().__init__(dialled(host, port).uri, timeout_s=timeout_s, keys=keys)

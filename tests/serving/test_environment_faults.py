@@ -198,12 +198,12 @@ def test_each_step_is_executed_once_over_a_bad_network(
         env.reset(seed=1)
         proxy.faults = faults
         steps = 0
-        while proxy.counters.get(kind) < 3 and steps < 2000:
+        while proxy.counters.get(kind) < 2 and steps < 2000:
             if env.step(0)[3]:
                 env.reset()
             steps += 1
         proxy.faults = Faults()
-        assert proxy.counters.get(kind) >= 3
+        assert proxy.counters.get(kind) >= 2
         assert counting.steps == steps
         env.close()
 
@@ -251,7 +251,7 @@ def test_a_server_that_is_started_again_mid_episode_says_reset_and_goes_on(serve
     address = first.address
     first.stop()
     second = serve(counting, bind=address)
-    with pytest.raises(CallRefused, match="started again.*call reset") as refused:
+    with pytest.raises(CallRefused, match=r"started again.*call reset") as refused:
         env.step(0)
     assert refused.value.code is CallRefusal.GONE
     assert counting.steps == 1
@@ -301,7 +301,7 @@ def test_a_server_that_is_stopped_while_an_environment_hangs_says_so() -> None:
     from rl4sys_zmq.errors import CallbackStuck
 
     trouble = Trouble()
-    server = GymEnvServer(trouble, bind="tcp://127.0.0.1:0").start()
+    server = GymEnvServer(trouble, bind=0).start()
     env = RemoteEnv(server.address, timeout_s=0.2)
     env.reset(seed=1)
     with pytest.raises(CallTimeout):

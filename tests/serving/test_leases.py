@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.calls import Refuse  # noqa: E402
-from rl4sys_zmq.errors import CallRefusal  # noqa: E402
-from rl4sys_zmq.serving.leases import LeaseTable  # noqa: E402
+from rl4sys_zmq.calls import Refuse
+from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.serving.leases import LeaseTable
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Starts servers: ``serve("CartPole-v1", 2, lease_s=1.0)``, on a free port unless told. The tests' own environment has an id."""
+    """Starts servers: ``serve("CartPole-v1", 2, lease_s=1.0)``, on a free port unless told; `ROOM` is registered."""
     gymnasium = pytest.importorskip("gymnasium")
     from rl4sys_zmq.serving import GymEnvServer
 

@@ -172,6 +172,7 @@ class CallRefusal(StrEnum):
     FORBIDDEN = "forbidden"  # the key has no role that allows this
     OCCUPIED = "occupied"  # somebody else holds what was asked for
     RATE = "rate"  # more often than the rate limit allows
+    GONE = "gone"  # what the caller had here is no more: begin anew
     CLOSING = "closing"  # the server is stopping
 
 

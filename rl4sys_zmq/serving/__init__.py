@@ -1,6 +1,8 @@
 """Services: what runs elsewhere, called as if it were here, and the data stores between them.
 
 - `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
+- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; `GymEnvServerWrapper` and `GymEnvClientWrapper`: agentlace's
+  names for one.
 - `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
   `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
 - `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
@@ -17,7 +19,11 @@ from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
+    from rl4sys_zmq.serving.environments import GymEnvServer
+    from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
     from rl4sys_zmq.serving.inference import Batching, InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.remote_env import RemoteEnv
+    from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
     from rl4sys_zmq.serving.stacking import stack, unstack
     from rl4sys_zmq.serving.trainer_client import TrainerClient, UpdateResult
     from rl4sys_zmq.serving.trainer_config import TrainerConfig
@@ -27,9 +33,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Batching",
     "DataStoreBase",
+    "GymEnvClientWrapper",
+    "GymEnvServer",
+    "GymEnvServerWrapper",
     "InferenceClient",
     "InferenceServer",
     "QueuedDataStore",
+    "RemoteEnv",
+    "RemoteVectorEnv",
     "ReplayBuffer",
     "TrainerClient",
     "TrainerConfig",
@@ -50,11 +61,18 @@ __getattr__ = load_late(
             "ReplayBuffer",
             "TrajectoryBuffer",
         ),
+        "environments": ("GymEnvServer",),
+        "gym_wrappers": (
+            "GymEnvClientWrapper",
+            "GymEnvServerWrapper",
+        ),
         "inference": (
             "Batching",
             "InferenceClient",
             "InferenceServer",
         ),
+        "remote_env": ("RemoteEnv",),
+        "remote_vector": ("RemoteVectorEnv",),
         "stacking": (
             "stack",
             "unstack",

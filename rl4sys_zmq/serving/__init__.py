@@ -3,6 +3,7 @@
 - `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
 - `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; `GymEnvServerWrapper` and `GymEnvClientWrapper`: agentlace's
   names for one.
+- `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or whatever else acts and is observed.
 - `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
   `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
 - `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.serving.action import ActionClient, ActionConfig, ActionServer
     from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from rl4sys_zmq.serving.trainer_server import TrainerServer
 
 __all__ = [
+    "ActionClient",
+    "ActionConfig",
+    "ActionServer",
     "Batching",
     "DataStoreBase",
     "GymEnvClientWrapper",
@@ -55,6 +60,11 @@ __all__ = [
 __getattr__ = load_late(
     __name__,
     {
+        "action": (
+            "ActionClient",
+            "ActionConfig",
+            "ActionServer",
+        ),
         "data": (
             "DataStoreBase",
             "QueuedDataStore",

@@ -14,7 +14,7 @@ from .conftest import Spawn
 
 pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.serving import RemoteEnv  # noqa: E402
+from rl4sys_zmq.serving import RemoteEnv
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])

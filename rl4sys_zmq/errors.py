@@ -4,11 +4,12 @@
 
     RL4SysError
     ├── ConfigError                 a key, a file or an argument is wrong (names the key and the nearest valid name)
-    ├── BadInput (ValueError)       the host handed the actor something that cannot be stored
+    ├── BadInput (ValueError)       the host handed over something that cannot be stored
     │   ├── ObservationError        wrong shape or dtype, or not finite
     │   ├── MaskError               wrong shape, or it forbids every action
     │   ├── RewardError             missing at the end, not finite, or after the segment left
-    │   └── ActionError             an action of another agent, or one already stored
+    │   ├── ActionError             an action of another agent, or one already stored
+    │   └── DataError               data that do not fit their store (names the key, with both shapes or dtypes)
     ├── CallError                   a call of a service that brought no answer
     │   ├── CallTimeout             none came within the time (names the stage that was reached)
     │   ├── CallRefused             the server would not run it (carries a `CallRefusal` code)
@@ -30,7 +31,9 @@
     ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
     ├── RunDirectoryError           the run directory cannot be written
     ├── JournalError                the journal cannot be opened or read (names the file and the mend)
-    └── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
+    ├── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
+    ├── StoreEmpty                  a data store holds nothing that could be sampled yet
+    └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the mend)
 
 Errors carry their numbers as attributes and say in one line what to do. Foreign exceptions stop at our border: they are
 the ``__cause__`` of one of these.
@@ -56,6 +59,7 @@ __all__ = [
     "ClientFailed",
     "Closed",
     "ConfigError",
+    "DataError",
     "HandshakeRefused",
     "JournalError",
     "LearnerUnavailable",
@@ -69,6 +73,8 @@ __all__ = [
     "RewardError",
     "RunDirectoryError",
     "SpoolError",
+    "StoreEmpty",
+    "StoreError",
     "TransportError",
     "WeightsError",
     "WorkerDied",
@@ -94,7 +100,7 @@ class ConfigError(RL4SysError):
 
 
 class BadInput(RL4SysError, ValueError):
-    """The host handed the actor something that cannot be used; nothing was stored."""
+    """The host handed over something that cannot be used; nothing was stored."""
 
 
 class ObservationError(BadInput):
@@ -111,6 +117,18 @@ class RewardError(BadInput):
 
 class ActionError(BadInput):
     """An action belongs to another agent, or is already stored in a trajectory."""
+
+
+class DataError(BadInput):
+    """Data, indices or priorities do not fit the store that they were handed to.
+
+    Attributes:
+        key: which, as a path like ``observations/camera``; empty when it is all of it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        super().__init__(f"{key}: {problem}" if key else problem)
 
 
 class Closed(RL4SysError):
@@ -155,6 +173,8 @@ class CallRefusal(StrEnum):
     NO_SESSION = "no_session"  # the server does not know this caller (any more)
     FORBIDDEN = "forbidden"  # the key has no role that allows this
     OCCUPIED = "occupied"  # somebody else holds what was asked for
+    RATE = "rate"  # more often than the rate limit allows
+    GONE = "gone"  # what the caller had here is no more: begin anew
     CLOSING = "closing"  # the server is stopping
 
 
@@ -390,3 +410,19 @@ class JournalError(RL4SysError):
 
 class SpoolError(RL4SysError):
     """An actor's spool is in use, cannot be read or written, or belongs to another client, actor or version of the library."""
+
+
+class StoreEmpty(RL4SysError):
+    """A data store holds nothing that could be sampled yet; try again when more was inserted."""
+
+
+class StoreError(RL4SysError):
+    """The files of a data store cannot be opened or written, are in use or damaged, or belong to something else.
+
+    Attributes:
+        path: the file or folder.
+    """
+
+    def __init__(self, path: object, problem: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{path}: {problem}")

@@ -136,6 +136,8 @@ class Pump(Worker, Resource):
             while not self._stopping.is_set():
                 now = time.monotonic()
                 with self._lock:
+                    if self._session.silent(now):
+                        dealer = self._dial_anew(poller, dealer, now)
                     for pending in self._session.due(now):
                         if dealer.send(pending.frames) is Sent.FULL:
                             self._session.counters.add("full")
@@ -148,12 +150,7 @@ class Pump(Worker, Resource):
                         while (frames := dealer.recv(MAX_TREE_FRAMES + 2)) is not None:
                             self._session.take(frames, now)
                     if any(isinstance(p.error, CallTimeout) for p in self._session.expire(now)):
-                        poller.unregister(dealer)
-                        dealer.close()  # what it may still have queued must not reach a server that comes later
-                        dealer = self._dial()
-                        poller.register(dealer)
-                        for pending in self._session.under_way.values():
-                            pending.due_s = now
+                        dealer = self._dial_anew(poller, dealer, now)
                 self._follow(poller)
                 if self._sub is not None and self._sub in ready:
                     self._hear(self._sub)
@@ -192,6 +189,16 @@ class Pump(Worker, Resource):
 
     def _dial(self) -> Socket:
         return Socket.dealer(self._address, secure=self._secure)
+
+    def _dial_anew(self, poller: Poller, dealer: Socket, now: float) -> Socket:
+        """Another connection; what the old one may still have queued must not reach a server that comes later."""
+        poller.unregister(dealer)
+        dealer.close()
+        dealer = self._dial()
+        poller.register(dealer)
+        for pending in self._session.under_way.values():
+            pending.due_s = now
+        return dealer
 
     # ---- notices
 

@@ -28,6 +28,10 @@ HELLO = "$hello"
 AGAIN_S = 0.5
 """When a call is said again for the first time, in seconds; then after twice as long each time, at most `AGAIN_MOST_S`."""
 AGAIN_MOST_S = 4.0
+SILENCE_S = 3.0
+"""A connection on which a call was repeated, and nothing came for so long (in seconds), is dialled anew: it may be half open."""
+SLOWEST_BYTES_S = 1 << 20
+"""What is under way may take that long in addition: its bytes over this."""
 
 _dice = random.SystemRandom()
 
@@ -86,6 +90,7 @@ class Session:
     server: int = 0
     welcome: Tree = None
     under_way: dict[int, Pending] = field(default_factory=dict)
+    _heard_s: float = 0.0
     _next: int = 0
     _hello: Pending | None = None
 
@@ -105,6 +110,8 @@ class Session:
             PayloadError: when the payload can't travel.
         """
         number = self._next
+        if not self.under_way:
+            self._heard_s = now
         acked = next(iter(self.under_way)) if self.under_way else number
         frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
         self._next += 1
@@ -129,8 +136,24 @@ class Session:
                 out.append(pending)
         return out
 
+    def silent(self, now: float) -> bool:
+        """Whether to dial anew before what is due is sent: it was sent before, and nothing has come for too long.
+
+        A connection may be dead without either side knowing, and TCP takes many minutes to find that out. The calls keep their
+        numbers, so one that runs goes on, and its answer finds the new connection with the next repetition.
+        """
+        if now - self._heard_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self.under_way.values()):
+            return False
+        size = sum([_size(frame) for p in self.under_way.values() for frame in p.frames])
+        if now - self._heard_s <= SILENCE_S + size / SLOWEST_BYTES_S:
+            return False
+        self._heard_s = now
+        self.counters.add("redials")
+        return True
+
     def take(self, frames: list[Frame], now: float) -> Pending | None:
         """A message has come. Returns the call that is over by it, if any."""
+        self._heard_s = now
         try:
             reply = decode_call(frames)
         except ProtocolError:
@@ -201,6 +224,10 @@ class Session:
         pending.frames = []
         if pending.tell is not None:
             pending.tell(pending)
+
+
+def _size(frame: Frame) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _error(pending: Pending, address: str, reply: Reply) -> CallError | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow
+from rl4sys_zmq.serving.addresses import dialled
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.trees import Tree
 
@@ -118,17 +119,12 @@ class ActionConfig:
 
 
 def _parsed(name: str, port: int | str, host: str = "") -> Address:
-    if type(port) not in (int, str):
-        raise ConfigError(f"{name} is {port!r:.60}; it is a port or a URI", key=name)
-    if isinstance(port, str) and "://" in port:
-        text = port
-    elif isinstance(port, int) or port.isdigit():
-        text = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-    else:
+    """A port on a host, or a URI; what is wrong with it is an error of the field."""
+    if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; it is a port, or a URI like tcp://host:port", key=name)
     try:
-        return Address.parse(text)
-    except TransportError as exc:
+        return Address.parse(port) if isinstance(port, str) and "://" in port else dialled(host, int(port))
+    except (ConfigError, TransportError) as exc:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
 
 
@@ -153,7 +149,7 @@ def _codec(key: object, given: object) -> ImageCodec:
     codec = given
     if isinstance(given, str):
         form, _, quality = given.partition(":")
-        codec = ImageCodec(form, int(quality)) if quality.isdigit() else ImageCodec(form) if not quality else None
+        codec = ImageCodec(form, int(quality)) if quality.isdecimal() else ImageCodec(form) if not quality else None
     if not isinstance(codec, ImageCodec) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
         raise ConfigError(f"image_codecs[{key!r}] is {given!r:.60}; say jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs")
     return codec

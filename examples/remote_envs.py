@@ -108,10 +108,8 @@ def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Client, rng: np.ra
     actions = int(env.action_space.n)
     observation, _ = env.reset(seed=seed)
     while True:
-        if rng.random() < epsilon:
-            action = int(rng.integers(actions))
-        else:
-            action = int(np.argmax(greedy.call("q", observation)))
+        explores = rng.random() < epsilon
+        action = int(rng.integers(actions) if explores else np.argmax(greedy.call("q", observation)))
         following, reward, terminated, truncated, _ = env.step(action)
         total += float(reward)
         ended = terminated or truncated
@@ -332,7 +330,9 @@ def progress(trainer: Trainer) -> str:
 
 
 def best(returns: list[float]) -> float:
-    return max((sum(returns[i : i + 20]) / len(returns[i : i + 20]) for i in range(max(1, len(returns) - 19))), default=0.0)
+    """The best mean of 20 episodes in a row, or of all when there are fewer."""
+    width = min(20, len(returns))
+    return max((sum(returns[i : i + width]) / width for i in range(len(returns) - width + 1)), default=0.0) if width else 0.0
 
 
 def main() -> int:

@@ -4,16 +4,18 @@
 
     RL4SysError
     ├── ConfigError                 a key, a file or an argument is wrong (names the key and the nearest valid name)
-    ├── BadInput (ValueError)       the host handed the actor something that cannot be stored
+    ├── BadInput (ValueError)       the host handed over something that cannot be stored
     │   ├── ObservationError        wrong shape or dtype, or not finite
     │   ├── MaskError               wrong shape, or it forbids every action
     │   ├── RewardError             missing at the end, not finite, or after the segment left
-    │   └── ActionError             an action of another agent, or one already stored
+    │   ├── ActionError             an action of another agent, or one already stored
+    │   └── DataError               data that do not fit their store (names the key, with both shapes or dtypes)
     ├── CallError                   a call of a service that brought no answer
     │   ├── CallTimeout             none came within the time (names the stage that was reached)
     │   ├── CallRefused             the server would not run it (carries a `CallRefusal` code)
     │   ├── CallFailed              the callback raised; its type and text
     │   └── CallLost                the server forgot the session: whether it ran the call is unknown
+    ├── AnswerError                 a callback of a server answered something else than it was asked for
     ├── CallbackStuck               a server was stopped while a callback of its user still ran
     ├── PayloadError (TypeError)    a value that cannot travel (names its path in the tree)
     ├── Closed                      the object was closed before the call
@@ -29,7 +31,9 @@
     ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
     ├── RunDirectoryError           the run directory cannot be written
     ├── JournalError                the journal cannot be opened or read (names the file and the mend)
-    └── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
+    ├── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
+    ├── StoreEmpty                  a data store holds nothing that could be sampled yet
+    └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the mend)
 
 Errors carry their numbers as attributes and say in one line what to do. Foreign exceptions stop at our border: they are
 the ``__cause__`` of one of these.
@@ -42,6 +46,7 @@ from enum import StrEnum
 __all__ = [
     "ActionError",
     "AddressInUse",
+    "AnswerError",
     "BadInput",
     "CallError",
     "CallFailed",
@@ -54,6 +59,7 @@ __all__ = [
     "ClientFailed",
     "Closed",
     "ConfigError",
+    "DataError",
     "HandshakeRefused",
     "JournalError",
     "LearnerUnavailable",
@@ -67,6 +73,8 @@ __all__ = [
     "RewardError",
     "RunDirectoryError",
     "SpoolError",
+    "StoreEmpty",
+    "StoreError",
     "TransportError",
     "WeightsError",
     "WorkerDied",
@@ -92,7 +100,7 @@ class ConfigError(RL4SysError):
 
 
 class BadInput(RL4SysError, ValueError):
-    """The host handed the actor something that cannot be used; nothing was stored."""
+    """The host handed over something that cannot be used; nothing was stored."""
 
 
 class ObservationError(BadInput):
@@ -109,6 +117,18 @@ class RewardError(BadInput):
 
 class ActionError(BadInput):
     """An action belongs to another agent, or is already stored in a trajectory."""
+
+
+class DataError(BadInput):
+    """Data, indices or priorities do not fit the store that they were handed to.
+
+    Attributes:
+        key: which, as a path like ``observations/camera``; empty when it is all of it.
+    """
+
+    def __init__(self, key: str, problem: str) -> None:
+        self.key = key
+        super().__init__(f"{key}: {problem}" if key else problem)
 
 
 class Closed(RL4SysError):
@@ -153,6 +173,7 @@ class CallRefusal(StrEnum):
     NO_SESSION = "no_session"  # the server does not know this caller (any more)
     FORBIDDEN = "forbidden"  # the key has no role that allows this
     OCCUPIED = "occupied"  # somebody else holds what was asked for
+    RATE = "rate"  # more often than the rate limit allows
     GONE = "gone"  # what the caller had here is no more: begin anew
     CLOSING = "closing"  # the server is stopping
 
@@ -193,11 +214,15 @@ class CallLost(CallError):
         super().__init__(method, address, "the server has forgotten this session; whether the call ran is unknown")
 
 
+class AnswerError(RL4SysError):
+    """A callback of a server answered something else than it was asked for; its caller gets a `CallFailed` that says so."""
+
+
 class CallbackStuck(RL4SysError):
     """A server was stopped, and a callback did not return in time.
 
     Attributes:
-        lane: which callback.
+        lane: which callback: its lane, and the method in brackets where a lane has several.
     """
 
     def __init__(self, server: str, lane: str, timeout_s: float) -> None:
@@ -210,10 +235,11 @@ class PayloadError(RL4SysError, TypeError):
 
     Attributes:
         path: where in the tree, like ``payload['image'][0]``.
+        problem: what is wrong with the value there.
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        self.path = path
+        self.path, self.problem = path, problem
         super().__init__(f"{path}: {problem}")
 
 
@@ -384,3 +410,19 @@ class JournalError(RL4SysError):
 
 class SpoolError(RL4SysError):
     """An actor's spool is in use, cannot be read or written, or belongs to another client, actor or version of the library."""
+
+
+class StoreEmpty(RL4SysError):
+    """A data store holds nothing that could be sampled yet; try again when more was inserted."""
+
+
+class StoreError(RL4SysError):
+    """The files of a data store cannot be opened or written, are in use or damaged, or belong to something else.
+
+    Attributes:
+        path: the file or folder.
+    """
+
+    def __init__(self, path: object, problem: str) -> None:
+        self.path = str(path)
+        super().__init__(f"{path}: {problem}")

@@ -48,6 +48,12 @@ class _Line(Resource):
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=once)
         while True:
+            if not pending.done:
+                session.expire(now)
+            if pending.done:
+                break
+            if closed.is_set():
+                raise Closed(f"the client of {self._address.uri} was closed during {method}")
             if session.silent(now):
                 socket = self._dial_anew()
             for due in session.due(now):
@@ -57,12 +63,6 @@ class _Line(Resource):
             now = time.monotonic()
             while (frames := socket.recv(MAX_TREE_FRAMES + 2)) is not None:
                 session.take(frames, now)
-            if not pending.done:
-                session.expire(now)
-            if pending.done:
-                break
-            if closed.is_set():
-                raise Closed(f"the client of {self._address.uri} was closed during {method}")
         if pending.error is None:
             return pending.answer
         if isinstance(pending.error, CallTimeout):

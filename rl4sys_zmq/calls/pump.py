@@ -95,7 +95,7 @@ class Pump(Worker, Resource):
         self._lock = threading.Lock()  # the session: hosts begin calls, this thread does the rest
         self._wakeup = Wakeup()
         self._stopping = threading.Event()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, list[Subscription]] = {}
         self._wanted: deque[Subscription] = deque()
         self._pub = ""
         self._sub: Socket | None = None
@@ -168,10 +168,11 @@ class Pump(Worker, Resource):
     def close(self) -> None:
         """Ends the thread and the subscriptions; what is under way is `Closed`."""
         self.stop()
-        for subscription in [*self._subscriptions.values(), *self._wanted]:
-            subscription.stop()
         self.join()
-        for subscription in [*self._subscriptions.values(), *self._wanted]:
+        subscriptions = [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
+        for subscription in subscriptions:
+            subscription.stop()
+        for subscription in subscriptions:
             if subscription.ident != threading.get_ident() and not subscription.join(JOIN_S):
                 log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
         with self._lock:
@@ -205,7 +206,7 @@ class Pump(Worker, Resource):
         """Subscribes to what is wanted, where the server says that its notices leave; asks for what was missed."""
         while self._wanted:
             subscription = self._wanted.popleft()
-            self._subscriptions[subscription.topic] = subscription
+            self._subscriptions.setdefault(subscription.topic, []).append(subscription)
             if self._sub is not None:
                 self._sub.subscribe(subscription.topic.encode() + b"\0")
             self._ask_latest(subscription)
@@ -236,13 +237,15 @@ class Pump(Worker, Resource):
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
-            subscription = self._subscriptions.get(notice.topic) if isinstance(notice, Notice) else None
-            if subscription is None or not isinstance(notice, Notice):
+            subscriptions = self._subscriptions.get(notice.topic) if isinstance(notice, Notice) else None
+            if subscriptions is None or not isinstance(notice, Notice):
                 self._session.counters.add("refused")
-            elif notice.number > 0:
-                subscription.offer(notice.server, notice.number, notice.payload)
-            elif subscription.behind(notice.server, notice.latest):
-                self._ask_latest(subscription)
+                continue
+            for subscription in subscriptions:
+                if notice.number > 0:
+                    subscription.offer(notice.server, notice.number, notice.payload)
+                elif subscription.behind(notice.server, notice.latest):
+                    self._ask_latest(subscription)
 
     def _ask_latest(self, subscription: Subscription) -> None:
         now = time.monotonic()

@@ -7,8 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, ProtocolError, RL4SysError
-from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, decode_call, encode_call
+from rl4sys_zmq.errors import (
+    CallError,
+    CallFailed,
+    CallLost,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    PayloadError,
+    ProtocolError,
+    RL4SysError,
+)
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -94,7 +104,7 @@ class Session:
         once: bool = False,
         tell: Callable[[Pending], None] | None = None,
     ) -> Pending:
-        """Starts a call; `due` gives it out.
+        """Starts a call; `due` gives it out. One that is larger than the server takes is over at once (``too_large``).
 
         Raises:
             PayloadError: when the payload can't travel.
@@ -107,20 +117,20 @@ class Session:
         self._next += 1
         pending = Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
         self.under_way[number] = pending
+        if self.welcome is not None:
+            self._check_size(pending)
         return pending
 
     def due(self, now: float) -> list[Pending]:
-        """What to send now. Each will be due again, until it is over; one that the server would not take is over at once."""
+        """What to send now. Each will be due again, until it is over."""
         out = []
         if self.welcome is None and self._hello is None and self.under_way:
             payload = {"terms": None if self.terms is None else dict(self.terms)}
             self._hello = self.begin(HELLO, payload, now, 86_400.0)
-        for pending in [self._hello] if self._hello is not None else list(self.under_way.values()):
+        for pending in [self._hello] if self._hello is not None else self.under_way.values():
             if pending.due_s <= now:
                 if pending.sent:
                     self.counters.add("again")
-                elif len(pending.frames) > 1 and pending is not self._hello and self._too_large(pending):
-                    continue
                 pending.due_s = now + min(AGAIN_S * 2**pending.sent, AGAIN_MOST_S)
                 pending.sent += 1
                 out.append(pending)
@@ -195,19 +205,18 @@ class Session:
         self._hello = None
         if hello.error is None:
             self.welcome = hello.answer
+            for pending in list(self.under_way.values()):
+                self._check_size(pending)
             return
         for pending in list(self.under_way.values()):
             self._end(pending, None, hello.error)
 
-    def _too_large(self, pending: Pending) -> bool:
-        """Ends a call with a frame that would cost the connection: the server has said what it takes."""
-        limit = self.welcome.get("max_frame_bytes") if isinstance(self.welcome, dict) else None
-        largest = max(map(_size, pending.frames))
-        if not isinstance(limit, int) or largest <= limit:
-            return False
-        detail = f"a part of {largest} bytes; the server takes {limit}"
-        self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, detail))
-        return True
+    def _check_size(self, pending: Pending) -> None:
+        """A server ends the connection of who sends it a longer frame than it takes: it is not sent."""
+        try:
+            check_size(pending.frames, self.welcome["max_frame_bytes"])
+        except PayloadError as exc:
+            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, exc.problem))
 
     def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)

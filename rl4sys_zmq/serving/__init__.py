@@ -1,8 +1,13 @@
-"""Services: what runs elsewhere, called as if it were here.
+"""Services: what runs elsewhere, called as if it were here, and the data stores between them.
 
-- `GymEnvServer` serves any Gymnasium environment; `RemoteEnv` is one of them as a `gymnasium.Env`, `RemoteVectorEnv` several as a
-  `gymnasium.vector.VectorEnv`. `GymEnvServerWrapper` and `GymEnvClientWrapper`: the same with agentlace's calls.
-- `InferenceServer`, `InferenceClient`: functions by name, batched over callers.
+- `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
+- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; one of them by
+  agentlace's names: `GymEnvServerWrapper`, `GymEnvClientWrapper`.
+- `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or whatever else acts and is observed.
+- `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
+  `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
+- `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
+  What they need beside them is in `rl4sys_zmq.serving.data`.
 
 Over `rl4sys_zmq.calls`: payloads are trees of numpy arrays, scalars, strings and bytes; nothing is ever pickled or unpickled.
 """
@@ -14,23 +19,41 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.calls import Batching
+    from rl4sys_zmq.serving.action import ActionClient, ActionServer
+    from rl4sys_zmq.serving.action_config import ActionConfig
+    from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
-    from rl4sys_zmq.serving.inference import InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.inference import Batching, InferenceClient, InferenceServer
     from rl4sys_zmq.serving.remote_env import RemoteEnv
     from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
     from rl4sys_zmq.serving.stacking import stack, unstack
+    from rl4sys_zmq.serving.trainer_client import TrainerClient, UpdateResult
+    from rl4sys_zmq.serving.trainer_config import TrainerConfig
+    from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
+    from rl4sys_zmq.serving.trainer_server import TrainerServer
 
 __all__ = [
+    "ActionClient",
+    "ActionConfig",
+    "ActionServer",
     "Batching",
+    "DataStoreBase",
     "GymEnvClientWrapper",
     "GymEnvServer",
     "GymEnvServerWrapper",
     "InferenceClient",
     "InferenceServer",
+    "QueuedDataStore",
     "RemoteEnv",
     "RemoteVectorEnv",
+    "ReplayBuffer",
+    "TrainerClient",
+    "TrainerConfig",
+    "TrainerSMInterface",
+    "TrainerServer",
+    "TrajectoryBuffer",
+    "UpdateResult",
     "stack",
     "unstack",
 ]
@@ -38,11 +61,39 @@ __all__ = [
 __getattr__ = load_late(
     __name__,
     {
+        "action": (
+            "ActionClient",
+            "ActionServer",
+        ),
+        "action_config": ("ActionConfig",),
+        "data": (
+            "DataStoreBase",
+            "QueuedDataStore",
+            "ReplayBuffer",
+            "TrajectoryBuffer",
+        ),
         "environments": ("GymEnvServer",),
-        "gym_wrappers": ("GymEnvClientWrapper", "GymEnvServerWrapper"),
-        "inference": ("Batching", "InferenceClient", "InferenceServer"),
+        "gym_wrappers": (
+            "GymEnvClientWrapper",
+            "GymEnvServerWrapper",
+        ),
+        "inference": (
+            "Batching",
+            "InferenceClient",
+            "InferenceServer",
+        ),
         "remote_env": ("RemoteEnv",),
         "remote_vector": ("RemoteVectorEnv",),
-        "stacking": ("stack", "unstack"),
+        "stacking": (
+            "stack",
+            "unstack",
+        ),
+        "trainer_client": (
+            "TrainerClient",
+            "UpdateResult",
+        ),
+        "trainer_config": ("TrainerConfig",),
+        "trainer_local": ("TrainerSMInterface",),
+        "trainer_server": ("TrainerServer",),
     },
 )

@@ -1,0 +1,29 @@
+"""Data stores: where transitions wait on the edge, and where a trainer samples them. numpy only.
+
+- `DataStoreBase`: the contract, for stores of your own; `rl4sys_zmq.testing.check_data_store` checks it.
+- `QueuedDataStore`: a bounded queue of any payload.
+- `ReplayBuffer`: transitions, sampled one by one; images kept once.
+- `TrajectoryBuffer`: steps in their order, sampled through `LatestSampler`, `SequenceSampler`, `FutureSampler`, and by
+  priority with `PrioritySampler`. `DataShape` declares a column.
+"""
+
+from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.queued import QueuedDataStore
+from rl4sys_zmq.serving.data.replay import ReplayBuffer
+from rl4sys_zmq.serving.data.samplers import Draw, FutureSampler, LatestSampler, PrioritySampler, Sampler, SequenceSampler
+from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer
+from rl4sys_zmq.serving.data.trees import DataShape
+
+__all__ = [
+    "DataShape",
+    "DataStoreBase",
+    "Draw",
+    "FutureSampler",
+    "LatestSampler",
+    "PrioritySampler",
+    "QueuedDataStore",
+    "ReplayBuffer",
+    "Sampler",
+    "SequenceSampler",
+    "TrajectoryBuffer",
+]

@@ -1,0 +1,100 @@
+"""A trajectory buffer as one ``.npz`` file; nothing is pickled."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import StoreError
+from rl4sys_zmq.serving.data.ring import Ids
+from rl4sys_zmq.values import DTYPES
+
+__all__ = ["Saved", "read_npz", "write_npz"]
+
+FORMAT = 1
+_META, _DATA = "meta/", "data/"
+_COUNTS = ("capacity", "begin", "min_trajectory_length")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Saved:
+    """What is in the file.
+
+    Attributes:
+        capacity: of the buffer.
+        begin: the number of the first step.
+        min_trajectory_length: of the buffer.
+        starts: the numbers of the steps that begin a trajectory.
+        ended: the last trajectory is over.
+        data: for each leaf the steps ``[N, ...]``.
+    """
+
+    capacity: int
+    begin: int
+    min_trajectory_length: int
+    starts: Ids
+    ended: bool
+    data: dict[str, NDArray[Any]]
+
+
+def write_npz(path: str | os.PathLike[str], saved: Saved) -> None:
+    """Writes the file under another name, and gives it its own when it is on the disk.
+
+    Raises:
+        StoreError: when that fails.
+    """
+    target = Path(path)
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    meta = {_META + f.name: np.asarray(getattr(saved, f.name)) for f in fields(saved) if f.name != "data"}
+    data = {_DATA + leaf: block for leaf, block in saved.data.items()}
+    try:
+        with fresh.open("wb") as file:
+            np.savez(file, **{_META + "format": np.asarray(FORMAT)}, **meta, **data)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(target)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise StoreError(target, f"cannot be written: {exc.strerror or exc}") from exc
+
+
+def read_npz(path: str | os.PathLike[str]) -> Saved:
+    """What `write_npz` wrote.
+
+    Raises:
+        StoreError: when it cannot be read, or is not such a file.
+    """
+    try:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            arrays: dict[str, NDArray[Any]] = dict(file)
+        if int(arrays.pop(_META + "format")) != FORMAT:
+            raise ValueError("of another format")
+        counts = {name: int(arrays.pop(_META + name)) for name in _COUNTS}
+        ended = bool(arrays.pop(_META + "ended"))
+        starts = arrays.pop(_META + "starts").astype(np.int64, casting="safe")
+        data = {name.removeprefix(_DATA): block for name, block in arrays.items()}
+        saved = Saved(**counts, ended=ended, starts=starts, data=data)
+        _check(saved)
+    except OSError as exc:
+        raise StoreError(path, f"cannot be read: {exc.strerror or exc}") from exc
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as exc:
+        raise StoreError(path, f"is not a saved trajectory buffer, or is damaged ({exc!s:.200})") from exc
+    return saved
+
+
+def _check(saved: Saved) -> None:
+    sizes = {len(block) for block in saved.data.values()}
+    if len(sizes) > 1 or max(sizes, default=0) > saved.capacity:
+        raise ValueError("columns of other lengths than that")
+    if saved.begin < 0 or saved.min_trajectory_length < 1 or saved.starts.ndim != 1:
+        raise ValueError("impossible counters")
+    if any(block.dtype.str not in DTYPES for block in saved.data.values()):
+        raise ValueError("a column that holds no numbers")

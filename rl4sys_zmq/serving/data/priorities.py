@@ -1,0 +1,99 @@
+"""The priorities of rows, and drawing by them (Schaul et al. 2015, the proportional variant)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import DataError
+from rl4sys_zmq.serving.data.ring import Ids, Ring
+from rl4sys_zmq.serving.data.spans import Allowed
+from rl4sys_zmq.serving.data.sum_tree import SumTree
+
+__all__ = ["Priorities"]
+
+_ROUNDS = 8
+"""How often what may not be sampled is drawn again, before all rows are looked at."""
+_LEAST = 1e-300
+"""Of a mass: every row that is held can be drawn."""
+
+
+class Priorities:
+    """For each row of a ring a mass ``(priority + epsilon) ** alpha``; new rows have the greatest so far.
+
+    Args:
+        capacity: of the ring.
+        alpha: see `PrioritySampler`.
+        epsilon: see `PrioritySampler`.
+    """
+
+    def __init__(self, capacity: int, alpha: float, epsilon: float) -> None:
+        self.exponents = alpha, epsilon
+        self._tree = SumTree(capacity)
+        self._greatest = 1.0
+        self._known = 0  # rows from here on have no mass yet
+
+    def masses(self, ring: Ring, ids: Ids) -> NDArray[np.float64]:
+        """The masses of rows that are held."""
+        self._know_new(ring)
+        return self._tree[ids % ring.capacity]
+
+    def update(self, ring: Ring, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
+        """Sets the priorities of those rows that are held; returns how many are.
+
+        Raises:
+            DataError: when the two are not one dimension of the same length, a number is not an integer that was ever given,
+                or a priority is negative or so large that its mass is not finite; then none was set.
+        """
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")
+        if priorities.shape != ids.shape:
+            raise DataError("priorities", f"shape {priorities.shape}, for indices of shape {ids.shape}")
+        if ids.size and not 0 <= ids.min() <= ids.max() < ring.end:
+            raise DataError("indices", f"from {ids.min()} to {ids.max()}; 0 to {ring.end - 1} were given so far")
+        alpha, epsilon = self.exponents
+        values = priorities.astype(np.float64)
+        if not np.all((values >= 0) & np.isfinite(values)):
+            raise DataError("priorities", "one of them is negative or not finite")
+        with np.errstate(over="ignore", under="ignore"):
+            masses = np.maximum((values + epsilon) ** alpha, _LEAST)
+            most = masses.max(initial=0.0) * ring.capacity
+        if not np.isfinite(most):
+            raise DataError("priorities", f"{values.max():g} is too large for alpha {alpha:g}")
+        self._know_new(ring)
+        held = ids >= ring.begin
+        self._tree.set(ids[held].astype(np.int64) % ring.capacity, masses[held])
+        self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
+        return int(np.count_nonzero(held))
+
+    def draw(self, ring: Ring, count: int, allowed: Allowed, rng: np.random.Generator) -> Ids:
+        """Rows drawn in proportion to their masses among those that are allowed, of which there is one at least.
+
+        What is drawn and not allowed is drawn again. Where that hardly ever succeeds, all rows are looked at instead.
+        """
+        self._know_new(ring)
+        found: list[Ids] = []
+        missing = count
+        for _ in range(_ROUNDS):
+            ids = self._draw_any(ring, missing, rng)
+            ids = ids[allowed.allow(ids)]
+            found.append(ids)
+            missing -= len(ids)
+            if not missing:
+                return np.concatenate(found)
+        held = np.arange(ring.begin, ring.end)
+        masses = self._tree[held % ring.capacity] * allowed.allow(held)
+        return np.concatenate([*found, rng.choice(held, missing, p=masses / masses.sum())])
+
+    def _draw_any(self, ring: Ring, count: int, rng: np.random.Generator) -> Ids:
+        slots = self._tree.find(rng.random(count) * self._tree.total)
+        begin = ring.begin
+        return np.minimum(begin + (slots - begin) % ring.capacity, ring.end - 1)
+
+    def _know_new(self, ring: Ring) -> None:
+        """Gives the rows that came since the last time the greatest mass so far; those that they overwrote had their slots."""
+        ids = np.arange(max(self._known, ring.begin), ring.end)
+        self._tree.set(ids % ring.capacity, self._greatest)
+        self._known = ring.end

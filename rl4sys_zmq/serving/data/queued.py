@@ -1,0 +1,78 @@
+"""A bounded queue of payloads."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.trees import copy_payload
+
+__all__ = ["QueuedDataStore"]
+
+
+class QueuedDataStore(DataStoreBase):
+    """The last `capacity` payloads, to be read in their order: the plain store for an edge device.
+
+    A payload is what can travel: None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string
+    keys), lists and tuples of these. Its arrays are copied, so the caller may go on writing into its own.
+
+    Args:
+        capacity: the most payloads that are held.
+
+    Raises:
+        ConfigError: when the capacity is not a positive integer.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._lock = threading.Lock()
+        self._items: deque[Any] = deque(maxlen=capacity)
+        self._end = 0
+
+    def insert(self, data: object) -> None:
+        """Stores a payload under the next number.
+
+        Raises:
+            DataError: when something in it cannot travel (names its path); then nothing was stored.
+        """
+        self.batch_insert([data])
+
+    def batch_insert(self, batch_data: Sequence[object]) -> None:
+        """Stores payloads in their order: all of them or none.
+
+        Raises:
+            DataError: when something in one of them cannot travel (names its path).
+        """
+        copies = [copy_payload(data) for data in batch_data]
+        with self._lock:
+            self._items.extend(copies)
+            self._end += len(copies)
+
+    def latest_data_id(self) -> int:
+        """The number of the newest payload; -1 while there never was one."""
+        return self._end - 1
+
+    def oldest_data_id(self) -> int:
+        """The number of the oldest payload that is held."""
+        with self._lock:
+            return self._end - len(self._items)
+
+    def get_latest_data(self, from_id: int) -> list[Any]:
+        """Everything after `from_id` that is still held, oldest first; the payloads themselves, not to be written to."""
+        return self.read_after(from_id)[1]
+
+    def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
+        """What follows `from_id`, with its number, read at once; see `DataStoreBase.read_after`."""
+        with self._lock:
+            oldest = self._end - len(self._items)
+            first = max(oldest, min(from_id + 1, self._end))
+            stop = None if limit is None else first - oldest + limit
+            return first, list(islice(self._items, first - oldest, stop))
+
+    def __len__(self) -> int:
+        """How many payloads are held."""
+        return len(self._items)

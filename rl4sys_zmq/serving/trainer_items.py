@@ -1,0 +1,81 @@
+"""Items of a data store as one payload: what is alike in all of them side by side, as columns.
+
+``payload = {"count": N, "columns": tree}``. Where all items have an array of one shape and dtype (or a numpy scalar of one
+dtype), the tree has one array ``[N, *shape]``; where they have dicts with the same keys, it has a dict of trees; elsewhere a
+list of the N values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rl4sys_zmq.calls import Refuse
+from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["pack_items", "payload_bytes", "unpack_items"]
+
+MAX_ITEMS = 1 << 20
+
+
+def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
+    """The payload of some items."""
+    return {"count": len(items), "columns": _column(items)}
+
+
+def unpack_items(payload: Tree) -> list[Any]:
+    """The items of a payload that nobody vouches for; their arrays are read-only views.
+
+    Raises:
+        Refuse: when it is none of `pack_items`.
+    """
+    count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
+    if type(count) is not int or not 0 <= count <= MAX_ITEMS or not _has_rows(columns, count):
+        raise Refuse(CallRefusal.INVALID, "items whose columns do not have as many rows as there are items")
+    return [_row(columns, index) for index in range(count)]
+
+
+def payload_bytes(value: object) -> int:
+    """About how many bytes a payload takes: its arrays, strings and bytes, and a little for everything."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return 16 + value.nbytes
+    if isinstance(value, (str, bytes)):
+        return 16 + len(value)
+    if isinstance(value, dict):
+        return 16 + sum(payload_bytes(held) for held in value.values())
+    if isinstance(value, (list, tuple)):
+        return 16 + sum(payload_bytes(held) for held in value)
+    return 16
+
+
+def _column(values: Sequence[Any]) -> Tree:
+    first: Any = values[0] if values else None
+    kind = type(first)
+    if isinstance(first, np.generic) and all(type(v) is kind for v in values):
+        return np.array(values, first.dtype)
+    if (
+        kind is np.ndarray
+        and first.ndim
+        and all(type(v) is kind and v.shape == first.shape and v.dtype == first.dtype for v in values)
+    ):
+        return np.stack(values)
+    if kind is dict and all(type(v) is kind and v.keys() == first.keys() for v in values):
+        return {key: _column([v[key] for v in values]) for key in first}
+    return list(values)
+
+
+def _has_rows(column: Tree, count: int) -> bool:
+    if type(column) is dict:
+        return all(_has_rows(held, count) for held in column.values())
+    if type(column) is list:
+        return len(column) == count
+    return isinstance(column, np.ndarray) and column.ndim > 0 and len(column) == count
+
+
+def _row(column: Tree, index: int) -> Any:
+    if type(column) is dict:
+        return {key: _row(held, index) for key, held in column.items()}
+    return column[index]

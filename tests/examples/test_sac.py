@@ -1,0 +1,227 @@
+"""The mathematics of `examples/async_learner_actor.py`, against slow twins, and the pace of its learner and its actor."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+gym = pytest.importorskip("gymnasium")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "async_learner_actor.py"
+
+
+@pytest.fixture(scope="module")
+def sac() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("async_learner_actor", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def make_learner(sac: ModuleType, **changes: Any) -> Any:
+    settings = sac.Settings(hidden=(8, 8), batch_size=16, **changes)
+    observations = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    actions = gym.spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 5.0]))
+    return sac.Sac(observations, actions, settings, seed=3)
+
+
+def make_batch(count: int = 16, *, reward: float = 1.0, terminated: bool = False) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    return {
+        "observations": rng.standard_normal((count, 3)).astype(np.float32),
+        "next_observations": rng.standard_normal((count, 3)).astype(np.float32),
+        "actions": rng.uniform([-2.0, 0.0], [2.0, 5.0], (count, 2)).astype(np.float32),
+        "rewards": np.full(count, reward, np.float32),
+        "terminated": np.full(count, terminated),
+    }
+
+
+def test_the_log_probability_is_that_of_the_change_of_variables(sac: ModuleType) -> None:
+    rng = np.random.default_rng(1)
+    mean, log_std, noise = rng.normal(0, 1, (50, 3)), rng.uniform(-3, 1, (50, 3)), rng.standard_normal((50, 3))
+    action, log_prob = sac.squash(*map(torch.from_numpy, (mean, log_std, noise)))
+    for row in range(50):
+        expected = 0.0
+        for m, s, e, a in zip(mean[row], np.exp(log_std[row]), noise[row], action[row].numpy(), strict=True):
+            u = m + s * e
+            assert a == pytest.approx(math.tanh(u))
+            density = math.exp(-((u - m) ** 2) / (2 * s**2)) / (s * math.sqrt(2 * math.pi))
+            expected += math.log(density / (1 - math.tanh(u) ** 2))
+        assert float(log_prob[row]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_density_integrates_to_one(sac: ModuleType) -> None:
+    noise = torch.linspace(-8.0, 8.0, 20_001, dtype=torch.float64)[:, None]
+    action, log_prob = sac.squash(torch.full_like(noise, 0.3), torch.full_like(noise, -0.5), noise)
+    assert float(torch.trapezoid(log_prob.exp(), action[:, 0])) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_saturated_action_has_a_finite_log_probability(sac: ModuleType) -> None:
+    mean = torch.tensor([[40.0], [-40.0]], requires_grad=True)
+    _, log_prob = sac.squash(mean, torch.zeros(2, 1), torch.zeros(2, 1))
+    (gradient,) = torch.autograd.grad(log_prob.sum(), mean)
+    assert torch.isfinite(log_prob).all()
+    assert torch.isfinite(gradient).all()
+
+
+def test_the_numpy_actor_is_the_torch_policy(sac: ModuleType) -> None:
+    learner = make_learner(sac)
+    for _ in range(5):
+        learner.update(make_batch())
+    params = learner.parameters_for_acting()
+    rng = np.random.default_rng(2)
+    for observation in np.random.default_rng(7).standard_normal((20, 3)).astype(np.float32):
+        with torch.no_grad():
+            mean, log_std = learner._policy(torch.from_numpy(observation)[None])[0, 0].chunk(2)
+        noise = torch.from_numpy(np.random.default_rng(9).standard_normal(2, dtype=np.float32))
+        centre, half = torch.tensor([0.0, 2.5]), torch.tensor([2.0, 2.5])
+        greedy = centre + half * mean.tanh()
+        sampled = centre + half * sac.squash(mean, log_std.clamp(sac.LOG_STD_MIN, sac.LOG_STD_MAX), noise)[0]
+        np.testing.assert_allclose(sac.act(params, observation, rng, explore=False), greedy.numpy(), atol=1e-5)
+        np.testing.assert_allclose(sac.act(params, observation, np.random.default_rng(9)), sampled.numpy(), atol=1e-5)
+        assert sac.act(params, observation, rng).dtype == np.float32
+
+
+def test_published_parameters_do_not_change_afterwards(sac: ModuleType) -> None:
+    learner = make_learner(sac)
+    params = learner.parameters_for_acting()
+    before = {name: array.copy() for name, array in params.items()}
+    learner.update(make_batch())
+    for name, array in params.items():
+        np.testing.assert_array_equal(array, before[name])
+    assert not np.array_equal(learner.parameters_for_acting()["weight_0"], before["weight_0"])
+
+
+def test_stacked_critics_are_two_networks(sac: ModuleType) -> None:
+    net = sac.FlatMLP((4, 8, 8, 1), 2, torch.Generator().manual_seed(1))
+    x = torch.randn(6, 4)
+    weights = net.views(net.flat)
+    for k in range(2):
+        hidden = x
+        for layer in range(3):
+            hidden = hidden @ weights[2 * layer][k] + weights[2 * layer + 1][k]
+            hidden = hidden.clamp(min=0) if layer < 2 else hidden
+        torch.testing.assert_close(net(x)[k], hidden)
+    assert not torch.equal(net(x)[0], net(x)[1])
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+def test_the_critics_loss_is_that_of_the_paper(sac: ModuleType, terminated: bool) -> None:
+    """Row by row: the target is the reward alone where the task ended, and bootstrapped where it goes on or time ran out."""
+    learner = make_learner(sac, discount=0.9, reward_scale=0.5)
+    batch = make_batch(reward=3.0, terminated=terminated)
+    with torch.no_grad():
+        learner._targets += 0.1  # as if the critics had moved away from them
+        learner._log_temperature.fill_(math.log(0.3))
+        twin = torch.Generator()
+        twin.set_state(learner._generator.get_state())
+        noise = torch.empty(16, 2).normal_(generator=twin)
+        expected = 0.0
+        for row in range(16):
+            here, after = (torch.from_numpy(batch[name][row : row + 1]) for name in ("observations", "next_observations"))
+            mean, log_std = learner._policy(after)[0].chunk(2, -1)
+            next_action, next_log_prob = sac.squash(mean, log_std, noise[row : row + 1])
+            first, second = learner._critics(torch.cat((after, next_action), -1), learner._targets).flatten().tolist()
+            target = 0.5 * 3.0
+            if not terminated:
+                target += 0.9 * (min(first, second) - 0.3 * float(next_log_prob))
+            action = torch.tensor([[batch["actions"][row, 0] / 2.0, (batch["actions"][row, 1] - 2.5) / 2.5]])
+            for value in learner._critics(torch.cat((here, action), -1)).flatten().tolist():
+                expected += 0.5 * (value - target) ** 2 / 16
+    assert learner.update(batch)["critic_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(("target_entropy", "direction"), [(10.0, 1.0), (-10.0, -1.0)])
+def test_the_temperature_moves_the_entropy_to_its_target(sac: ModuleType, target_entropy: float, direction: float) -> None:
+    learner = make_learner(sac)
+    learner._target_entropy = target_entropy
+    temperatures = [learner.update(make_batch())["temperature"] for _ in range(5)]
+    assert np.all(np.diff(temperatures) * direction > 0.0)
+
+
+def test_unbounded_actions_are_refused(sac: ModuleType) -> None:
+    box = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    with pytest.raises(ValueError, match="bounds"):
+        sac.Sac(box, box, sac.Settings(), seed=1)
+
+
+@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.5])
+def test_the_replay_ratio_is_never_exceeded(sac: ModuleType, ratio: float) -> None:
+    """Whatever comes when: the learner does all that is allowed, and nothing more."""
+    rng = np.random.default_rng(4)
+    pace, steps = sac.ReplayRatio(ratio, 100), 0
+    for burst in rng.integers(0, 60, 100):
+        steps += int(burst)
+        while pace.due(steps):
+            pace.count()
+        assert pace.updates == max(0, math.floor(ratio * (steps - 100)))
+
+
+def test_an_actor_takes_the_newest_network_once(sac: ModuleType) -> None:
+    networks = sac.Newest()
+    assert networks.take(0.0) is None
+    networks.put({"k": np.zeros(1)})
+    networks.put({"k": np.ones(1)})
+    assert networks.take(0.0)["k"] == 1.0
+    assert networks.take(0.0) is None
+
+
+class Store:
+    """A replay of Python rows: the two loops joined in one process."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def sample(self, batch_size: int) -> dict[str, np.ndarray]:
+        chosen = [self.rows[k % len(self.rows)] for k in range(batch_size)]
+        return {name: np.stack([row[name] for row in chosen]) for name in chosen[0]}
+
+
+def test_the_two_loops_keep_their_pace_together(sac: ModuleType) -> None:
+    settings = sac.Settings(hidden=(8,), batch_size=8, replay_ratio=0.5, random_steps=50, publish_every=10, max_lead=20)
+    env, store, networks = gym.make("Pendulum-v1"), Store(), sac.Newest()
+    arrived, stop = threading.Event(), threading.Event()
+    learner = sac.Sac(env.observation_space, env.action_space, settings, seed=1)
+    published: list[int] = []
+
+    def insert(row: dict[str, Any]) -> None:
+        store.rows.append(row)
+        arrived.set()
+
+    def publish(params: dict[str, np.ndarray]) -> None:
+        published.append(learner.updates)
+        assert learner.updates <= 0.5 * (len(store.rows) - 50)
+        networks.put(params)
+        if len(published) == 10:
+            stop.set()
+
+    args = (env, settings, insert, networks, stop)
+    actor = threading.Thread(target=sac.run_actor, args=args, kwargs={"seed": 1})
+    actor.start()
+    try:
+        updates = sac.run_learner(learner, settings, store, lambda: len(store.rows), arrived, publish, stop)
+    finally:
+        stop.set()
+        actor.join(30.0)
+    assert not actor.is_alive()
+    assert published == list(range(10, 101, 10))
+    assert updates == learner.updates == 100
+    assert not any(row["terminated"] for row in store.rows)  # Pendulum only runs out of time
+
+
+def test_acting_loads_no_torch() -> None:
+    words = "import runpy, sys; runpy.run_path(sys.argv[1]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", words, EXAMPLE], check=True, timeout=60)

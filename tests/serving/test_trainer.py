@@ -1,0 +1,632 @@
+"""A trainer and its clients: agentlace's documented usage, updates that are taken once, bad input, and one process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import (
+    AddressInUse,
+    CallFailed,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    ConfigError,
+    DataError,
+    PayloadError,
+    StoreError,
+)
+from rl4sys_zmq.serving import (
+    DataStoreBase,
+    QueuedDataStore,
+    ReplayBuffer,
+    TrainerClient,
+    TrainerConfig,
+    TrainerServer,
+    TrainerSMInterface,
+)
+from rl4sys_zmq.serving import trainer_client as client_module
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.chaos import ChaosProxy
+
+from .trainers import WAIT_S, config_at, join, until
+
+
+@pytest.fixture
+def inproc() -> Iterator[TransportUnderTest]:
+    with TransportUnderTest("inproc") as transport:
+        yield transport
+
+
+@pytest.fixture
+def server(inproc: TransportUnderTest) -> Iterator[TrainerServer]:
+    """A server with the stores ``a`` and ``b``, that runs."""
+    with TrainerServer(config_at(inproc)) as made:
+        made.register_data_store("a", QueuedDataStore(10_000))
+        made.register_data_store("b", QueuedDataStore(10_000))
+        made.start(threaded=True)
+        yield made
+
+
+def items(server: TrainerServer, name: str = "a") -> list[Any]:
+    return server.data_store(name).get_latest_data(-1)
+
+
+def transition(number: float) -> dict[str, Any]:
+    observation = np.full(3, number, np.float32)
+    return {
+        "observations": observation,
+        "actions": np.int64(1),
+        "rewards": np.float32(number),
+        "next_observations": observation + 1,
+        "terminated": np.bool_(False),
+    }
+
+
+# ---- agentlace's usage
+
+
+def test_the_usage_that_agentlace_documents(transport: TransportUnderTest) -> None:
+    config = config_at(transport)
+    trainer_server = TrainerServer(config)
+    store = ReplayBuffer(capacity=2)
+    trainer_server.register_data_store("agent1", store)
+    trainer_server.start(threaded=True)
+
+    data_store = ReplayBuffer(capacity=2)
+    trainer_client = TrainerClient("agent1", trainer_server.address, config, data_store)
+    weights: list[Any] = []
+    arrived = threading.Event()
+
+    def recv_weights(new_weights: Any) -> None:
+        weights.append(new_weights)
+        arrived.set()
+
+    trainer_client.recv_network_callback(recv_weights)
+    trainer_client.start_async_update(interval=0.01)
+    data_store.insert(transition(1.0))
+    data_store.insert(transition(2.0))
+    until(lambda: len(store) == 2, "both transitions")
+    batch = store.sample(8)
+    assert set(batch["rewards"].tolist()) <= {1.0, 2.0}
+    assert trainer_server.publish_network({"layer": {"w": np.ones((2, 3))}}) == 1
+    assert arrived.wait(WAIT_S)
+    weights[0]["layer"]["w"] += 1.0  # an array of one's own
+    trainer_client.stop()
+    trainer_server.stop()
+
+
+def test_the_calls_of_agentlaces_own_test(transport: TransportUnderTest) -> None:
+    tables: list[str] = []
+    answer = {"trainer-status": "it's working"}
+    config = config_at(transport, request_types=["get-stats"])
+    server = TrainerServer(config, lambda name, payload: tables.append(name), lambda kind, payload: answer)
+    ds_trainer1, ds_trainer2 = QueuedDataStore(6), QueuedDataStore(6)
+    server.register_data_store("table1", ds_trainer1)
+    server.register_data_store("table2", ds_trainer2)
+    server.start(threaded=True)
+    assert server.store_names() == {"table1", "table2"}
+
+    ds_actor1, ds_actor2 = QueuedDataStore(3), QueuedDataStore(3)
+    client = TrainerClient("table1", server.address, config, data_stores={"table1": ds_actor1, "table2": ds_actor2})
+    received, arrived = [], threading.Event()
+    client.recv_network_callback(lambda network: (received.append(network), arrived.set()))
+
+    ds_actor1.insert(np.array([1, 2, 3]))
+    ds_actor1.insert(np.array([4, 5, 6]))
+    assert client.update()
+    assert len(ds_trainer1) == 2  # an update returns when the server has it
+    ds_actor1.insert(np.array([7, 8, 9]))
+    ds_actor2.batch_insert([np.array([30, 31, 32])] * 2)
+    assert (len(ds_trainer1), len(ds_trainer2)) == (2, 0)
+    done = client.update()
+    assert (done.items, done.acked) == (3, {"table1": 2, "table2": 1})
+    ds_actor1.insert(np.array([10, 11, 12]))
+    assert client.update_datastore("table1", client.get_server_last_update_id("table1"), confirm_update=True).items == 1
+    assert (len(ds_trainer1), len(ds_trainer2)) == (4, 2)
+
+    assert client.request("get-stats", {}) == answer
+    with pytest.raises(CallRefused, match="no request type 'invalid'; there is get-stats"):
+        client.request("invalid", {})
+
+    client.start_async_update(interval=0.01)
+    ds_actor1.insert(np.array([13, 14, 15]))
+    until(lambda: ds_trainer1.latest_data_id() == ds_actor1.latest_data_id(), "the update in the background")
+    server.publish_network(np.array([100, 200, 300, 400]))
+    assert arrived.wait(WAIT_S)
+    assert np.array_equal(received[0], [100, 200, 300, 400])
+    assert set(tables) == {"table1", "table2"}
+    client.stop()
+    server.stop()
+
+
+def test_hosts_and_ports(inproc: TransportUnderTest) -> None:
+    with TrainerServer(TrainerConfig(port_number=0, broadcast_port=0)) as server:
+        server.register_data_store("a", QueuedDataStore(5))
+        server.start(threaded=True)
+        port = int(server.address.rpartition(":")[2])
+        with TrainerClient(
+            "a", "127.0.0.1", TrainerConfig(port_number=port), QueuedDataStore(5), timeout_ms=WAIT_S * 1000
+        ) as client:
+            assert client.update().acked == {"a": -1}
+
+
+# ---- once, in order
+
+
+def test_what_comes_again_is_not_taken_again(server: TrainerServer) -> None:
+    store = QueuedDataStore(100)
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.batch_insert(list(range(10)))
+        assert client.update().items == 10
+        assert client.update_datastore("a", -1).items == 0
+        assert client.update_datastore("a", 4).items == 0
+        store.batch_insert([10, 11])
+        assert client.update_datastore("a", 7).items == 2
+        store.insert(12)
+        assert client.update_datastore("a", 500).items == 1  # whoever says that it was sent
+        assert client.update().acked == {"a": 12}
+    assert items(server) == list(range(13))
+    counters = server.status()["counters"]
+    assert counters["accepted"] == 13
+    assert counters["duplicates"] == 10 + 5 + 2
+
+
+def test_streams_do_not_mix(server: TrainerServer) -> None:
+    first, second, third = QueuedDataStore(10), QueuedDataStore(10), QueuedDataStore(10)
+    with join(server, "one", data_stores={"a": first}) as one, join(server, "two", data_stores={"a": second}) as two:
+        first.batch_insert(["1a", "1b"])
+        second.batch_insert(["2a", "2b", "2c"])
+        assert (one.update().items, two.update().items) == (2, 3)
+        with join(server, "one", data_stores={"a": third}) as again:  # started again, with nothing
+            third.insert("1c")
+            assert again.update().acked == {"a": 0}
+        with join(server, "one", data_stores={"a": first}) as same:  # the same store goes on
+            first.insert("1d")
+            assert same.update().items == 1
+    assert sorted(items(server)) == ["1a", "1b", "1c", "1d", "2a", "2b", "2c"]
+
+
+def test_what_the_store_dropped_is_counted(server: TrainerServer) -> None:
+    store = QueuedDataStore(3)
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.batch_insert(list(range(8)))
+        done = client.update()
+        assert (done.items, done.dropped_at_source, done.acked) == (3, 5, {"a": 7})
+        store.batch_insert(list(range(8, 13)))
+        assert client.update().dropped_at_source == 2
+        assert client.stats()["dropped_at_source"] == 7
+    assert items(server) == [5, 6, 7, 10, 11, 12]
+    assert server.status()["counters"]["dropped_at_source"] == 7
+
+
+def test_a_long_update_goes_in_messages_of_a_bounded_size(server: TrainerServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MESSAGE_BYTES", 100_000)
+    store = QueuedDataStore(10_000)
+    store.batch_insert([{"x": np.full(100, n, np.float32), "n": n} for n in range(5000)])
+    with join(server, "c", data_stores={"a": store}) as client:
+        assert client.stats()["items"] == 5000  # the constructor has sent them
+        assert 5000 * 400 / 100_000 <= client.stats()["messages"] <= 60
+    assert [item["n"] for item in items(server)] == list(range(5000))
+    assert all((item["x"] == item["n"]).all() for item in items(server))
+
+
+def test_nothing_is_twice_or_missing_over_a_bad_network() -> None:
+    config = TrainerConfig(port_number=0, broadcast_port=0)
+    with TrainerServer(config) as server:
+        server.register_data_store("a", QueuedDataStore(10_000))
+        server.start(threaded=True)
+        with ChaosProxy(server.address, seed=1) as proxy:
+            store = QueuedDataStore(10_000)
+            with TrainerClient("c", proxy.address, config, data_stores={"a": store}, timeout_ms=WAIT_S * 1000) as client:
+                client.start_async_update(interval=0.001)
+                for turn in range(30):
+                    store.batch_insert([np.array([turn, n]) for n in range(20)])
+                    proxy.cut()
+                until(lambda: server.data_store("a").latest_data_id() == 599, "all items")
+        assert [item.tolist() for item in items(server)] == [[turn, n] for turn in range(30) for n in range(20)]
+
+
+def test_a_restarted_server_without_a_journal_gets_what_is_still_held() -> None:
+    with TransportUnderTest("ipc") as ipc:
+        config, store = config_at(ipc), QueuedDataStore(5)
+        with TrainerServer(config) as server:
+            server.register_data_store("a", QueuedDataStore(10))
+            server.start(threaded=True)
+            client = join(server, "c", data_stores={"a": store}, timeout_ms=300)
+            store.batch_insert(list(range(8)))
+            assert client.update().dropped_at_source == 3
+        with pytest.raises(CallTimeout):
+            client.update()
+        store.batch_insert([8, 9])
+        with TrainerServer(config) as server, client:
+            server.register_data_store("a", QueuedDataStore(10))
+            server.start(threaded=True)
+            store.batch_insert([10])
+            until(lambda: _updated(client), "an update")
+            assert items(server) == [6, 7, 8, 9, 10]
+            counters = server.status()["counters"]
+            assert counters["forgotten"] == 6  # 0 to 5 went with the first server, and are held by nobody
+            assert counters["dropped_at_source"] == 0
+
+
+# ---- networks
+
+
+def test_a_late_client_gets_the_newest_network(transport: TransportUnderTest) -> None:
+    with TrainerServer(config_at(transport)) as server:
+        server.start(threaded=True)
+        for version in (1, 2, 3):
+            assert server.publish_network({"w": np.full(3, version), "big": np.full(50_000, version)}) == version
+        with join(server, "c") as client:
+            got: list[Any] = []
+            arrived = threading.Event()
+            client.recv_network_callback(lambda network: (got.append(network), arrived.set()))
+            assert arrived.wait(WAIT_S)
+            assert got[0]["w"].tolist() == [3, 3, 3] and (got[0]["big"] == 3).all() and got[0]["big"].flags.writeable
+            assert client.network_version == 3
+        assert server.status()["network_version"] == 3
+
+
+def test_a_callback_that_raises_is_called_again(inproc: TransportUnderTest) -> None:
+    with TrainerServer(config_at(inproc)) as server:
+        server.start(threaded=True)
+        with join(server, "c") as client:
+            seen: list[int] = []
+
+            def callback(network: int) -> None:
+                seen.append(network)
+                raise ValueError("no")
+
+            client.recv_network_callback(callback)
+            for number in (7, 8):
+                server.publish_network(number)
+                until(lambda n=number: n in seen, "the network")  # type: ignore[misc]
+            until(lambda: client.stats().get("callback_failed") == 2, "both failures")
+
+
+# ---- bad input
+
+
+def test_no_server() -> None:
+    with pytest.raises(CallTimeout, match="a server: none has answered"):
+        TrainerClient("c", "127.0.0.1", TrainerConfig(port_number=_free_port()), QueuedDataStore(1), timeout_ms=50)
+
+
+def test_waiting_for_the_server() -> None:
+    port = _free_port()
+    config = TrainerConfig(port_number=port, broadcast_port=0)
+    made: list[TrainerClient] = []
+    waiting = threading.Thread(
+        target=lambda: made.append(TrainerClient("c", "127.0.0.1", config, wait_for_server=True, timeout_ms=50))
+    )
+    waiting.start()
+    waiting.join(0.2)  # it has been refused a few times by now, or not: either will do
+    with TrainerServer(config) as server:
+        server.start(threaded=True)
+        waiting.join(WAIT_S)
+        assert made
+        made[0].stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("version", "2"), ("request_types", ["x"]), ("rate_limit", 3)], ids=lambda v: str(v)
+)
+def test_a_mismatch_names_the_field(server: TrainerServer, field: str, value: Any) -> None:
+    with pytest.raises(CallRefused, match=f"{field} is .* at the caller and .* at the server") as caught:
+        join(server, "c", config=TrainerConfig(**{field: value}))
+    assert caught.value.code is CallRefusal.MISMATCH
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"port_number": -1}, "port_number"),
+        ({"broadcast_port": "5556"}, "broadcast_port"),
+        ({"port_number": 6000, "broadcast_port": 6000}, "broadcast_port"),
+        ({"request_types": "get-stats"}, "request_types"),
+        ({"request_types": ["a", "a"]}, "request_types"),
+        ({"rate_limit": 0}, "rate_limit"),
+        ({"version": 1}, "version"),
+        ({"address": "udp://x"}, "address"),
+        ({"address": "ipc:///tmp/x"}, "broadcast_address"),
+    ],
+)
+def test_a_configuration_that_cannot_be_names_the_field(options: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainerConfig(**options)
+    assert caught.value.key == key
+
+
+def test_unknown_stores_are_named_with_those_that_there_are(server: TrainerServer) -> None:
+    with pytest.raises(CallRefused, match="there is no data store 'nope'; there is a, b"):
+        join(server, "c", data_stores={"nope": QueuedDataStore(1)})
+    with pytest.raises(ConfigError, match="there is no data store 'nope'; there is a, b"):
+        server.data_store("nope")
+    with pytest.raises(ConfigError, match="already"):
+        server.register_data_store("a", QueuedDataStore(1))
+    with pytest.raises(ConfigError, match="is a DataStoreBase, not a list"):
+        server.register_data_store("c", [])  # type: ignore[arg-type]
+    with join(server, "c", data_stores={"a": QueuedDataStore(1)}) as client:
+        for call in (client.get_server_last_update_id, lambda name: client.update_datastore(name, -1)):
+            with pytest.raises(ConfigError, match="no data store 'b'; it has a"):
+                call("b")
+
+
+class Anything(DataStoreBase):
+    """A store of one's own, which takes whatever it is given but ``"bad"``, and nothing while it is `full`."""
+
+    def __init__(self, capacity: int = 100) -> None:
+        super().__init__(capacity)
+        self.held: list[Any] = []
+        self.full = False
+
+    def insert(self, data: Any) -> None:
+        if self.full:
+            raise OSError("no space left")
+        if isinstance(data, str) and data == "bad":
+            raise DataError("x", "is bad")
+        self.held.append(data)
+
+    def latest_data_id(self) -> int:
+        return len(self.held) - 1
+
+    def get_latest_data(self, from_id: int) -> list[Any]:
+        return self.held[from_id + 1 :]
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+def test_an_item_that_cannot_travel_is_told_counted_and_passed(server: TrainerServer) -> None:
+    store = Anything()
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.held = [1, 2, object(), 3, {"deep": [{"er": {4}}]}, 5]
+        with pytest.raises(PayloadError, match=r"a value of type builtins\.object cannot travel"):
+            client.update()
+        store.held.append(np.zeros(65 << 20, np.uint8))
+        with pytest.raises(PayloadError, match="the server takes at most"):
+            client.update()
+        assert client.update().items == 0
+        assert client.stats()["unsendable"] == 3
+    assert items(server) == [1, 2, 3, 5]
+    assert server.status()["counters"]["dropped_at_source"] == 3
+
+
+def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> None:
+    with TrainerServer(config_at(inproc)) as server:
+        server.register_data_store("a", Anything())
+        server.start(threaded=True)
+        store = QueuedDataStore(10)
+        with join(server, "c", data_stores={"a": store}) as client:
+            store.batch_insert([1, "bad", 2])
+            with pytest.raises(CallFailed, match="DataError: x: is bad"):
+                client.update()
+            store.insert(3)
+            assert client.update().items == 1
+        assert items(server) == [1, 2, 3]
+        assert server.status()["counters"]["refused.data"] == 1
+
+
+def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) -> None:
+    with TrainerServer(config_at(inproc)) as server:
+        mine, store = Anything(), QueuedDataStore(10)
+        server.register_data_store("a", mine)
+        server.start(threaded=True)
+        with join(server, "c", data_stores={"a": store}) as client:
+            mine.full = True
+            store.batch_insert([1, 2])
+            with pytest.raises(CallFailed, match="no space left"):
+                client.update()
+            store.insert(3)
+            with pytest.raises(CallRefused, match="takes nothing for now: OSError") as caught:
+                client.update()
+            assert caught.value.code is CallRefusal.BUSY
+            mine.full = False
+            assert client.update().items == 1
+        assert items(server) == [1, 2, 3]
+
+
+def test_a_data_callback_that_raises_is_told_and_the_items_stay(inproc: TransportUnderTest) -> None:
+    seen: list[Any] = []
+
+    def callback(name: str, payload: dict[str, Any]) -> None:
+        seen.append((name, payload["data"], payload["last_id"], payload["client"]))
+        raise KeyError("oops")
+
+    with TrainerServer(config_at(inproc), callback) as server:
+        server.register_data_store("a", QueuedDataStore(10))
+        server.start(threaded=True)
+        store = QueuedDataStore(10)
+        with join(server, "c", data_stores={"a": store}) as client:
+            store.batch_insert([1, 2])
+            with pytest.raises(CallFailed, match="KeyError: 'oops'"):
+                client.update()
+            assert client.update().items == 0
+        assert seen == [("a", [1, 2], 1, "c")]
+        assert items(server) == [1, 2]
+        assert server.status()["counters"]["callback_failed"] == 1
+
+
+def test_a_data_callback_that_blocks_holds_up_its_store_and_nothing_else(inproc: TransportUnderTest) -> None:
+    going, go_on = threading.Event(), threading.Event()
+
+    def callback(name: str, payload: dict[str, Any]) -> None:
+        if name == "a":
+            going.set()
+            go_on.wait(WAIT_S)
+
+    config = config_at(inproc, request_types=["ping"])
+    with TrainerServer(config, callback, lambda kind, payload: payload) as server:
+        for name in "ab":
+            server.register_data_store(name, QueuedDataStore(10))
+        server.start(threaded=True)
+        slow, quick = QueuedDataStore(10), QueuedDataStore(10)
+        with join(server, "slow", data_stores={"a": slow}, timeout_ms=300) as one, join(server, "b", quick) as two:
+            slow.insert(1)
+            with pytest.raises(CallTimeout):
+                one.update()
+            assert going.is_set()
+            quick.insert(2)
+            assert two.update().items == 1
+            assert two.request("ping", [np.arange(3)])[0].tolist() == [0, 1, 2]
+            go_on.set()
+            until(lambda: one.get_server_last_update_id("a") == 0, "the ack")
+            slow.insert(3)
+            until(lambda: _updated(one), "an update that is not held up")
+        assert items(server) == [1, 3]
+
+
+def _updated(client: TrainerClient) -> bool:
+    try:
+        return bool(client.update())
+    except CallTimeout:
+        return False
+
+
+def test_requests_that_fail_or_come_too_often(inproc: TransportUnderTest) -> None:
+    def callback(kind: str, payload: Any) -> Any:
+        if kind == "fail":
+            raise ValueError("no such checkpoint")
+        return object() if kind == "odd" else payload
+
+    config = config_at(inproc, request_types=["fail", "odd", "echo"], rate_limit=2)
+    with TrainerServer(config, request_callback=callback) as server:
+        server.start(threaded=True)
+        with join(server, "c") as client:
+            with pytest.raises(CallFailed, match="ValueError: no such checkpoint"):
+                client.request("fail", {})
+            with pytest.raises(CallFailed, match="PayloadError"):
+                client.request("odd", {})
+            with pytest.raises(PayloadError, match=r"payload\['payload'\]\['x'\]"):
+                client.request("echo", {"x": {1}})
+            assert client.request("echo", 1) == 1
+            with pytest.raises(CallRefused, match="more than 2 requests a second") as caught:
+                client.request("echo", 2)
+            assert caught.value.code is CallRefusal.RATE
+            client._bucket = None  # a client that does not keep to it
+            with pytest.raises(CallRefused, match="more than 2 requests a second from c") as caught:
+                for _ in range(10):
+                    client.request("echo", 3)
+            assert caught.value.code is CallRefusal.RATE
+        assert server.status()["counters"]["refused.rate"] == 1
+    with pytest.raises(ConfigError, match="without a request_callback"):
+        TrainerServer(config)
+
+
+def test_what_no_client_sends_is_refused(server: TrainerServer) -> None:
+    with join(server, "c", data_stores={"a": QueuedDataStore(5)}) as client:
+        good = {"count": 1, "columns": [1], "client": "c", "lineage": 5, "after": -1, "known": -1, "first": 0}
+        for wrong in (
+            {"count": 2},
+            {"count": -1},
+            {"count": 1 << 40, "columns": {}},
+            {"columns": {"x": np.zeros(2)}},
+            {"columns": {"x": np.zeros(())}},
+            {"client": ""},
+            {"client": b"c"},
+            {"lineage": 0},
+            {"lineage": 1 << 63},
+            {"after": 0},
+            {"first": -1},
+            {"first": 1 << 63},
+            {"known": True},
+        ):
+            with pytest.raises(CallRefused) as caught:
+                client._client.call("insert/a", {**good, **wrong})
+            assert caught.value.code is CallRefusal.INVALID
+        with pytest.raises(CallRefused, match="no trainer client sends"):
+            client._client.call("mark", [1])
+        assert client._client.call("insert/a", good)["acked"] == 0
+    assert items(server) == [1]
+
+
+def test_after_stop(inproc: TransportUnderTest) -> None:
+    server = TrainerServer(config_at(inproc))
+    server.start(threaded=True)
+    client = join(server, "c")
+    client.stop()
+    client.stop()
+    for call in (lambda: client.get_server_last_update_id("a"), lambda: client.start_async_update(1.0)):
+        with pytest.raises((Closed, ConfigError)):
+            call()
+    server.stop()
+    server.stop()
+    for call in (lambda: server.start(threaded=True), lambda: server.publish_network({})):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_an_address_in_use(server: TrainerServer) -> None:
+    with TrainerServer(TrainerConfig(port_number=0, broadcast_port=0)) as first:
+        first.start(threaded=True)
+        with (
+            TrainerServer(TrainerConfig(address=first.address, broadcast_port=0)) as second,
+            pytest.raises(AddressInUse),
+        ):
+            second.start(threaded=True)
+
+
+def test_start_blocks_until_stop(inproc: TransportUnderTest) -> None:
+    server = TrainerServer(config_at(inproc))
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    until(lambda: server.status()["address"], "the address")
+    join(server, "c").stop()
+    server.stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_store_that_was_put_back_is_refused(server: TrainerServer) -> None:
+    store = QueuedDataStore(10)
+    store.batch_insert([1, 2, 3])
+    with join(server, "c", data_stores={"a": store}):
+        pass
+    older = QueuedDataStore(10)
+    older.lineage = store.lineage
+    older.insert(1)
+    with pytest.raises(StoreError, match="has the items up to 2, and this store ends at 0"):
+        join(server, "c", data_stores={"a": older})
+
+
+# ---- one process
+
+
+def test_one_process_with_threads() -> None:
+    store, got = QueuedDataStore(10), []
+    with TrainerSMInterface() as both:
+        both.register_data_store("a", store)
+        both.start(threaded=True)
+        both.start_async_update(interval=10)
+        store.insert(1)
+        assert both.data_store("a") is store and both.store_names() == {"a"}
+        assert both.update().acked == {"a": 0} and both.get_server_last_update_id("a") == 0
+        weights = {"w": np.zeros(3)}
+        assert both.publish_network(weights) == 1
+        both.recv_network_callback(got.append)
+        weights["w"] += 1.0
+        assert both.publish_network(weights) == 2
+        assert [network["w"].tolist() for network in got] == [[0.0] * 3, [1.0] * 3]
+        payload = object()
+        with pytest.raises(CallRefused, match="no callback for requests"):
+            both.request("x", payload)
+        both.register_request_callback(lambda kind, said: (kind, said))
+        assert both.request("x", payload) == ("x", payload)
+        both.register_request_callback(lambda kind, said: 1 / 0)
+        with pytest.raises(CallFailed, match="ZeroDivisionError"):
+            both.request("x", payload)
+        with pytest.raises(ConfigError, match="no data store 'b'; there is a"):
+            both.data_store("b")

@@ -1,0 +1,283 @@
+"""What a trainer with a run directory has acknowledged outlives it: restarts, kills, full disks, full journals."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rl4sys_zmq
+from rl4sys_zmq.delivery.journal_rows import Tables
+from rl4sys_zmq.errors import CallError, CallRefusal, CallRefused, CallTimeout, ConfigError, JournalError, RunDirectoryError
+from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerClient, TrainerConfig, TrainerServer
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.testing.kills import KillLoop
+
+from .trainers import WAIT_S, config_at, join, until
+
+PROCESS = Path(__file__).parent / "processes" / "trainer.py"
+ENV = {"PYTHONPATH": str(Path(rl4sys_zmq.__file__).parents[1])}
+
+
+def trainer_on(run_dir: Path, *stores: tuple[str, Any], **options: Any) -> TrainerServer:
+    """A trainer that runs, over inproc, with stores."""
+    with TransportUnderTest("inproc") as inproc:
+        server = TrainerServer(config_at(inproc), run_dir=run_dir, **options)
+    for name, store in stores:
+        server.register_data_store(name, store)
+    server.start(threaded=True)
+    return server
+
+
+def feed(server: TrainerServer, store: QueuedDataStore, name: str = "a", client: str = "c") -> Any:
+    """Has a client of this server update once, and gives its stats back."""
+    with join(server, client, data_stores={name: store}) as made:
+        return made.stats()
+
+
+def test_a_restarted_trainer_has_its_stores_and_marks_again(tmp_path: Path) -> None:
+    one, two = QueuedDataStore(100), QueuedDataStore(100)
+    with trainer_on(tmp_path, ("a", QueuedDataStore(100)), ("b", QueuedDataStore(100))) as server:
+        for n in range(3):
+            one.insert({"n": n, "x": np.full((n, 2), n)})
+            feed(server, one)
+            two.batch_insert([n * 10, n * 10 + 1])
+            feed(server, two, client="d")
+        feed(server, two, "b")
+        before = server.data_store("a").get_latest_data(-1)
+    again = QueuedDataStore(100)
+    with trainer_on(tmp_path, ("a", again), ("b", QueuedDataStore(100))) as server:
+        assert repr(again.get_latest_data(-1)) == repr(before)
+        assert server.status()["counters"]["refilled"] == 9 + 6
+        one.insert({"n": 3})
+        assert feed(server, one)["items"] == 1
+        assert feed(server, two, client="d")["items"] == 0
+        assert again.latest_data_id() == 9
+    with trainer_on(tmp_path, ("b", QueuedDataStore(100))) as server:  # a store that is not registered keeps what it has
+        server.register_data_store("a", third := QueuedDataStore(100))
+        assert len(third) == 10
+
+
+def test_a_store_on_disk_is_not_filled_twice(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+
+    def transition(n: int) -> dict[str, Any]:
+        return {"observations": np.zeros(2), "actions": n, "rewards": n, "next_observations": np.zeros(2), "terminated": False}
+
+    for life in range(3):
+        with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+            mine.batch_insert([transition(life * 5 + n) for n in range(5)])
+            assert feed(server, mine)["items"] == 5
+            assert [int(t["actions"]) for t in disk.get_latest_data(-1)] == list(range(5 * life + 5))
+    with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all
+        assert len(memory) == 15
+
+
+def test_a_client_with_a_store_on_disk_goes_on_after_its_restart(tmp_path: Path) -> None:
+    with trainer_on(tmp_path / "run", ("a", QueuedDataStore(100))) as server:
+        for life in range(3):
+            with ReplayBuffer(100, path=tmp_path / "mine") as store:
+                for n in range(4):
+                    store.insert(
+                        {
+                            "observations": np.zeros(2),
+                            "actions": life * 4 + n,
+                            "rewards": 0.0,
+                            "next_observations": np.zeros(2),
+                            "terminated": False,
+                        }
+                    )
+                assert feed(server, store)["items"] == 4  # type: ignore[arg-type]
+        got = server.data_store("a").get_latest_data(-1)
+    assert [int(item["actions"]) for item in got] == list(range(12))
+
+
+def test_the_journal_keeps_what_the_store_can_hold_and_not_more(tmp_path: Path) -> None:
+    mine = QueuedDataStore(10_000)
+    with trainer_on(tmp_path, ("a", QueuedDataStore(50))) as server, join(server, "c", data_stores={"a": mine}) as client:
+        for n in range(200):
+            mine.insert({"n": n, "x": np.zeros(1000)})
+            client.update()
+        assert 50 <= server.status()["stores"]["a"]["journal_items"] <= 51
+        until(lambda: server.status()["journal"]["used_bytes"] < 90 * 8300, "room in the journal")
+    again = QueuedDataStore(50)
+    with trainer_on(tmp_path, ("a", again)) as server:
+        assert [item["n"] for item in again.get_latest_data(-1)] == list(range(150, 200))
+        assert feed(server, mine)["items"] == 0
+    with trainer_on(tmp_path, ("a", fewer := QueuedDataStore(50)), journal_bytes=20 * 8300) as server:
+        mine.insert({"n": 200, "x": np.zeros(1000)})
+        assert feed(server, mine)["items"] == 1
+        assert 18 <= server.status()["stores"]["a"]["journal_items"] <= 20
+        assert len(fewer) == 50
+
+
+def test_a_run_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirectoryError):
+        trainer_on(tmp_path / "file")
+    with trainer_on(tmp_path / "run"), pytest.raises(JournalError, match="is in use"):
+        trainer_on(tmp_path / "run")
+    with pytest.raises(ConfigError, match="journal_bytes"):
+        trainer_on(tmp_path / "other", journal_bytes=0)
+
+
+def test_a_journal_that_fails_refuses_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = threading.Event()
+    write = Tables.apply
+
+    def apply(self: Tables, group: Any) -> Any:
+        if broken.is_set():
+            raise OSError("no space left on device")
+        return write(self, group)
+
+    monkeypatch.setattr(Tables, "apply", apply)
+    mine, store = QueuedDataStore(100), QueuedDataStore(100)
+    with trainer_on(tmp_path, ("a", store)) as server, join(server, "c", data_stores={"a": mine}, timeout_ms=300) as client:
+        broken.set()
+        mine.insert(1)
+        with pytest.raises(CallTimeout):
+            client.update()
+        assert "no space left" in server.status()["journal"]["error"]
+        assert len(store) == 0
+        broken.clear()
+        mine.insert(2)
+        until(lambda: _succeeds(client.update), "an update")
+    assert store.get_latest_data(-1) == [1, 2]
+
+
+def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(self: Tables, group: Any) -> Any:
+        raise OSError("no space left on device")
+
+    mine = QueuedDataStore(100)
+    with (
+        trainer_on(tmp_path, ("a", QueuedDataStore(100))) as server,
+        join(server, "c", data_stores={"a": mine}, timeout_ms=300) as client,
+    ):
+        monkeypatch.setattr(Tables, "apply", apply)
+        mine.insert(1)
+        with pytest.raises(CallTimeout):
+            client.update()
+    monkeypatch.undo()
+    with trainer_on(tmp_path, ("a", again := QueuedDataStore(100))) as server:
+        assert feed(server, mine)["items"] == 1
+        assert again.get_latest_data(-1) == [1]
+
+
+def _succeeds(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except CallError:
+        return False
+    return True
+
+
+# ---- kills
+
+
+class Fleet:
+    """Clients that feed both stores of a trainer process, each with numbers of its own, and note what they were told.
+
+    Attributes:
+        acked: for each client and store, the last number that an update reported.
+    """
+
+    def __init__(self, config: TrainerConfig, clients: int, goal: int, dice: random.Random) -> None:
+        self.acked: dict[tuple[int, str], int] = {}
+        self._config, self._goal = config, goal
+        self._seeds = [dice.randrange(2**32) for _ in range(clients)]
+        self.errors: list[BaseException] = []
+        self._threads = [threading.Thread(target=self._feed, args=(number,)) for number in range(clients)]
+
+    def __enter__(self) -> Fleet:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.join()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(60.0)
+            assert not thread.is_alive()
+
+    def progress(self) -> int:
+        return sum(list(self.acked.values()))
+
+    def _feed(self, number: int) -> None:
+        try:
+            self._feed_all(number)
+        except BaseException as exc:
+            self.errors.append(exc)
+            raise
+
+    def _feed_all(self, number: int) -> None:
+        dice = random.Random(self._seeds[number])
+        stores = {"memory": QueuedDataStore(100_000), "disk": ReplayBuffer(100_000)}
+        with TrainerClient(
+            f"c{number}", self._config.address, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
+        ) as client:
+            made = 0
+            while not self._update(number, client, made) or made < self._goal:
+                for _ in range(min(dice.randint(1, 40), self._goal - made)):
+                    stores["memory"].insert(np.array([number, made]))
+                    stores["disk"].insert(
+                        {
+                            "observations": np.float32([made]),
+                            "actions": np.int64(number),
+                            "rewards": np.float32(made),
+                            "next_observations": np.float32([made]),
+                            "terminated": False,
+                        }
+                    )
+                    made += 1
+
+    def _update(self, number: int, client: TrainerClient, made: int) -> bool:
+        try:
+            done = client.update()
+        except (CallTimeout, CallRefused) as exc:
+            assert not isinstance(exc, CallRefused) or exc.code is CallRefusal.CLOSING
+            return False
+        for name, acked in done.acked.items():
+            self.acked[number, name] = acked
+        return all(acked == made - 1 for acked in done.acked.values())
+
+
+@pytest.mark.parametrize(("kills", "die_at"), [(5, ""), (0, "commit:4"), (0, "insert:5")])
+def test_nothing_acknowledged_is_lost_or_twice_when_the_trainer_is_killed(
+    tmp_path: Path, seed: int, kills: int, die_at: str
+) -> None:
+    dice = random.Random(seed)
+    goal = 3000 if kills else 200
+    with TransportUnderTest("ipc") as ipc, KillLoop(seed=seed, folder=tmp_path) as loop:
+        address = ipc.address()
+        config = TrainerConfig(address=address, broadcast_address=f"{address}-pub", request_types=["contents"])
+        options = {"address": address, "run_dir": str(tmp_path / "run"), "disk": str(tmp_path / "disk"), "die_at": die_at}
+        child = loop.child("trainer", [sys.executable, str(PROCESS), json.dumps(options)], env=ENV)
+        child.start()
+        with Fleet(config, 2, goal, dice) as fleet:
+            if die_at:
+                child.wait(WAIT_S, -9)
+                child.start()
+            for _ in range(kills):
+                before = fleet.progress()
+                loop.until(lambda b=before: fleet.progress() >= b + 200, 30.0, "progress")  # type: ignore[misc]
+                loop.wait(dice.uniform(0.0, 0.05))
+                child.kill()
+                child.start()
+        assert not fleet.errors
+        assert set(fleet.acked.values()) == {goal - 1}
+        with TrainerClient("judge", address, config, timeout_ms=WAIT_S * 1000) as judge:
+            contents = judge.request("contents", None)
+        for name in ("memory", "disk"):
+            for client in range(2):
+                numbers = contents[name][contents[name][:, 0] == client, 1]
+                assert numbers.tolist() == list(range(goal)), f"{name} of client {client}"

@@ -1,0 +1,36 @@
+"""Trainers and their clients for tests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rl4sys_zmq.serving import TrainerClient, TrainerConfig, TrainerServer
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+
+WAIT_S = 10.0
+
+
+def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
+    """A configuration with fresh addresses."""
+    return TrainerConfig(address=transport.address(), broadcast_address=transport.address(), **options)
+
+
+def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> TrainerClient:
+    """A client of a server that runs."""
+    config = options.pop("config", server.config)
+    return TrainerClient(name, server.address, config, *args, timeout_ms=options.pop("timeout_ms", WAIT_S * 1000), **options)
+
+
+def until(ready: Callable[[], object], what: str) -> None:
+    """Waits for a condition.
+
+    Raises:
+        AssertionError: when it does not come true.
+    """
+    deadline, pause = time.monotonic() + WAIT_S, threading.Event()
+    while not ready():
+        assert time.monotonic() < deadline, f"{what}: not within {WAIT_S:g} s"
+        pause.wait(0.005)

@@ -339,7 +339,7 @@ def _describe(env: Env, count: int, lease_s: float) -> Tree:
     kwargs, _ = what_travels(dict(spec.kwargs), "kwargs") if spec is not None else ({}, [])
     return {
         "count": count,
-        "lease_s": lease_s,
+        "lease_s": float(lease_s),
         "observation_space": describe_space(env.observation_space, "observation_space"),
         "action_space": describe_space(env.action_space, "action_space"),
         "metadata": {**metadata, "render_modes": modes},

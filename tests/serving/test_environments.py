@@ -130,7 +130,7 @@ def test_two_clients_never_have_one_environment(serve: Any) -> None:
 
 
 def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: Any) -> None:
-    server = serve("CartPole-v1", 1, lease_s=3600.0)
+    server = serve("CartPole-v1", 1, lease_s=3600)
     first = RemoteEnv(server.address)
     first.reset(seed=1)
     server._leases.lease_s = 0.0  # as though an hour had passed

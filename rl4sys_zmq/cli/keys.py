@@ -45,7 +45,7 @@ _FIRST_WORDS = """\
 # [edge-7]                              # a name, shown in status and logs
 # key = "40 characters of Z85"          # its public key
 # client_ids = ["luna"]                 # the policies it may act for; ["*"] for all
-# roles = ["submit", "read_weights"]    # "admin" sees the status
+# roles = ["submit", "read_weights"]    # "admin" sees the status, "call" uses a service
 # expires = 2027-01-01                  # optional
 #
 # [edge-7.quota]                        # optional, each of them

@@ -137,9 +137,9 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
 @option("--client-id", multiple=True, metavar="ID", help="A policy it may act for, repeatable.  [default: all]")
 @option(
     "--role",
-    type=click.Choice(["submit", "read_weights", "admin"]),
+    type=click.Choice(["submit", "read_weights", "admin", "call"]),
     multiple=True,
-    help="What it may do, repeatable; admin: see the status.  [default: submit and read_weights]",
+    help="What it may do, repeatable; admin: see the status; call: use a service.  [default: submit and read_weights]",
 )
 @option("--expires", metavar="DATE", help="It is let in until then (UTC), such as 2027-01-01.  [default: for ever]")
 @option("--revoke", metavar="NAME", help="Take NAME off the list; a running learner notices within a second.")

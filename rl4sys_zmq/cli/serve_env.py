@@ -90,6 +90,7 @@ def _summary(server: GymEnvServer) -> str:
     report = server.status()
     counts = report["counters"]
     refused = sum(n for name, n in counts.items() if name.startswith("refused."))
-    tail = "".join(f", {n:,} {word}" for n, word in ((counts.get("failed", 0), "calls failed"), (refused, "calls refused")) if n)
+    bad = {"calls failed": counts.get("failed", 0), "calls refused": refused}
+    tail = "".join(f", {number:,} {words}" for words, number in bad.items() if number)
     done = f"{counts.get('steps', 0):,} steps, {counts.get('episodes', 0):,} episodes"
     return f"{done}, {report['taken']} of {server.count} taken{tail}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -196,10 +196,10 @@ class GymEnvServer(Resource):
         self.stop()
 
     def _close_envs(self) -> None:
-        if self._owned:
-            seats, self._seats = self._seats, []
-            for seat in seats:
-                seat.env.close()
+        owned, self._owned = self._owned, False
+        with ExitStack() as closing:  # all of them, though one raises
+            for seat in self._seats if owned else ():
+                closing.callback(seat.env.close)
 
     # ---- leases
 
@@ -235,7 +235,9 @@ class GymEnvServer(Resource):
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(seats) or len(seeds) != len(seats):
             raise Refuse(CallRefusal.INVALID, f"{len(only)} places and {len(seeds)} seeds for {len(seats)} environments")
-        return [self._reset_one(i, s, _seed(d), options) if o else None for (i, s), o, d in zip(seats, only, seeds, strict=True)]
+        numbers = [_seed(text) for text in seeds]
+        chosen = zip(seats, only, numbers, strict=True)
+        return [self._reset_one(i, seat, number, options) if wanted else None for (i, seat), wanted, number in chosen]
 
     def _reset_one(self, index: int, seat: _Seat, seed: int | None, options: Tree) -> Tree:
         with _callback(seat, "its reset failed"):
@@ -337,7 +339,7 @@ def _describe(env: Env, count: int, lease_s: float) -> Tree:
     kwargs, _ = what_travels(dict(spec.kwargs), "kwargs") if spec is not None else ({}, [])
     return {
         "count": count,
-        "lease_s": lease_s,
+        "lease_s": float(lease_s),
         "observation_space": describe_space(env.observation_space, "observation_space"),
         "action_space": describe_space(env.action_space, "action_space"),
         "metadata": {**metadata, "render_modes": modes},

@@ -54,10 +54,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallRefused: ``OCCUPIED`` when there are not as many free ones.
             CallError, TransportError: as `RemoteEnv`.
         """
+        self._parts: list[Tenancy] = []
+        self._failed = False
         addresses = [address] if isinstance(address, str) else list(address)
         if not addresses or (num_envs is not None and num_envs < 1):
             raise ConfigError(f"{num_envs} environments of {len(addresses)} servers", key="num_envs")
-        self._parts: list[Tenancy] = []
         self.num_envs = 0
         try:
             for where in addresses:
@@ -119,6 +120,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         )
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ConfigError(f"reset_mask is no array of {self.num_envs} booleans of which one is True", key="reset_mask")
+        if self._failed and not mask.all():
+            raise ConfigError("a step has failed: reset all environments, not those of a reset_mask", key="reset_mask")
         seeds = [None if s is None else str(s) for s in seed]
         payload = {"only": mask.tolist(), "seeds": seeds}
         answers = [
@@ -134,6 +137,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 self._seeds[i] = seeded_as(used)
                 infos = self._add_info(infos, thaw(info), i)
         self._ended[mask] = False
+        self._failed = False
         return self._batch(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
@@ -153,7 +157,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             raise ConfigError(f"{len(each)} actions for {self.num_envs} environments", key="actions")
         anew = self._ended.tolist()
         asked = [(part, {"actions": each[here], "anew": anew[here]}) for part, here in self._slices()]
-        answers = self._ask_all("step", asked)
+        try:
+            answers = self._ask_all("step", asked)
+        except RL4SysError:
+            self._failed = True
+            raise
         rewards = np.zeros(self.num_envs, np.float64)
         terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         infos: dict[str, Any] = {}

@@ -97,7 +97,7 @@ class Tenancy(Resource):
             self._about = about
             self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
             self.take()
-            self._keeper = _Keeper(self, max(0.05, _of(about, "lease_s", float) / 3.0))
+            self._keeper = _Keeper(self, min(max(0.05, _of(about, "lease_s", float) / 3.0), 3600.0))
             self._keeper.start()
         except BaseException:
             self.close()
@@ -116,9 +116,13 @@ class Tenancy(Resource):
 
         Raises:
             CallError: when that is refused or not answered.
+            ConfigError: for an answer that is none.
         """
         self.token = _dice.getrandbits(63)
-        self.seats = self.client.call("take", {"token": self.token, "count": self._count, "index": self._index})
+        seats = self.client.call("take", {"token": self.token, "count": self._count, "index": self._index})
+        if not isinstance(seats, list) or len(seats) != self._count or not all(type(i) is int for i in seats):
+            raise ConfigError(f"the server gives the environments {seats!r:.60}, and {self._count} were wanted", key="count")
+        self.seats = seats
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
         """A reset, with a new lease when the old one is no more."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from rl4sys_zmq.cli.actor import main as actor
+from rl4sys_zmq.cli.learner import main as learner
+from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout
 
 from .conftest import Spawn
 
@@ -28,7 +31,25 @@ def test_it_serves_until_a_signal(spawn: Spawn, signum: signal.Signals, code: in
     env.close()
     assert server.signal(signum) == code, server.errors
     assert server.lines[-1] == "1 steps, 0 episodes, 0 of 2 taken"
-    assert server.errors == ""
+    assert "Traceback" not in server.errors
+
+
+def test_with_keys_a_client_needs_the_role(spawn: Spawn, tmp_path: Path) -> None:
+    for options in ([], ["--client", "trainer", "--role", "call"], ["--client", "actor", "--role", "submit"]):
+        made = CliRunner().invoke(learner, ["keys", str(tmp_path / "keys"), *options])
+        assert made.exit_code == 0, made.output
+    server = spawn("actor", "serve-env", "--env", "CartPole-v1", "--port", "0", "--keys", str(tmp_path / "keys"))
+    address = server.wait_for(r"CartPole-v1 at (\S+);").group(1)
+    env = RemoteEnv(address, keys=tmp_path / "keys" / "trainer.keys")
+    env.reset(seed=1)
+    env.step(0)
+    env.close()
+    with pytest.raises(CallRefused) as refused:
+        RemoteEnv(address, keys=tmp_path / "keys" / "actor.keys")
+    assert refused.value.code is CallRefusal.FORBIDDEN
+    with pytest.raises(CallTimeout):
+        RemoteEnv(address, timeout_s=0.5)
+    assert server.signal(signal.SIGTERM) == 0
 
 
 def test_it_ends_with_its_parent(spawn: Spawn) -> None:

@@ -142,3 +142,32 @@ def test_the_edge_script_goes_on_without_its_learner() -> None:
 
 def test_the_edge_script_is_short() -> None:
     assert len((EXAMPLES / "edge_script.py").read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_remote_environments_feed_the_trainer_with_terminal_transitions_too(count: int) -> None:
+    pytest.importorskip("gymnasium")
+    out = run(EXAMPLES / "remote_envs.py", "--count", count, "--episodes", 12)
+    assert f"{count} environments at tcp://" in out
+    found = re.search(r"transitions (\d+), of them terminal (\d+), truncated (\d+); updates (\d+)", out)
+    assert found is not None, out
+    transitions, terminal, truncated, updates = map(int, found.groups())
+    assert terminal > 0
+    assert terminal + truncated >= 12  # the end of every episode reached the trainer
+    assert updates == max(0, transitions - 127)
+
+
+def test_ctrl_c_ends_remote_environments_and_all_of_its_processes() -> None:
+    pytest.importorskip("gymnasium")
+    copy = start([EXAMPLES / "remote_envs.py", "--count", 2, "--episodes", 100_000])
+    try:
+        assert copy.stdout is not None
+        assert "2 environments at" in copy.stdout.readline()
+        copy.send_signal(signal.SIGINT)
+        out, err = copy.communicate(timeout=LIMIT_S)  # until the last process that holds the pipe has ended
+        assert copy.returncode == 130, err
+        assert "Traceback" not in err
+        assert "transitions" in out
+    finally:
+        copy.kill()
+        copy.wait()

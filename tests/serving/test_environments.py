@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWr
 
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
 
+PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 FOUR = ["CartPole-v1", "LunarLander-v3", "Pendulum-v1", ROOM]
 
 
@@ -127,7 +130,7 @@ def test_two_clients_never_have_one_environment(serve: Any) -> None:
 
 
 def test_a_lease_that_ran_out_and_was_taken_is_said_and_reset_asks_anew(serve: Any) -> None:
-    server = serve("CartPole-v1", 1, lease_s=3600.0)
+    server = serve("CartPole-v1", 1, lease_s=3600)
     first = RemoteEnv(server.address)
     first.reset(seed=1)
     server._leases.lease_s = 0.0  # as though an hour had passed
@@ -232,3 +235,10 @@ def test_agentlaces_wrappers() -> None:
         client.close()
         served.close()
         local.close()
+
+
+def test_the_page_for_users_runs(serve: Any) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    server = serve("CartPole-v1")
+    exec(block.replace("tcp://127.0.0.1:5546", server.address), {})
+    assert server.status()["counters"]["steps"] == 100

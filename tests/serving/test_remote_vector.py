@@ -81,6 +81,8 @@ def test_when_one_fails_all_begin_anew(serve: Any) -> None:
         with pytest.raises(CallRefused, match="call reset") as refused:
             envs.step(np.array([0, 0, 0, 0]))
         assert refused.value.code is CallRefusal.GONE
+        with pytest.raises(ConfigError, match="reset all environments"):
+            envs.reset(options={"reset_mask": np.array([False, False, False, True])})
         envs.reset()
         envs.step(np.array([0, 0, 0, 0]))
     finally:

@@ -1,0 +1,354 @@
+"""Environments, exploration, inference and training in processes of their own; DQN learns CartPole from what they send.
+
+::
+
+    python examples/remote_envs.py --count 4 --episodes 128
+
+starts everything on this machine: `count` remote environments (``rl4sys-actor serve-env``), as many exploration workers, each
+with one of them, a model worker that answers all explorers in batches, and, in this process, the training worker. On several
+machines, each of these would be started where it belongs, with the addresses of the others.
+
+    environment i  <- steps -  explorer i  - observations ->  model worker
+                                    |                              ^ newest weights
+                                    +- transitions, once -> training worker
+
+Needs the extras gym and learner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from rl4sys_zmq.calls import Client, Server
+from rl4sys_zmq.errors import CallError, Closed, RL4SysError
+from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, RemoteEnv
+
+CHUNK = 16
+"""Transitions of one message to the training worker."""
+Array = np.ndarray[Any, Any]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="DQN on remote environments.")
+    parser.add_argument("--count", type=int, default=4, help="remote environments, and exploration workers (default: 4)")
+    parser.add_argument("--episodes", type=int, default=128, help="end after so many (default: 128)")
+    parser.add_argument(
+        "--env", default="CartPole-v1", help="with a flat observation and discrete actions (default: CartPole-v1)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of everything that is random (default: 1)")
+    return parser.parse_args()
+
+
+# ---- the model worker: answers "which action is worth how much", with the newest weights there are
+
+
+def q_values(weights: list[Array], observations: Array) -> Array:
+    """The values of all actions ``[N, actions]`` for ``[N, observation]``: a perceptron with two hidden layers."""
+    x = observations
+    for i in range(0, len(weights) - 2, 2):
+        x = np.maximum(x @ weights[i].T + weights[i + 1], 0.0)
+    return x @ weights[-2].T + weights[-1]
+
+
+def work_as_model(trainer: str, pipe: Connection) -> None:
+    held: dict[str, list[Array]] = {}
+    ready = threading.Event()
+
+    def take(weights: list[Array], number: int) -> None:
+        held["weights"] = weights  # replaced whole: a batch sees the old ones or the new ones
+        ready.set()
+
+    with InferenceServer(0) as server, Client(trainer) as client:
+        client.subscribe("weights", take)
+        server.register_interface("q", lambda observations: q_values(held["weights"], observations), Batching(max_size=64))
+        while not ready.wait(0.2):
+            if pipe.poll():
+                return
+        server.start(threaded=True)
+        pipe.send(server.address)
+        wait_for_end(pipe)
+
+
+# ---- an exploration worker: acts in one remote environment, mostly greedily, and sends what happened
+
+
+def work_as_explorer(number: int, seed: int, env_address: str, model: str, trainer: str, pipe: Connection) -> None:
+    rng = np.random.default_rng([seed, number])
+    env = RemoteEnv(env_address)
+    greedy, teacher = InferenceClient(model), Client(trainer, timeout_s=60.0)
+    try:
+        pipe.send("ready")
+        explore(env, greedy, teacher, rng, seed * 1000 + number)
+    except (Closed, CallError) as error:
+        if not pipe.poll():  # nobody has asked for the end, so this is not it
+            raise SystemExit(f"explorer {number}: {error}") from error
+    finally:
+        for closing in (env, greedy, teacher):
+            closing.close()
+
+
+def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Client, rng: np.random.Generator, seed: int) -> None:
+    """Until the training worker says that it is enough."""
+    epsilon, chunk, total = 1.0, [], 0.0
+    assert isinstance(env.action_space, Discrete)
+    actions = int(env.action_space.n)
+    observation, _ = env.reset(seed=seed)
+    while True:
+        explores = rng.random() < epsilon
+        action = int(rng.integers(actions) if explores else np.argmax(greedy.call("q", observation)))
+        following, reward, terminated, truncated, _ = env.step(action)
+        total += float(reward)
+        ended = terminated or truncated
+        chunk.append((observation, action, float(reward), following, terminated, truncated, total if ended else 0.0))
+        observation = following
+        if ended:
+            observation, total = env.reset()[0], 0.0
+        if ended or len(chunk) == CHUNK:
+            columns = [np.array(column) for column in zip(*chunk, strict=True)]
+            answer = teacher.call("learn", columns, once=True)  # said again if need be, and learnt from once
+            epsilon, chunk = answer["epsilon"], []
+            if answer["enough"]:
+                return
+
+
+# ---- the training worker: DQN (double, with a soft target), one update for each transition
+
+
+class Trainer:
+    """Holds what came and learns from it; its callback is called for one chunk at a time."""
+
+    def __init__(self, observation_size: int, actions: int, episodes: int, seed: int) -> None:
+        import torch
+
+        self.torch, self.rng, self.episodes = torch, np.random.default_rng(seed), episodes
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)
+        self.net, self.target = (
+            torch.nn.Sequential(
+                torch.nn.Linear(observation_size, 128),
+                torch.nn.ReLU(),
+                torch.nn.Linear(128, 128),
+                torch.nn.ReLU(),
+                torch.nn.Linear(128, actions),
+            )
+            for _ in range(2)
+        )
+        self.target.load_state_dict(self.net.state_dict())
+        self.optimizer = torch.optim.Adam(self.net.parameters(), lr=5e-4)
+        self.memory: deque[tuple[Any, ...]] = deque(maxlen=50_000)
+        self.returns: list[float] = []
+        self.seen = self.terminal = self.cut = self.updates = 0
+        self.enough = threading.Event()
+
+    def learn(self, columns: list[Array]) -> dict[str, Any]:
+        """Takes a chunk and makes as many updates; explorers wait for that, and so are as fast as the learning."""
+        if not self.enough.is_set():
+            for row in zip(*columns, strict=True):
+                *transition, truncated, total = row
+                self.memory.append(tuple(transition))
+                self.seen += 1
+                self.terminal += bool(transition[-1])
+                self.cut += bool(truncated and not transition[-1])
+                if transition[-1] or truncated:
+                    self.returns.append(float(total))
+                if len(self.memory) >= 128:
+                    self.update()
+            if len(self.returns) >= self.episodes:
+                self.enough.set()
+        return {"epsilon": max(0.02, 1.0 - self.seen / 1000), "enough": self.enough.is_set()}
+
+    def update(self) -> None:
+        """One step of the optimizer, on 128 transitions of all that came."""
+        torch = self.torch
+        rows = [self.memory[i] for i in self.rng.integers(len(self.memory), size=128)]
+        observations, actions, rewards, following, terminated = (np.array(column) for column in zip(*rows, strict=True))
+        with torch.no_grad():
+            after = torch.as_tensor(following, dtype=torch.float32)
+            best = self.net(after).argmax(1, keepdim=True)
+            later = self.target(after).gather(1, best).squeeze(1)
+            later[torch.as_tensor(terminated)] = 0.0  # nothing comes after a terminal state; after a truncated one there would
+            goal = torch.as_tensor(rewards, dtype=torch.float32) + 0.99 * later
+        values = self.net(torch.as_tensor(observations, dtype=torch.float32))
+        taken = values.gather(1, torch.as_tensor(actions, dtype=torch.int64).unsqueeze(1)).squeeze(1)
+        loss = torch.nn.functional.smooth_l1_loss(taken, goal)
+        self.optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.net.parameters(), 10.0)
+        self.optimizer.step()
+        with torch.no_grad():
+            for theirs, ours in zip(self.target.parameters(), self.net.parameters(), strict=True):
+                theirs.lerp_(ours, 0.01)
+        self.updates += 1
+
+    def weights(self) -> list[Array]:
+        """A copy of the network's parameters, for the model worker."""
+        return [p.detach().numpy().copy() for p in self.net.parameters()]
+
+
+# ---- all of it, on one machine
+
+
+def wait_for_end(pipe: Connection) -> None:
+    """Until the parent says so, or is gone."""
+    with contextlib.suppress(EOFError):
+        pipe.recv()
+
+
+def ignoring_ctrl_c(work: Any, *args: Any) -> None:
+    """A child's body. Ctrl-C goes to all processes of a terminal; the parent ends its children in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work(*args)
+
+
+class Fleet:
+    """The processes that this one started, and their end."""
+
+    def __init__(self) -> None:
+        self.environments: list[subprocess.Popen[str]] = []
+        self.workers: list[tuple[Any, Connection]] = []
+
+    def serve_environment(self, env: str) -> subprocess.Popen[str]:
+        """A remote environment; its first line says where."""
+        words = [sys.executable, "-m", "rl4sys_zmq.cli.actor", "serve-env", "--env", env, "--port", "0", "--exit-with-stdin"]
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is not for it
+        )
+        self.environments.append(process)
+        return process
+
+    def start(self, work: Any, *args: Any) -> Connection:
+        """A worker, whose last argument is its end of a pipe."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=ignoring_ctrl_c, args=(work, *args, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        self.workers.append((process, ours))
+        return ours
+
+    def said(self, pipe: Connection) -> Any:
+        """What a worker says first."""
+        try:
+            return pipe.recv()
+        except EOFError:
+            raise RuntimeError("a worker ended before it began; its error is above") from None
+
+    def check(self) -> None:
+        """Raises RuntimeError when a worker has failed."""
+        for process, _ in self.workers:
+            if process.exitcode not in (None, 0):
+                raise RuntimeError(f"a worker ended with code {process.exitcode}; its error is above")
+
+    def end(self) -> None:
+        """Ends all of them, and waits for that."""
+        for _, pipe in self.workers:
+            with contextlib.suppress(OSError):  # it has ended
+                pipe.send("end")
+        for process, pipe in reversed(self.workers):  # explorers first: they give their environments back
+            process.join(5.0)
+            if process.exitcode is None:
+                process.terminate()
+                process.join()
+            pipe.close()
+        for environment in self.environments:
+            environment.communicate()  # closes stdin, which ends it
+        self.workers, self.environments = [], []
+
+
+def address_of(environment: subprocess.Popen[str]) -> str:
+    assert environment.stdout is not None
+    line = environment.stdout.readline()
+    if " at " not in line:
+        raise RuntimeError("an environment did not start; its error is above")
+    return line.partition(" at ")[2].partition(";")[0]
+
+
+def train(args: argparse.Namespace, fleet: Fleet) -> None:
+    started = time.monotonic()
+    environments = [fleet.serve_environment(args.env) for _ in range(args.count)]
+    addresses = [address_of(environment) for environment in environments]
+    with RemoteEnv(addresses[0]) as env:
+        if not isinstance(env.observation_space, Box) or not isinstance(env.action_space, Discrete):
+            raise RuntimeError(f"{args.env} has other spaces than an array of numbers and so many actions")
+        size, actions = math.prod(env.observation_space.shape), int(env.action_space.n)
+    trainer = Trainer(size, actions, args.episodes, args.seed)
+    with Server("tcp://127.0.0.1:0", name="trainer", pub="tcp://127.0.0.1:0") as server:
+        server.register("learn", trainer.learn)
+        server.start()
+        server.publish("weights", trainer.weights())
+        model = fleet.said(fleet.start(work_as_model, server.address))
+        explorers = [
+            fleet.start(work_as_explorer, i, args.seed, address, model, server.address) for i, address in enumerate(addresses)
+        ]
+        for pipe in explorers:
+            fleet.said(pipe)
+        print(f"{args.count} environments at {', '.join(addresses)}; model at {model}; trainer at {server.address}", flush=True)
+        published = said = 0
+        try:
+            while not trainer.enough.wait(0.02):
+                fleet.check()
+                if trainer.updates > published:
+                    published = trainer.updates
+                    server.publish("weights", trainer.weights())
+                if len(trainer.returns) >= said + 16:
+                    said = len(trainer.returns)
+                    print(f"{time.monotonic() - started:6.1f} s  {progress(trainer)}", flush=True)
+        finally:
+            trainer.enough.set()
+            fleet.end()  # while there is somebody to answer them
+            counts = server.status()["counters"]
+            print(f"{time.monotonic() - started:6.1f} s  {progress(trainer)}; best 20 in a row: {best(trainer.returns):.1f}")
+            ends = f"terminal {trainer.terminal}, truncated {trainer.cut}"
+            print(
+                f"transitions {trainer.seen}, of them {ends}; updates {trainer.updates}; chunks {counts.get('calls', 0)}",
+                flush=True,
+            )
+
+
+def progress(trainer: Trainer) -> str:
+    last = trainer.returns[-20:]
+    mean = sum(last) / max(1, len(last))
+    return f"episodes {len(trainer.returns)}  transitions {trainer.seen}  mean return of the last {len(last)}: {mean:.1f}"
+
+
+def best(returns: list[float]) -> float:
+    """The best mean of 20 episodes in a row, or of all when there are fewer."""
+    width = min(20, len(returns))
+    return max((sum(returns[i : i + width]) / width for i in range(len(returns) - width + 1)), default=0.0) if width else 0.0
+
+
+def main() -> int:
+    args = parse_arguments()
+    fleet = Fleet()
+    try:
+        train(args, fleet)
+    except KeyboardInterrupt:
+        return 130
+    except (RL4SysError, RuntimeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    finally:
+        fleet.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

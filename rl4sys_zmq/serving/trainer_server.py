@@ -271,7 +271,7 @@ class TrainerServer(Resource):
         taken = shelf.take(offer)
         with self._lock:
             self._counters.add("updates")
-            self._counters.add("bytes", sum(map(payload_bytes, taken.fresh)))
+            self._counters.add("bytes", payload_bytes(said["columns"]))
         error = taken.error
         if self._data_callback is not None and taken.fresh:
             try:

@@ -15,6 +15,7 @@
     │   ├── CallRefused             the server would not run it (carries a `CallRefusal` code)
     │   ├── CallFailed              the callback raised; its type and text
     │   └── CallLost                the server forgot the session: whether it ran the call is unknown
+    ├── AnswerError                 a callback of a server answered something else than it was asked for
     ├── CallbackStuck               a server was stopped while a callback of its user still ran
     ├── PayloadError (TypeError)    a value that cannot travel (names its path in the tree)
     ├── Closed                      the object was closed before the call
@@ -45,6 +46,7 @@ from enum import StrEnum
 __all__ = [
     "ActionError",
     "AddressInUse",
+    "AnswerError",
     "BadInput",
     "CallError",
     "CallFailed",
@@ -172,6 +174,7 @@ class CallRefusal(StrEnum):
     FORBIDDEN = "forbidden"  # the key has no role that allows this
     OCCUPIED = "occupied"  # somebody else holds what was asked for
     RATE = "rate"  # more often than the rate limit allows
+    GONE = "gone"  # what the caller had here is no more: begin anew
     CLOSING = "closing"  # the server is stopping
 
 
@@ -211,11 +214,15 @@ class CallLost(CallError):
         super().__init__(method, address, "the server has forgotten this session; whether the call ran is unknown")
 
 
+class AnswerError(RL4SysError):
+    """A callback of a server answered something else than it was asked for; its caller gets a `CallFailed` that says so."""
+
+
 class CallbackStuck(RL4SysError):
     """A server was stopped, and a callback did not return in time.
 
     Attributes:
-        lane: which callback.
+        lane: which callback: its lane, and the method in brackets where a lane has several.
     """
 
     def __init__(self, server: str, lane: str, timeout_s: float) -> None:
@@ -228,10 +235,11 @@ class PayloadError(RL4SysError, TypeError):
 
     Attributes:
         path: where in the tree, like ``payload['image'][0]``.
+        problem: what is wrong with the value there.
     """
 
     def __init__(self, path: str, problem: str) -> None:
-        self.path = path
+        self.path, self.problem = path, problem
         super().__init__(f"{path}: {problem}")
 
 

@@ -48,24 +48,25 @@ class _Line(Resource):
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=once)
         while True:
-            for due in session.due(now):
-                if socket.send(due.frames) is Sent.FULL:
-                    session.counters.add("full")
-            socket.wait(min(session.wait_s(now), LOOK_S))
-            now = time.monotonic()
-            while (frames := socket.recv(MAX_TREE_FRAMES + 2)) is not None:
-                session.take(frames, now)
             if not pending.done:
                 session.expire(now)
             if pending.done:
                 break
             if closed.is_set():
                 raise Closed(f"the client of {self._address.uri} was closed during {method}")
+            if session.silent(now):
+                socket = self._dial_anew()
+            for due in session.due(now):
+                if socket.send(due.frames) is Sent.FULL:
+                    session.counters.add("full")
+            socket.wait(0.0 if pending.done else min(session.wait_s(now), LOOK_S))
+            now = time.monotonic()
+            while (frames := socket.recv(MAX_TREE_FRAMES + 2)) is not None:
+                session.take(frames, now)
         if pending.error is None:
             return pending.answer
         if isinstance(pending.error, CallTimeout):
-            self._socket.close()  # what it may still have queued must not reach a server that comes later
-            self._socket = self._dial()
+            self._dial_anew()
         raise pending.error
 
     def close(self) -> None:
@@ -73,6 +74,12 @@ class _Line(Resource):
 
     def _dial(self) -> Socket:
         return Socket.dealer(self._address, secure=self._secure)
+
+    def _dial_anew(self) -> Socket:
+        """Another connection; what the old one may still have queued must not reach a server that comes later."""
+        self._socket.close()
+        self._socket = self._dial()
+        return self._socket
 
 
 class Client(Resource):

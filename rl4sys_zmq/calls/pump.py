@@ -95,7 +95,7 @@ class Pump(Worker, Resource):
         self._lock = threading.Lock()  # the session: hosts begin calls, this thread does the rest
         self._wakeup = Wakeup()
         self._stopping = threading.Event()
-        self._subscriptions: dict[str, Subscription] = {}
+        self._subscriptions: dict[str, list[Subscription]] = {}
         self._wanted: deque[Subscription] = deque()
         self._pub = ""
         self._sub: Socket | None = None
@@ -136,6 +136,8 @@ class Pump(Worker, Resource):
             while not self._stopping.is_set():
                 now = time.monotonic()
                 with self._lock:
+                    if self._session.silent(now):
+                        dealer = self._dial_anew(poller, dealer, now)
                     for pending in self._session.due(now):
                         if dealer.send(pending.frames) is Sent.FULL:
                             self._session.counters.add("full")
@@ -148,12 +150,7 @@ class Pump(Worker, Resource):
                         while (frames := dealer.recv(MAX_TREE_FRAMES + 2)) is not None:
                             self._session.take(frames, now)
                     if any(isinstance(p.error, CallTimeout) for p in self._session.expire(now)):
-                        poller.unregister(dealer)
-                        dealer.close()  # what it may still have queued must not reach a server that comes later
-                        dealer = self._dial()
-                        poller.register(dealer)
-                        for pending in self._session.under_way.values():
-                            pending.due_s = now
+                        dealer = self._dial_anew(poller, dealer, now)
                 self._follow(poller)
                 if self._sub is not None and self._sub in ready:
                     self._hear(self._sub)
@@ -171,10 +168,11 @@ class Pump(Worker, Resource):
     def close(self) -> None:
         """Ends the thread and the subscriptions; what is under way is `Closed`."""
         self.stop()
-        for subscription in [*self._subscriptions.values(), *self._wanted]:
-            subscription.stop()
         self.join()
-        for subscription in [*self._subscriptions.values(), *self._wanted]:
+        subscriptions = [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
+        for subscription in subscriptions:
+            subscription.stop()
+        for subscription in subscriptions:
             if subscription.ident != threading.get_ident() and not subscription.join(JOIN_S):
                 log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
         with self._lock:
@@ -192,13 +190,23 @@ class Pump(Worker, Resource):
     def _dial(self) -> Socket:
         return Socket.dealer(self._address, secure=self._secure)
 
+    def _dial_anew(self, poller: Poller, dealer: Socket, now: float) -> Socket:
+        """Another connection; what the old one may still have queued must not reach a server that comes later."""
+        poller.unregister(dealer)
+        dealer.close()
+        dealer = self._dial()
+        poller.register(dealer)
+        for pending in self._session.under_way.values():
+            pending.due_s = now
+        return dealer
+
     # ---- notices
 
     def _follow(self, poller: Poller) -> None:
         """Subscribes to what is wanted, where the server says that its notices leave; asks for what was missed."""
         while self._wanted:
             subscription = self._wanted.popleft()
-            self._subscriptions[subscription.topic] = subscription
+            self._subscriptions.setdefault(subscription.topic, []).append(subscription)
             if self._sub is not None:
                 self._sub.subscribe(subscription.topic.encode() + b"\0")
             self._ask_latest(subscription)
@@ -229,13 +237,15 @@ class Pump(Worker, Resource):
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
-            subscription = self._subscriptions.get(notice.topic) if isinstance(notice, Notice) else None
-            if subscription is None or not isinstance(notice, Notice):
+            subscriptions = self._subscriptions.get(notice.topic) if isinstance(notice, Notice) else None
+            if subscriptions is None or not isinstance(notice, Notice):
                 self._session.counters.add("refused")
-            elif notice.number > 0:
-                subscription.offer(notice.server, notice.number, notice.payload)
-            elif subscription.behind(notice.server, notice.latest):
-                self._ask_latest(subscription)
+                continue
+            for subscription in subscriptions:
+                if notice.number > 0:
+                    subscription.offer(notice.server, notice.number, notice.payload)
+                elif subscription.behind(notice.server, notice.latest):
+                    self._ask_latest(subscription)
 
     def _ask_latest(self, subscription: Subscription) -> None:
         now = time.monotonic()

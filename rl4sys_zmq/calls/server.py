@@ -26,7 +26,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallbackStuck, CallRefusal, Closed, ConfigError, PayloadError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup, read_subscription
-from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Notice, Reply, decode_call, encode_notice, encode_reply
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Notice, Reply, check_size, decode_call, encode_notice, encode_reply
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
@@ -34,7 +34,7 @@ __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
 log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
-"""The largest array that a call may carry, and the largest of its parts."""
+"""The largest array that a call, an answer or a notice may carry, and the largest of its parts."""
 TAKEOVER_S = 0.05
 """How long a callback may run before another thread takes the sockets over, in seconds."""
 TICK_S = 0.02
@@ -71,6 +71,8 @@ class _Hand(Worker):
     def __init__(self, name: str, body: Callable[[_Hand], None]) -> None:
         super().__init__(name)
         self._body = body
+        self.callback = ""
+        """The lane and method that it runs, empty while it runs none."""
 
     def run(self) -> None:
         self._body(self)
@@ -244,7 +246,7 @@ class Server(Resource):
         """Tells every subscriber of a topic; returns the notice's number. Slow subscribers get the newest, not all.
 
         Raises:
-            PayloadError: when the payload can't travel.
+            PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`.
             Closed: after `stop`, and where nothing is published.
         """
         if self._stopping.is_set() or self._pub is None:
@@ -254,6 +256,7 @@ class Server(Resource):
         with self._lock:
             number = self._topics.get(topic, (0, None, None))[0] + 1
             frames = [topic.encode() + b"\0", *encode_notice(Notice(number, self._id, number, topic, payload))]
+            check_size(frames, MAX_FRAME_BYTES)
             self._topics[topic] = (number, frames, payload)
             self._posted.append(frames)
         self.counters.add("notices")
@@ -292,8 +295,7 @@ class Server(Resource):
         deadline = time.monotonic() + timeout_s
         for hand in list(self._hands):
             if hand.ident != threading.get_ident() and not hand.join(max(0.0, deadline - time.monotonic())):
-                running = self._running
-                raise CallbackStuck(self.name, running.lane if running is not None else "a takeover", timeout_s)
+                raise CallbackStuck(self.name, hand.callback or "no lane", timeout_s)
         self._close_sockets()
 
     def close(self) -> None:
@@ -468,10 +470,12 @@ class Server(Resource):
 
     def _run_job(self, hand: _Hand, job: Job, router: Socket) -> bool:
         """Runs a job and answers; False when another thread has taken the lead meanwhile."""
+        hand.callback = job.lane if job.method.name == job.lane else f"{job.lane} ({job.method.name})"
         running = self._running = _Running(hand, job.lane, time.monotonic())
         if not self._stirred.is_set():
             self._stirred.set()
         answers = self._answers(job)
+        hand.callback = ""
         with self._lock:
             leads = self._running is running
             if leads:
@@ -503,15 +507,18 @@ class Server(Resource):
             return self._reply(call, result.code, result.detail)
         if not isinstance(result, Exception):
             try:
-                return encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", result))
+                frames = encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", result))
+                check_size(frames, MAX_FRAME_BYTES)
+                return frames
             except PayloadError as exc:
                 result = exc
         self.counters.add("failed")
         log.warning("%s: a callback of %s failed", self.name, call.method, exc_info=result)
-        return self._reply(call, FAILED, f"{type(result).__name__}\n{result}"[:MAX_DETAIL])
+        return self._reply(call, FAILED, f"{type(result).__name__}\n{result}")
 
     def _reply(self, call: Call, code: str, detail: str) -> list[Frame]:
-        return encode_reply(Reply(call.number, call.session, self._id, code, detail.encode(errors="replace").decode(), None))
+        text = detail[:MAX_DETAIL].encode(errors="replace").decode()
+        return encode_reply(Reply(call.number, call.session, self._id, code, text, None))
 
     def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
         self._desk.finish(job, answers)
@@ -556,13 +563,17 @@ class Server(Resource):
     # ---- what every server answers
 
     def _hello(self, payload: Tree) -> Tree:
-        """Who this is; refuses a caller that expects other terms, by the first field that differs."""
+        """Who this is; refuses a caller that expects other terms, by the fields that differ."""
         expected = payload.get("terms") if isinstance(payload, dict) else None
         if isinstance(expected, dict):
-            for field in sorted({*expected, *self._terms}):
-                theirs, ours = expected.get(field), self._terms.get(field)
-                if theirs != ours:
-                    raise Refuse(CallRefusal.MISMATCH, f"{field} is {theirs!r} at the caller and {ours!r} at the server")
+            pairs = [(field, expected.get(field), self._terms.get(field)) for field in sorted({*expected, *self._terms})]
+            other = [
+                f"{field} is {theirs!r} at the caller and {ours!r} at the server"
+                for field, theirs, ours in pairs
+                if theirs != ours
+            ]
+            if other:
+                raise Refuse(CallRefusal.MISMATCH, "; ".join(other))
         return {
             "server": self._id,
             "name": self.name,

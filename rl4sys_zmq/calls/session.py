@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import (
     ProtocolError,
     RL4SysError,
 )
-from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, decode_call, encode_call
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -28,6 +28,10 @@ HELLO = "$hello"
 AGAIN_S = 0.5
 """When a call is said again for the first time, in seconds; then after twice as long each time, at most `AGAIN_MOST_S`."""
 AGAIN_MOST_S = 4.0
+SILENCE_S = 3.0
+"""A connection on which a call was repeated, and nothing came for so long (in seconds), is dialled anew: it may be half open."""
+SLOWEST_BYTES_S = 1 << 20
+"""What is under way may take that long in addition: its bytes over this."""
 
 _dice = random.SystemRandom()
 
@@ -86,6 +90,7 @@ class Session:
     server: int = 0
     welcome: Tree = None
     under_way: dict[int, Pending] = field(default_factory=dict)
+    _heard_s: float = 0.0
     _next: int = 0
     _hello: Pending | None = None
 
@@ -99,19 +104,21 @@ class Session:
         once: bool = False,
         tell: Callable[[Pending], None] | None = None,
     ) -> Pending:
-        """Starts a call; `due` gives it out.
+        """Starts a call; `due` gives it out. One that is larger than the server takes is over at once (``too_large``).
 
         Raises:
-            PayloadError: when the payload can't travel, or a part of it is longer than the server takes.
+            PayloadError: when the payload can't travel.
         """
         number = self._next
+        if not self.under_way:
+            self._heard_s = now
         acked = next(iter(self.under_way)) if self.under_way else number
         frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
-        if (problem := self._too_large(frames)) is not None:
-            raise problem
         self._next += 1
         pending = Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
         self.under_way[number] = pending
+        if self.welcome is not None:
+            self._check_size(pending)
         return pending
 
     def due(self, now: float) -> list[Pending]:
@@ -129,8 +136,24 @@ class Session:
                 out.append(pending)
         return out
 
+    def silent(self, now: float) -> bool:
+        """Whether to dial anew before what is due is sent: it was sent before, and nothing has come for too long.
+
+        A connection may be dead without either side knowing, and TCP takes many minutes to find that out. The calls keep their
+        numbers, so one that runs goes on, and its answer finds the new connection with the next repetition.
+        """
+        if now - self._heard_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self.under_way.values()):
+            return False
+        size = sum([_size(frame) for p in self.under_way.values() for frame in p.frames])
+        if now - self._heard_s <= SILENCE_S + size / SLOWEST_BYTES_S:
+            return False
+        self._heard_s = now
+        self.counters.add("redials")
+        return True
+
     def take(self, frames: list[Frame], now: float) -> Pending | None:
         """A message has come. Returns the call that is over by it, if any."""
+        self._heard_s = now
         try:
             reply = decode_call(frames)
         except ProtocolError:
@@ -182,18 +205,18 @@ class Session:
         self._hello = None
         if hello.error is None:
             self.welcome = hello.answer
+            for pending in list(self.under_way.values()):
+                self._check_size(pending)
+            return
         for pending in list(self.under_way.values()):
-            error = hello.error or self._too_large(pending.frames)
-            if error is not None:
-                self._end(pending, None, error)
+            self._end(pending, None, hello.error)
 
-    def _too_large(self, frames: list[Frame]) -> PayloadError | None:
-        """What is wrong with a call that would cost its connection, once the server has said how long a frame may be."""
-        most = self.welcome["max_frame_bytes"] if self.welcome is not None else None
-        longest = max(f.nbytes if isinstance(f, memoryview) else len(f) for f in frames)
-        if most is None or longest <= most:
-            return None
-        return PayloadError("payload", f"a part of {longest} bytes; the server takes at most {most}")
+    def _check_size(self, pending: Pending) -> None:
+        """A server ends the connection of who sends it a longer frame than it takes: it is not sent."""
+        try:
+            check_size(pending.frames, self.welcome["max_frame_bytes"])
+        except PayloadError as exc:
+            self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, exc.problem))
 
     def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)
@@ -201,6 +224,10 @@ class Session:
         pending.frames = []
         if pending.tell is not None:
             pending.tell(pending)
+
+
+def _size(frame: Frame) -> int:
+    return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
 def _error(pending: Pending, address: str, reply: Reply) -> CallError | None:

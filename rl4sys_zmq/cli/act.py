@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +14,7 @@ import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.cli.app import configure_logging, fold_usage, require, say
-from rl4sys_zmq.cli.signals import Signals
+from rl4sys_zmq.cli.signals import Signals, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
@@ -61,7 +58,7 @@ def act(run: Run) -> None:
     """
     configure_logging(run.debug)
     if run.exit_with_stdin:
-        threading.Thread(target=_end_with_stdin, name="stdin-watch", daemon=True).start()
+        end_with_stdin()
     seeds = np.random.SeedSequence(run.seed).spawn(2)
     envs = make_environments(run.env_id, run.num_envs)
     try:
@@ -211,13 +208,3 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: T
 
 def _number(seed: np.random.SeedSequence) -> int:
     return int(seed.generate_state(1)[0])
-
-
-def _end_with_stdin() -> None:
-    """Asks this process to end when whoever holds the other end of its stdin is gone."""
-    try:
-        while os.read(0, 4096):
-            pass
-    except OSError:
-        pass  # a closed stdin is an ended one
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -48,5 +48,31 @@ def run(env: str, config: Path | None, connect_timeout: float | None, **options:
     act(Run(env_id=env, config_path=config, connect_timeout_s=connect_timeout, **options))
 
 
+@main.command(name="serve-env")
+@option("--env", required=True, metavar="ID", help="A Gymnasium environment.")
+@option("--count", type=click.IntRange(1, 1024), default=1, help="So many of it, each for one client at a time.")
+@option("--port", type=click.IntRange(0, 65535), help="On 127.0.0.1; 0 takes a free one.  [default: 5546]")
+@option("--bind", metavar="ADDRESS", help="host:port or a URI, instead of --port.")
+@option("--render-mode", metavar="MODE", help="What clients can render: rgb_array, ansi, ...")
+@option(
+    "--lease", type=click.FloatRange(0, 86_400, min_open=True), default=60.0, help="Seconds of silence, then others may take it."
+)
+@option("--no-check", is_flag=True, help="Let observations outside their space pass.")
+@option("--keys", type=click.Path(path_type=Path), metavar="DIR", help="The server's keys, as `rl4sys-learner keys` makes them.")
+@option("--insecure", is_flag=True, help="Let other machines in without keys.")
+@option("--exit-with-stdin", is_flag=True, help="End when stdin is closed: a child then never outlives its parent.")
+@option("-v", "--verbose", is_flag=True, help="A line every few seconds.")
+@option("--debug", is_flag=True, help="Log everything.")
+def serve_env(**options: Any) -> None:
+    """Serve environments that run here to clients elsewhere, until Ctrl-C or SIGTERM.
+
+    The first line says the address; rl4sys_zmq.serving.RemoteEnv(ADDRESS) is one of them.
+    """
+    from rl4sys_zmq.cli.serve_env import ServeEnv
+    from rl4sys_zmq.cli.serve_env import serve_env as run
+
+    run(ServeEnv(**options))
+
+
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["INTERRUPTED", "Signals", "Stopping"]
+__all__ = ["INTERRUPTED", "Signals", "Stopping", "end_with_stdin"]
 
 INTERRUPTED = 130
 PATIENCE_S = 1.85
@@ -76,3 +76,17 @@ class Signals:
         self._timer.daemon = True
         self._timer.start()
         raise self._stopping
+
+
+def end_with_stdin() -> None:
+    """Asks this process to end when whoever holds the other end of its stdin is gone: a child then never outlives its parent."""
+
+    def watch() -> None:
+        try:
+            while os.read(0, 4096):
+                pass
+        except OSError:
+            pass  # a closed stdin is an ended one
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stdin-watch", daemon=True).start()

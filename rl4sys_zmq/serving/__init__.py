@@ -1,9 +1,15 @@
-"""Servers and clients for those who bring their own loop, and the data stores between them.
+"""Services: what runs elsewhere, called as if it were here, and the data stores between them.
 
+- `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
+- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; `GymEnvServerWrapper` and `GymEnvClientWrapper`: agentlace's
+  names for one.
+- `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or whatever else acts and is observed.
 - `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
   `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
 - `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
   What they need beside them is in `rl4sys_zmq.serving.data`.
+
+Over `rl4sys_zmq.calls`: payloads are trees of numpy arrays, scalars, strings and bytes; nothing is ever pickled or unpickled.
 """
 
 from __future__ import annotations
@@ -13,15 +19,33 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.serving.action import ActionClient, ActionConfig, ActionServer
     from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
+    from rl4sys_zmq.serving.environments import GymEnvServer
+    from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
+    from rl4sys_zmq.serving.inference import Batching, InferenceClient, InferenceServer
+    from rl4sys_zmq.serving.remote_env import RemoteEnv
+    from rl4sys_zmq.serving.remote_vector import RemoteVectorEnv
+    from rl4sys_zmq.serving.stacking import stack, unstack
     from rl4sys_zmq.serving.trainer_client import TrainerClient, UpdateResult
     from rl4sys_zmq.serving.trainer_config import TrainerConfig
     from rl4sys_zmq.serving.trainer_local import TrainerSMInterface
     from rl4sys_zmq.serving.trainer_server import TrainerServer
 
 __all__ = [
+    "ActionClient",
+    "ActionConfig",
+    "ActionServer",
+    "Batching",
     "DataStoreBase",
+    "GymEnvClientWrapper",
+    "GymEnvServer",
+    "GymEnvServerWrapper",
+    "InferenceClient",
+    "InferenceServer",
     "QueuedDataStore",
+    "RemoteEnv",
+    "RemoteVectorEnv",
     "ReplayBuffer",
     "TrainerClient",
     "TrainerConfig",
@@ -29,13 +53,44 @@ __all__ = [
     "TrainerServer",
     "TrajectoryBuffer",
     "UpdateResult",
+    "stack",
+    "unstack",
 ]
 
 __getattr__ = load_late(
     __name__,
     {
-        "data": ("DataStoreBase", "QueuedDataStore", "ReplayBuffer", "TrajectoryBuffer"),
-        "trainer_client": ("TrainerClient", "UpdateResult"),
+        "action": (
+            "ActionClient",
+            "ActionConfig",
+            "ActionServer",
+        ),
+        "data": (
+            "DataStoreBase",
+            "QueuedDataStore",
+            "ReplayBuffer",
+            "TrajectoryBuffer",
+        ),
+        "environments": ("GymEnvServer",),
+        "gym_wrappers": (
+            "GymEnvClientWrapper",
+            "GymEnvServerWrapper",
+        ),
+        "inference": (
+            "Batching",
+            "InferenceClient",
+            "InferenceServer",
+        ),
+        "remote_env": ("RemoteEnv",),
+        "remote_vector": ("RemoteVectorEnv",),
+        "stacking": (
+            "stack",
+            "unstack",
+        ),
+        "trainer_client": (
+            "TrainerClient",
+            "UpdateResult",
+        ),
         "trainer_config": ("TrainerConfig",),
         "trainer_local": ("TrainerSMInterface",),
         "trainer_server": ("TrainerServer",),

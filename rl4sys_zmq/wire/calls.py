@@ -18,7 +18,7 @@ from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
 from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
 
-__all__ = ["Call", "Notice", "Reply", "decode_call", "encode_call", "encode_notice", "encode_reply"]
+__all__ = ["Call", "Notice", "Reply", "check_size", "decode_call", "encode_call", "encode_notice", "encode_reply"]
 
 CALL, REPLY, NOTICE = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
@@ -98,6 +98,8 @@ def encode_call(call: Call) -> list[Frame]:
     Raises:
         PayloadError: when the payload can't travel.
     """
+    if not _name(call.method):
+        raise PayloadError("method", f"{call.method!r:.60} is no name: 1 to {MAX_NAME} characters")
     skeleton, body = pack_tree(call.payload)
     fields = [call.session, call.acked, call.timeout_ms, call.once, call.method, skeleton]
     return _frames(CALL, call.number, fields, body)
@@ -119,8 +121,17 @@ def encode_notice(notice: Notice) -> list[Frame]:
     Raises:
         PayloadError: when the payload can't travel.
     """
+    if not _name(notice.topic):
+        raise PayloadError("topic", f"{notice.topic!r:.60} is no name: 1 to {MAX_NAME} characters")
     skeleton, body = pack_tree(notice.payload)
     return _frames(NOTICE, notice.number, [notice.server, notice.latest, notice.topic, skeleton], body)
+
+
+def check_size(frames: Sequence[Frame], limit: int) -> None:
+    """Raises PayloadError when one of a message's frames has more than `limit` bytes: whoever receives it would hang up."""
+    largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
+    if largest > limit:
+        raise PayloadError("payload", f"a part of {largest} bytes; the limit is {limit}: send it in pieces, or coded")
 
 
 def decode_call(frames: Sequence[Frame]) -> Call | Reply | Notice:

@@ -24,7 +24,7 @@ import numpy as np
 from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.values import MAX_DEPTH, elements
+from rl4sys_zmq.wire.values import MAX_DEPTH, MAX_ITEMS, MAX_STRING, elements
 
 __all__ = ["MAX_TREE_FRAMES", "Tree", "pack_tree", "unpack_tree"]
 
@@ -36,11 +36,14 @@ INLINE_BYTES = 2048
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
 """From this size on an array gets a frame of its own, which is neither copied to be sent nor copied on arrival."""
+MAX_KEY = MAX_STRING // 4
+"""Of a dict's key, in characters: so many fit a header's string in any script."""
 MAX_TREE_FRAMES = 128
 """The first holds what lies side by side; with so many large ones, the rest lies there too."""
 
 _DTYPES = {np.dtype(d): d for d in DTYPES}
 _PLAIN = frozenset({type(None), bool, float})
+_MANY = frozenset({dict, list, tuple})
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 _ALIGN = 8
 
@@ -61,13 +64,15 @@ class _Packer:
         if kind is np.ndarray:
             return self.array(value, path)
         if kind is str:
-            return self.text(value)
+            return self.text(value, path)
         if kind is int:
             if not _LOWEST <= value <= _HIGHEST:
-                raise PayloadError(path, f"the number {value:.3g} is beyond 64 bits")
+                raise PayloadError(path, f"a number of {value.bit_length()} bits is beyond 64")
             return value
         if depth >= MAX_DEPTH:
             raise PayloadError(path, f"nested deeper than {MAX_DEPTH}")
+        if kind in _MANY and len(value) > MAX_ITEMS:
+            raise PayloadError(path, f"{len(value)} entries in one {kind.__name__}; the limit is {MAX_ITEMS}: use an array")
         if kind is dict:
             return {self.key(k, path): self.pack(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
         if kind is list:
@@ -87,7 +92,9 @@ class _Packer:
             return {b"n": [dtype, value.tobytes()]}
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
             return self.array(np.asarray(value), path)
-        bases: tuple[Callable[[Any], Any], ...] = (int, float, str, bytes, dict, list, tuple)
+        if isinstance(value, str):
+            return self.text(str.__str__(value), path)  # an enumeration's own text would be its name
+        bases: tuple[Callable[[Any], Any], ...] = (int, float, bytes, dict, list, tuple)
         for base in bases:
             if isinstance(value, cast(type, base)):
                 return self.pack(base(value), path, depth)
@@ -95,11 +102,11 @@ class _Packer:
         raise PayloadError(path, f"a value of type {kind.__module__}.{kind.__qualname__} cannot travel")
 
     def key(self, key: object, path: str) -> str:
-        if type(key) is str:
-            return key
-        if isinstance(key, str):
-            return str(key)
-        raise PayloadError(path, f"the key {key!r:.60} is no string")
+        if not isinstance(key, str):
+            raise PayloadError(path, f"the key {key!r:.60} is no string")
+        if len(key) > MAX_KEY:
+            raise PayloadError(path, f"the key {key!r:.60} has {len(key)} characters; the limit is {MAX_KEY}")
+        return key if type(key) is str else str.__str__(key)
 
     def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
         dtype = _DTYPES.get(value.dtype)
@@ -118,10 +125,13 @@ class _Packer:
             value = np.ascontiguousarray(value)
         return {b"f": [dtype, shape, *self.place(value.reshape(-1).view(np.uint8).data, size)[:2]]}
 
-    def text(self, value: str) -> Any:
+    def text(self, value: str, path: str) -> Any:
         if len(value) <= INLINE_BYTES // 4:
             return value
-        data = value.encode("utf-8", "surrogatepass")
+        try:
+            data = value.encode()
+        except UnicodeEncodeError as exc:
+            raise PayloadError(path, f"a string that is no UTF-8: {exc.reason}") from exc
         return value if self.fits(len(data)) else {b"s": self.place(data, len(data))}
 
     def fits(self, size: int) -> bool:
@@ -167,60 +177,79 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
     Raises:
         ProtocolError: when they are not what `pack_tree` writes.
     """
-    return _unpack(skeleton, frames, 0)
+    return _Reader(frames).read(skeleton, 0)
 
 
-def _unpack(value: Any, frames: Sequence[Frame], depth: int) -> Tree:
-    kind = type(value)
-    if kind in _PLAIN or kind is int or kind is str or kind is bytes:
-        return value
-    if depth > 2 * MAX_DEPTH:  # a tuple takes two
-        raise ProtocolError(Refusal.MALFORMED, f"a tree nested deeper than {MAX_DEPTH}")
-    if kind is dict:
-        if len(value) == 1:
-            ((key, held),) = value.items()
-            if type(key) is bytes:
-                return _form(key, held, frames, depth)
-        out = {}
-        for key, held in value.items():
-            if type(key) is not str:
-                raise ProtocolError(Refusal.MALFORMED, "a key of a tree that is not a string")
-            out[key] = _unpack(held, frames, depth + 1)
-        return out
-    if kind is list:
-        return [_unpack(v, frames, depth + 1) for v in value]
-    raise ProtocolError(Refusal.MALFORMED, f"a value of type {kind.__name__} in a tree")
+class _Reader:
+    """One tree that comes in."""
 
+    def __init__(self, frames: Sequence[Frame]) -> None:
+        self.frames = [memoryview(frame) for frame in frames]
+        self.left = sum(len(frame) for frame in self.frames)
+        """How many bytes may still be pointed at: each once, or a short message could be made a tree that fills the memory."""
 
-def _form(key: bytes, held: Any, frames: Sequence[Frame], depth: int) -> Tree:
-    if type(held) is not list:
-        raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree without its list")
-    if key == b"a" and len(held) == 3:
-        dtype, shape, data = held
-        item = _itemsize(dtype)
-        if type(data) is not bytes or elements(shape) * item != len(data):
-            raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
-        return np.frombuffer(data, dtype).reshape(shape)
-    if key == b"f" and len(held) == 4:
-        dtype, shape, frame, at = held
-        item = _itemsize(dtype)
-        count = elements(shape)
-        return np.frombuffer(_part(frames, frame, at, count * item), dtype).reshape(shape)
-    if key == b"t":
-        return tuple([_unpack(v, frames, depth + 1) for v in held])
-    if key == b"n" and len(held) == 2:
-        dtype, data = held
-        if _itemsize(dtype) != (len(data) if type(data) is bytes else -1):
-            raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
-        return np.frombuffer(data, dtype)[0]
-    if key == b"b" and len(held) == 3:
-        return bytes(_part(frames, *held))
-    if key == b"s" and len(held) == 3:
-        try:
-            return bytes(_part(frames, *held)).decode("utf-8")
-        except UnicodeDecodeError as exc:
-            raise ProtocolError(Refusal.MALFORMED, "a string that is not UTF-8") from exc
-    raise ProtocolError(Refusal.MALFORMED, f"an unknown form {key!r:.20} in a tree")
+    def read(self, value: Any, depth: int) -> Tree:
+        kind = type(value)
+        if kind in _PLAIN or kind is int or kind is str or kind is bytes:
+            return value
+        if depth > MAX_DEPTH:
+            raise ProtocolError(Refusal.MALFORMED, f"a tree nested deeper than {MAX_DEPTH}")
+        if kind is dict:
+            if len(value) == 1:
+                ((key, held),) = value.items()
+                if type(key) is bytes:
+                    return self.form(key, held, depth)
+            out = {}
+            for key, held in value.items():
+                if type(key) is not str:
+                    raise ProtocolError(Refusal.MALFORMED, "a key of a tree that is not a string")
+                out[key] = self.read(held, depth + 1)
+            return out
+        if kind is list:
+            return [self.read(v, depth + 1) for v in value]
+        raise ProtocolError(Refusal.MALFORMED, f"a value of type {kind.__name__} in a tree")
+
+    def form(self, key: bytes, held: Any, depth: int) -> Tree:
+        if type(held) is not list:
+            raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree without its list")
+        if key == b"a" and len(held) == 3:
+            dtype, shape, data = held
+            item = _itemsize(dtype)
+            if type(data) is not bytes or elements(shape) * item != len(data):
+                raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
+            return np.frombuffer(data, dtype).reshape(shape)
+        if key == b"f" and len(held) == 4:
+            dtype, shape, frame, at = held
+            size = _itemsize(dtype) * elements(shape)
+            return np.frombuffer(self.part(frame, at, size), dtype).reshape(shape)
+        if key == b"t":
+            return tuple([self.read(v, depth + 1) for v in held])
+        if key == b"n" and len(held) == 2:
+            dtype, data = held
+            if _itemsize(dtype) != (len(data) if type(data) is bytes else -1):
+                raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
+            return np.frombuffer(data, dtype)[0]
+        if key == b"b" and len(held) == 3:
+            return bytes(self.part(*held))
+        if key == b"s" and len(held) == 3:
+            try:
+                return str(self.part(*held), "utf-8")
+            except UnicodeDecodeError as exc:
+                raise ProtocolError(Refusal.MALFORMED, "a string that is not UTF-8") from exc
+        raise ProtocolError(Refusal.MALFORMED, f"an unknown form {key!r:.20} in a tree")
+
+    def part(self, frame: object, at: object, size: object) -> memoryview:
+        frames = self.frames
+        if not (
+            type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0
+        ):
+            raise ProtocolError(Refusal.MALFORMED, "a part of a tree that lies in no frame")
+        if at + size > len(frames[frame]):
+            raise ProtocolError(Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(frames[frame])}")
+        self.left -= size
+        if self.left < 0:
+            raise ProtocolError(Refusal.TOO_LARGE, "the parts of a tree have more bytes than its frames")
+        return frames[frame][at : at + size]
 
 
 def _itemsize(dtype: object) -> int:
@@ -228,12 +257,3 @@ def _itemsize(dtype: object) -> int:
     if type(dtype) is not str or dtype not in DTYPES:
         raise ProtocolError(Refusal.DTYPE, f"an array of dtype {dtype!r:.60}")
     return np.dtype(dtype).itemsize
-
-
-def _part(frames: Sequence[Frame], frame: object, at: object, size: object) -> memoryview:
-    if not (type(frame) is int and type(at) is int and type(size) is int and 0 <= frame < len(frames) and at >= 0 and size >= 0):
-        raise ProtocolError(Refusal.MALFORMED, "a part of a tree that lies in no frame")
-    held = memoryview(frames[frame])
-    if at + size > len(held):
-        raise ProtocolError(Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(held)}")
-    return held[at : at + size]

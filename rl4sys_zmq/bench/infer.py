@@ -1,0 +1,178 @@
+"""Remote inference: the round trip of one caller, and the calls per second of several, beside a bare REQ/REP server.
+
+Layout, the same on both sides: a server in one process, each caller in its own, all over tcp on this machine. An observation of
+256 float32 (1 KB) goes in, four numbers come out; the server runs the same perceptron in numpy, and each caller checks its answer.
+The bare server has pyzmq's REP socket, which answers one request after the other, and no format: raw bytes of the observation in,
+of the answer out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer
+
+__all__ = ["CALLERS", "HIDDEN", "measure_calls", "measure_round_trip"]
+
+INPUTS, OUTPUTS = 256, 4
+HIDDEN = ((64, 64), (512, 512))
+"""Of the perceptrons that are served."""
+CALLERS = 8
+PATIENCE_S = 60.0
+SOME = 8
+"""How many different observations a caller has."""
+
+Forward = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
+def forward(hidden: tuple[int, ...]) -> Forward:
+    """A perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
+    rng = np.random.default_rng(0)
+    sizes = [INPUTS, *hidden, OUTPUTS]
+    weights = [rng.normal(0.0, n**-0.5, (n, m)).astype(np.float32) for n, m in zip(sizes, sizes[1:], strict=False)]
+
+    def run(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        for weight in weights[:-1]:
+            x = np.tanh(x @ weight)
+        out: NDArray[np.float32] = x @ weights[-1]
+        return out
+
+    return run
+
+
+def measure_round_trip(hidden: tuple[int, ...], pairs: int, seconds: float) -> Pairs:
+    """Microseconds of one caller's round trip, the median of a measurement."""
+    ours = functools.partial(_median_us, _serve, _call, hidden, seconds)
+    return measure_pairs(ours, functools.partial(_median_us, _serve_bare, _call_bare, hidden, seconds), pairs, warm=False)
+
+
+def measure_calls(hidden: tuple[int, ...], pairs: int, seconds: float, callers: int = CALLERS) -> Pairs:
+    """Calls per second of all callers together; the callers' count is the truth."""
+    ours = functools.partial(_rate, _serve, _call, hidden, seconds, callers)
+    return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, hidden, seconds, callers), pairs, warm=False)
+
+
+def _median_us(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float) -> float:
+    (times,) = _run(server, caller, hidden, seconds, 1)
+    return 1e6 * float(np.median(times))
+
+
+def _rate(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, callers: int) -> float:
+    return sum(len(times) for times in _run(server, caller, hidden, seconds, callers)) / seconds
+
+
+def _run(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, callers: int) -> list[list[float]]:
+    """The times of every call of every caller, once all of them are connected."""
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(_child(server, hidden))
+        port = _recv(serving)
+        calling = [stack.enter_context(_child(caller, port, hidden, seconds)) for _ in range(callers)]
+        for pipe in calling:
+            assert _recv(pipe) == "ready"
+        for pipe in calling:
+            pipe.send("go")
+        times = [_recv(pipe) for pipe in calling]
+        serving.send("stop")
+        return times
+
+
+def _serve(pipe: Connection, hidden: tuple[int, ...]) -> None:
+    run = forward(hidden)
+    with InferenceServer(0) as server:
+        server.register_interface("policy", lambda payload: {"act": run(payload["obs"])}, Batching(max_size=32))
+        server.start(threaded=True)
+        pipe.send(int(server.address.rpartition(":")[2]))
+        pipe.recv()
+
+
+def _call(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float) -> None:
+    with InferenceClient("127.0.0.1", port) as client:
+        _loop(pipe, hidden, seconds, lambda observation: client.call("policy", {"obs": observation})["act"])
+
+
+def _serve_bare(pipe: Connection, hidden: tuple[int, ...]) -> None:
+    run = forward(hidden)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    rep = context.socket(zmq.REP)
+    pipe.send(rep.bind_to_random_port("tcp://127.0.0.1"))
+    poller = zmq.Poller()
+    poller.register(pipe.fileno(), zmq.POLLIN)
+    while True:
+        try:
+            rep.rcvtimeo = 200
+            rep.send(run(np.frombuffer(rep.recv(), np.float32)).tobytes())
+        except zmq.Again:
+            if poller.poll(0):
+                break
+    rep.close(linger=0)
+    context.term()
+
+
+def _call_bare(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    req = context.socket(zmq.REQ)
+    req.connect(f"tcp://127.0.0.1:{port}")
+
+    def ask(observation: NDArray[np.float32]) -> NDArray[np.float32]:
+        req.send(observation.tobytes())
+        return np.frombuffer(req.recv(), np.float32)
+
+    _loop(pipe, hidden, seconds, ask)
+    req.close(linger=0)
+    context.term()
+
+
+def _loop(pipe: Connection, hidden: tuple[int, ...], seconds: float, ask: Forward) -> None:
+    """A caller's process: asks for `seconds`, one question after the other, and tells how long each took."""
+    run = forward(hidden)
+    observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)
+    answers = [run(o) for o in observations]
+    for observation, answer in zip(observations, answers, strict=True):
+        np.testing.assert_allclose(ask(observation), answer, rtol=1e-3, atol=1e-3)
+    pipe.send("ready")
+    pipe.recv()
+    times: list[float] = []
+    before = time.perf_counter()
+    end = before + seconds
+    while before < end:
+        answer = ask(observations[len(times) % SOME])
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+    np.testing.assert_allclose(answer, answers[(len(times) - 1) % SOME], rtol=1e-3, atol=1e-3)
+    pipe.send(times)
+
+
+def _recv(pipe: Connection) -> Any:
+    if not pipe.poll(PATIENCE_S):
+        raise TimeoutError(f"a process of the measurement said nothing for {PATIENCE_S:g} s")
+    return pipe.recv()
+
+
+@contextlib.contextmanager
+def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
+    """A fresh process with one end of a pipe; ended in the end."""
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    process = spawn.Process(target=target, args=(there, *arguments))
+    process.start()
+    there.close()
+    try:
+        yield here
+        process.join(PATIENCE_S)
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
+        here.close()

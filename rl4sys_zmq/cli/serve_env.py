@@ -1,0 +1,94 @@
+"""``rl4sys-actor serve-env``: environments that clients elsewhere step, in the foreground, until a signal."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rl4sys_zmq.cli.app import configure_logging, require, say
+from rl4sys_zmq.cli.signals import Signals, end_with_stdin
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.serving import GymEnvServer
+
+__all__ = ["ServeEnv", "serve_env"]
+
+POLL_S = 0.25
+VERBOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeEnv:
+    """The options of ``rl4sys-actor serve-env``; its help says what they mean."""
+
+    env: str
+    count: int
+    port: int | None
+    bind: str | None
+    render_mode: str | None
+    lease: float
+    no_check: bool
+    keys: Path | None
+    insecure: bool
+    exit_with_stdin: bool
+    verbose: bool
+    debug: bool
+
+
+def serve_env(options: ServeEnv) -> None:
+    """Serves until a signal ends it.
+
+    Raises:
+        ConfigError, TransportError: when it cannot start as asked.
+        WorkerDied: when a thread of the server died.
+    """
+    if options.port is not None and options.bind is not None:
+        raise click.UsageError("give either --port or --bind")
+    require("gym", "gymnasium")
+    from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
+
+    configure_logging(options.debug)
+    if options.exit_with_stdin:
+        end_with_stdin()
+    where = options.bind if options.bind is not None else DEFAULT_PORT if options.port is None else options.port
+    with GymEnvServer(
+        options.env,
+        options.count,
+        bind=where,
+        make_kwargs={"render_mode": options.render_mode} if options.render_mode is not None else None,
+        lease_s=options.lease,
+        check_observations=not options.no_check,
+        keys=options.keys,
+        insecure=options.insecure,
+    ) as server:
+        server.start()
+        say(f"{options.count} x {options.env} at {server.address}; Ctrl-C ends it")
+        try:
+            _watch(server, options.verbose)
+        finally:
+            say(_summary(server))
+
+
+def _watch(server: GymEnvServer, verbose: bool) -> None:
+    signals = Signals.current
+    said_s = time.monotonic()
+    while True:
+        time.sleep(POLL_S)
+        if signals is not None:
+            signals.check()
+        server.raise_if_dead()
+        if verbose and time.monotonic() - said_s >= VERBOSE_S:
+            said_s = time.monotonic()
+            say(_summary(server))
+
+
+def _summary(server: GymEnvServer) -> str:
+    report = server.status()
+    counts = report["counters"]
+    refused = sum(n for name, n in counts.items() if name.startswith("refused."))
+    tail = "".join(f", {n:,} {word}" for n, word in ((counts.get("failed", 0), "calls failed"), (refused, "calls refused")) if n)
+    return f"{counts.get('steps', 0):,} steps, {counts.get('episodes', 0):,} episodes, {report['taken']} of {server.count} taken{tail}"

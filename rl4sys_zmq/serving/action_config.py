@@ -1,0 +1,159 @@
+"""What an action server and its clients must agree on, and where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow
+from rl4sys_zmq.transports import Address
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["ActionConfig"]
+
+MAX_KEYS = 1024
+MAX_KEY = 256
+
+
+@dataclass(frozen=True)
+class ActionConfig:
+    """One configuration for both sides, checked when it is made.
+
+    `action_keys`, `observation_keys`, `version`, `image_codecs` and whether there is a `broadcast_port` must be equal on both
+    sides; a client that differs is refused with the names and values. Addresses and times may differ.
+
+    Attributes:
+        port_number: where calls come: a port (0: a free one), or a URI (``tcp://``, ``ipc://``, ``inproc://``).
+        action_keys: what `ActionClient.act` may name.
+        observation_keys: what `ActionClient.obs` may ask for.
+        broadcast_port: where `ActionServer.publish_obs` speaks, a port or a URI; None: it doesn't.
+        version: the user's own mark of compatibility.
+        bind: the interface on which the server binds ports that are numbers. With one that other machines reach, the server
+            needs `keys`, or `insecure=True`. A client dials the host that it is given.
+        image_codecs: how the entries of these names travel, wherever they stand at the top of an observation, of an action's
+            payload or of its answer: ``"jpeg"`` (quality 90), ``"jpeg:75"``, ``"png"``, or an `ImageCodec`. Needs the extra
+            ``images``. Entries that are no arrays travel as they are.
+        timeout_s: how long a client waits for an answer unless it says so itself, in seconds.
+    """
+
+    port_number: int | str
+    action_keys: Sequence[str]
+    observation_keys: Sequence[str]
+    broadcast_port: int | str | None = None
+    version: str = "0.0.1"
+    bind: str = "127.0.0.1"
+    image_codecs: Mapping[str, str | ImageCodec] = field(default_factory=dict)
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Checks every field.
+
+        Raises:
+            ConfigError: naming the field.
+        """
+        for name in ("action_keys", "observation_keys"):
+            object.__setattr__(self, name, _keys(name, getattr(self, name)))
+        if not isinstance(self.version, str):
+            raise ConfigError(f"version is {self.version!r}, not a string", key="version")
+        if type(self.timeout_s) not in (int, float) or not 0 < self.timeout_s <= 86_400:
+            raise ConfigError(f"timeout_s is {self.timeout_s!r}; it is more than 0 and at most a day", key="timeout_s")
+        self._address("port_number", self.bind)
+        if self.broadcast_port is not None:
+            self._address("broadcast_port", self.bind)
+        if not isinstance(self.image_codecs, Mapping):
+            raise ConfigError(f"image_codecs is {self.image_codecs!r:.60}, not a map of keys to codecs", key="image_codecs")
+        object.__setattr__(self, "image_codecs", {key: _codec(key, codec) for key, codec in self.image_codecs.items()})
+        if self.image_codecs and not has_pillow():
+            raise ConfigError(f"image_codecs: {NEEDS_PILLOW}", key="image_codecs")
+
+    @property
+    def codecs(self) -> dict[str, ImageCodec]:
+        """`image_codecs` as they were read."""
+        return {key: codec for key, codec in self.image_codecs.items() if isinstance(codec, ImageCodec)}
+
+    def terms(self) -> dict[str, Tree]:
+        """What both sides must agree on; the order of keys is not a part of it."""
+        return {
+            "action_keys": sorted(self.action_keys),
+            "observation_keys": sorted(self.observation_keys),
+            "version": self.version,
+            "broadcast_port": "none" if self.broadcast_port is None else "given",
+            "image_codecs": [f"{key}={c.format}:{c.quality}" for key, c in sorted(self.codecs.items())],
+        }
+
+    def bind_address(self) -> Address:
+        """Where the server binds."""
+        return self._address("port_number", self.bind)
+
+    def broadcast_address(self) -> Address | None:
+        """Where it publishes; None: nowhere."""
+        return None if self.broadcast_port is None else self._address("broadcast_port", self.bind)
+
+    def dial_address(self, server_ip: str, port: int | str | None = None) -> Address:
+        """Where a client finds the server.
+
+        Args:
+            server_ip: a host, or a whole URI, which counts alone.
+            port: instead of `port_number`.
+
+        Raises:
+            ConfigError: for something that can't be dialled, like port 0.
+        """
+        if type(server_ip) is not str or not server_ip:
+            raise ConfigError(f"server_ip is {server_ip!r}; it is a host or a URI", key="server_ip")
+        if "://" in server_ip:
+            address = _parsed("server_ip", server_ip)
+        else:
+            given = self.port_number if port is None else port
+            address = _parsed("port_number", given, server_ip)
+            if address.scheme == "tcp" and isinstance(given, str):
+                address = _parsed("server_ip", address.port, server_ip)  # of a URI that says where the server binds
+        if address.is_fresh:
+            raise ConfigError(f"{address.uri} says only what to bind; dial ActionServer.address", key="server_ip")
+        return address
+
+    def _address(self, name: str, host: str) -> Address:
+        return _parsed(name, getattr(self, name), host)
+
+
+def _parsed(name: str, port: int | str, host: str = "") -> Address:
+    if type(port) not in (int, str):
+        raise ConfigError(f"{name} is {port!r:.60}; it is a port or a URI", key=name)
+    if isinstance(port, str) and "://" in port:
+        text = port
+    elif isinstance(port, int) or port.isdigit():
+        text = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    else:
+        raise ConfigError(f"{name} is {port!r:.60}; it is a port, or a URI like tcp://host:port", key=name)
+    try:
+        return Address.parse(text)
+    except TransportError as exc:
+        raise ConfigError(f"{name}: {exc}", key=name) from exc
+
+
+def _keys(name: str, given: object) -> list[str]:
+    if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
+        raise ConfigError(f"{name} is {given!r:.60}, not a list of names", key=name)
+    keys = list(given) if isinstance(given, Sequence) else sorted(given)
+    for key in keys:
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY:
+            raise ConfigError(f"{name} has {key!r:.60}; a key is a string of 1 to {MAX_KEY} characters", key=name)
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise ConfigError(f"{name} has {', '.join(twice)} more than once", key=name)
+    if len(keys) > MAX_KEYS:
+        raise ConfigError(f"{name} has {len(keys)} keys; the limit is {MAX_KEYS}", key=name)
+    return keys
+
+
+def _codec(key: object, given: object) -> ImageCodec:
+    if not isinstance(key, str):
+        raise ConfigError(f"image_codecs has the key {key!r:.60}, which is no string", key="image_codecs")
+    codec = given
+    if isinstance(given, str):
+        form, _, quality = given.partition(":")
+        codec = ImageCodec(form, int(quality)) if quality.isdigit() else ImageCodec(form) if not quality else None
+    if not isinstance(codec, ImageCodec) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
+        raise ConfigError(f"image_codecs[{key!r}] is {given!r:.60}; say jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs")
+    return codec

@@ -1,0 +1,42 @@
+"""Hosts and ports as people write them, or URIs, as addresses."""
+
+from __future__ import annotations
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.transports import Address
+
+__all__ = ["dialled", "listening"]
+
+
+def listening(where: int | str) -> Address:
+    """Where a server binds: a port (of this machine alone), ``host:port`` or a URI.
+
+    Raises:
+        ConfigError: for a port that is none.
+        TransportError: for an address that is none.
+    """
+    if isinstance(where, str):
+        return Address.parse(where)
+    return Address("tcp", "127.0.0.1", _checked(where))
+
+
+def dialled(host: str, port: int | None = None) -> Address:
+    """Whom a client calls: a host and a port, or a URI (which needs no port).
+
+    Raises:
+        ConfigError: for a port that is none, or that is missing.
+        TransportError: for an address that is none.
+    """
+    if "://" in host:
+        return Address.parse(host)
+    if port is None:
+        return Address.parse(host)
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"  # an IPv6 address
+    return Address.parse(f"tcp://{host}:{_checked(port)}")
+
+
+def _checked(port: int) -> int:
+    if type(port) is not int or not 0 <= port <= 65535:
+        raise ConfigError(f"{port!r} is no port; a port is a number from 0 to 65535 (0: the system picks one)", key="port")
+    return port

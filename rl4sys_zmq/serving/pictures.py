@@ -1,0 +1,101 @@
+"""Values as they travel: images of some keys as files; and as their receiver gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+
+from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageCodec, decode_images, encode_images, has_pillow, image_size
+from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.wire.values import MAX_DIMENSIONS
+
+__all__ = ["MAX_PIXEL_BYTES", "code_images", "own", "read_images"]
+
+MAX_PIXEL_BYTES = 256 * 1024 * 1024
+"""What all coded images of one payload may take when they are decoded."""
+
+
+def code_images(values: Tree, codecs: Mapping[str, ImageCodec]) -> tuple[Tree, dict[str, Tree]]:
+    """Takes the images of some keys out of a dict and codes them.
+
+    Args:
+        values: what is to travel. Anything but a dict is left as it is.
+        codecs: how, by key.
+
+    Returns:
+        The values, with None where an image was, and ``[format, shape, files]`` by key.
+
+    Raises:
+        PayloadError: for an array under such a key that holds no images, or too large ones.
+    """
+    if not isinstance(values, dict) or not codecs:
+        return values, {}
+    plain, images, total = dict(values), {}, 0
+    for key, codec in codecs.items():
+        array = values.get(key)
+        if not isinstance(array, np.ndarray):
+            continue
+        path = f"payload[{key!r}]"
+        size = image_size(array.shape)
+        if array.dtype != np.uint8 or size is None or not array.size:
+            raise PayloadError(
+                path,
+                f"{array.dtype} of shape {list(array.shape)} cannot become {codec.format}: images are uint8, "
+                "[..., height, width, 1 or 3] or [..., height, width], with 8 pixels or more each way",
+            )
+        total += array.nbytes
+        if total > MAX_PIXEL_BYTES:
+            raise PayloadError(path, f"{total} bytes of images; the limit is {MAX_PIXEL_BYTES}")
+        plain[key], images[key] = None, [codec.format, list(array.shape), encode_images(array, size, codec)]
+    return plain, images
+
+
+def read_images(images: Tree) -> dict[str, Tree]:
+    """Decodes what `code_images` made, from a peer that nobody vouches for.
+
+    Returns:
+        The arrays by key.
+
+    Raises:
+        ProtocolError: when it is not what `code_images` makes, the images would be larger than `MAX_PIXEL_BYTES`, or there is
+            no Pillow here (``feature``).
+    """
+    if not isinstance(images, dict):
+        raise ProtocolError(Refusal.MALFORMED, "images that are no map")
+    if images and not has_pillow():
+        raise ProtocolError(Refusal.FEATURE, NEEDS_PILLOW)
+    out, total = {}, 0
+    for key, coded in images.items():
+        match coded:
+            case ["png" | "jpeg" as form, [*shape], bytes() as files] if _is_shape(shape):
+                total += prod(shape)
+            case _:
+                raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60} is no coded image")
+        size = image_size(shape)
+        if size is None or total > MAX_PIXEL_BYTES:
+            raise ProtocolError(Refusal.SHAPE, f"{key!r:.60}: images of shape {shape!r:.60}")
+        try:
+            out[key] = decode_images(files, shape, size, form)
+        except BadImage as exc:
+            raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60}: {exc}") from exc
+    return out
+
+
+def own(value: Tree) -> Tree:
+    """A copy of a tree that came: its arrays may be written to, and keep no message alive."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: own(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [own(held) for held in value]
+    if isinstance(value, tuple):
+        return tuple(own(held) for held in value)
+    return value
+
+
+def _is_shape(shape: list[Tree]) -> bool:
+    return len(shape) <= MAX_DIMENSIONS and all(type(n) is int and n > 0 for n in shape)

@@ -1,0 +1,208 @@
+"""Several remote environments as one `gymnasium.vector.VectorEnv`: one message there and back for all of a server's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
+
+from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError, RL4SysError
+from rl4sys_zmq.serving.remote_env import TIMEOUT_S, seeded_as
+from rl4sys_zmq.serving.spaces import from_tree, thaw, to_tree
+from rl4sys_zmq.serving.tenancy import Tenancy
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["RemoteVectorEnv"]
+
+
+class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
+    """Environments of one or more servers, stepped together; otherwise as `gymnasium.vector.SyncVectorEnv`.
+
+    A server steps its environments one after the other within one call, the servers among themselves at the same time. An
+    environment whose episode has ended is reset by the next step (`AutoresetMode.NEXT_STEP`). When one of them fails, all begin
+    anew: call `reset`.
+
+    Attributes:
+        num_envs: how many there are.
+        single_observation_space: of each.
+        single_action_space: of each.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        num_envs: int | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        keys: str | Path | None = None,
+    ) -> None:
+        """Takes the environments.
+
+        Args:
+            address: of the server, or of several.
+            num_envs: how many, from the first server first; None: all that they have.
+            timeout_s: how long each call may take, in seconds.
+            keys: see `RemoteEnv`.
+
+        Raises:
+            ConfigError: when the servers' spaces differ, or there is no address.
+            CallRefused: ``OCCUPIED`` when there are not as many free ones.
+            CallError, TransportError: as `RemoteEnv`.
+        """
+        addresses = [address] if isinstance(address, str) else list(address)
+        if not addresses or (num_envs is not None and num_envs < 1):
+            raise ConfigError(f"{num_envs} environments of {len(addresses)} servers", key="num_envs")
+        self._parts: list[Tenancy] = []
+        self.num_envs = 0
+        try:
+            for where in addresses:
+                left = None if num_envs is None else num_envs - self.num_envs
+                if left != 0:
+                    self._parts.append(Tenancy(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
+                    self.num_envs += len(self._parts[-1].seats)
+            if num_envs is not None and self.num_envs < num_envs:
+                text = f"{num_envs} wanted; there are {self.num_envs} environments in all"
+                raise CallRefused("take", ", ".join(addresses), CallRefusal.OCCUPIED, text)
+            first = self._parts[0]
+            for part in self._parts[1:]:
+                for name in ("observation_space", "action_space"):
+                    here, there = getattr(first, name), getattr(part, name)
+                    if here != there:
+                        raise ConfigError(
+                            f"{part.client.address} has the {name} {there}, {first.client.address} {here}", key=name
+                        )
+        except BaseException:
+            self.close_extras()
+            raise
+        self.single_observation_space = first.observation_space
+        self.single_action_space = first.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.render_mode = first.render_mode
+        self._observations: list[Any] = [None] * self.num_envs
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._seeds: list[int | None] = [None] * self.num_envs
+
+    @property
+    def np_random_seed(self) -> Any:  # a tuple, as SyncVectorEnv's
+        """The seed of each environment's generator."""
+        return tuple(self._seeds)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begins episodes in all environments, or in those of ``options["reset_mask"]``.
+
+        Args:
+            seed: the first environment's, the next has the next number; or one for each.
+            options: handed to each.
+
+        Returns:
+            Observations ``[num_envs, ...]`` and infos, as `SyncVectorEnv` puts them together.
+
+        Raises:
+            CallError: as `RemoteEnv.reset`.
+        """
+        if seed is None or isinstance(seed, int):
+            seed = [None if seed is None else seed + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} environments", key="seed")
+        options = dict(options) if options is not None else None
+        mask = (
+            np.ones(self.num_envs, np.bool_) if options is None else options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
+        )
+        if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise ConfigError(f"reset_mask is no array of {self.num_envs} booleans of which one is True", key="reset_mask")
+        seeds = [None if s is None else str(s) for s in seed]
+        payload = {"only": mask.tolist(), "seeds": seeds}
+        answers = [
+            answer
+            for part, here in self._slices()
+            for answer in part.reset({**{k: v[here] for k, v in payload.items()}, "options": options})
+        ]
+        infos: dict[str, Any] = {}
+        for i, answer in enumerate(answers):
+            if answer is not None:
+                observation, info, used = answer
+                self._observations[i] = from_tree(self.single_observation_space, observation)
+                self._seeds[i] = seeded_as(used)
+                infos = self._add_info(infos, thaw(info), i)
+        self._ended[mask] = False
+        return self._batch(), infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
+        """Steps all; those whose episode ended with the last step are reset instead.
+
+        Args:
+            actions: ``[num_envs, ...]``, an element of `action_space`.
+
+        Returns:
+            Observations ``[num_envs, ...]``; rewards float64, terminations and truncations bool, all ``[num_envs]``; infos.
+
+        Raises:
+            CallError: as `RemoteEnv.step`, of the first that failed; then all must be reset.
+        """
+        each = [to_tree(self.single_action_space, a) for a in iterate(self.action_space, actions)]
+        if len(each) != self.num_envs:
+            raise ConfigError(f"{len(each)} actions for {self.num_envs} environments", key="actions")
+        anew = self._ended.tolist()
+        asked = [(part, {"actions": each[here], "anew": anew[here]}) for part, here in self._slices()]
+        answers = self._ask_all("step", asked)
+        rewards = np.zeros(self.num_envs, np.float64)
+        terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        infos: dict[str, Any] = {}
+        for i, (observation, reward, terminated, truncated, info) in enumerate(answers):
+            self._observations[i] = from_tree(self.single_observation_space, observation)
+            rewards[i], terminations[i], truncations[i] = reward, terminated, truncated
+            infos = self._add_info(infos, thaw(info), i)
+        self._ended = np.logical_or(terminations, truncations)
+        return self._batch(), rewards, terminations, truncations, infos
+
+    def render(self) -> tuple[Any, ...] | None:
+        """What each environment renders.
+
+        Raises:
+            CallError: as `RemoteEnv.render`.
+        """
+        return tuple(thaw(self._ask_all("render", [(part, {}) for part in self._parts])))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Gives the environments back."""
+        for part in self._parts:
+            part.close()
+
+    def _ask_all(self, verb: str, asked: list[tuple[Tenancy, dict[str, Tree]]]) -> list[Tree]:
+        """One call for each server, all at the same time."""
+        if len(asked) == 1:
+            part, payload = asked[0]
+            answers: list[Tree] = part.call(verb, payload)
+            return answers
+        futures = [(part, part.submit(verb, payload)) for part, payload in asked]
+        out, failed = [], None
+        for part, future in futures:  # all of them, though one fails: none may be under way when the next begins
+            try:
+                out += part.result(future)
+            except RL4SysError as exc:
+                failed = failed or exc
+        if failed is not None:
+            for part in self._parts:
+                part.doubt("an environment of another server failed")
+            raise failed
+        return out
+
+    def _slices(self) -> list[tuple[Tenancy, slice]]:
+        out, at = [], 0
+        for part in self._parts:
+            out.append((part, slice(at, at + len(part.seats))))
+            at += len(part.seats)
+        return out
+
+    def _batch(self) -> Any:
+        empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        return copy.deepcopy(concatenate(self.single_observation_space, self._observations, empty))

@@ -1,0 +1,205 @@
+"""A client's lease of environments: taken, kept while nothing is called, taken anew after a restart, given back."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import threading
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from rl4sys_zmq.calls import Client
+from rl4sys_zmq.errors import CallError, CallLost, CallRefusal, CallRefused, CallTimeout, ConfigError, RL4SysError
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.serving.environments import SERVICE
+from rl4sys_zmq.serving.spaces import Space, build_space, thaw
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["Tenancy"]
+
+log = logging.getLogger(__name__)
+
+GIVE_S = 1.0
+"""How long giving back may take: a lease that could not be given back runs out by itself."""
+_dice = random.SystemRandom()
+
+
+class _Keeper(Worker):
+    """Says now and then that the client is still there."""
+
+    def __init__(self, tenancy: Tenancy, every_s: float) -> None:
+        super().__init__("rl4sys-lease")
+        self._tenancy, self._every_s = tenancy, every_s
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """The thread's body."""
+        while not self._stopping.wait(self._every_s):
+            try:
+                self._tenancy.client.call("keep", {"token": self._tenancy.token}, self._every_s)
+            except RL4SysError as exc:  # the next step will say it, to whom it concerns
+                log.debug("the lease at %s could not be renewed: %s", self._tenancy.client.address, exc)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+
+
+class Tenancy(Resource):
+    """The lease of one or more environments of one server. Used by one thread at a time, besides `close`.
+
+    Attributes:
+        client: who calls.
+        token: the number of the lease.
+        seats: the environments' numbers at the server.
+        observation_space: of each environment.
+        action_space: of each.
+        metadata: theirs.
+        render_mode: theirs.
+    """
+
+    def __init__(
+        self, address: str, *, count: int | None, index: int | None, timeout_s: float, keys: str | Path | None = None
+    ) -> None:
+        """Asks what is served, and takes it.
+
+        Args:
+            address: the server's.
+            count: how many environments; None: all that it has.
+            index: which one it must be, with a count of one; None: any.
+            timeout_s: how long a call may take, in seconds.
+            keys: the file of this client's keys, for a server that has keys.
+
+        Raises:
+            CallTimeout: when there is no server.
+            CallRefused: ``OCCUPIED`` when there are not as many free ones; ``MISMATCH`` when it is a server of something else.
+            ConfigError: for a description that is none, or a time that is none.
+            TransportError: for an address that nobody can be at.
+        """
+        self.client = Client(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
+        self.token = 0
+        self.seats: list[int] = []
+        self._unsure = ""
+        self._keeper: _Keeper | None = None
+        self._index = index
+        try:
+            about = self.client.call("describe")
+            self.observation_space: Space = build_space(_of(about, "observation_space", dict))
+            self.action_space: Space = build_space(_of(about, "action_space", dict))
+            self.metadata: dict[str, Any] = thaw(_of(about, "metadata", dict))
+            self.render_mode: str | None = _of(about, "render_mode", str | None)
+            self._about = about
+            self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
+            self.take()
+            self._keeper = _Keeper(self, max(0.05, _of(about, "lease_s", float) / 3.0))
+            self._keeper.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def spec(self) -> EnvSpec | None:
+        """What this process knows under the id that the server's environments have; None when it knows nothing."""
+        id_, kwargs = self._about.get("id"), self._about.get("kwargs")
+        spec = gymnasium.registry.get(id_) if isinstance(id_, str) else None  # a look-up: `gymnasium.spec` might import a module
+        if spec is None or not isinstance(kwargs, dict):
+            return None
+        return replace(copy.deepcopy(spec), kwargs=thaw(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
+
+    def take(self) -> None:
+        """Takes environments, under a new number.
+
+        Raises:
+            CallError: when that is refused or not answered.
+        """
+        self.token = _dice.getrandbits(63)
+        self.seats = self.client.call("take", {"token": self.token, "count": self._count, "index": self._index})
+
+    def reset(self, payload: dict[str, Tree]) -> Tree:
+        """A reset, with a new lease when the old one is no more."""
+        try:
+            return self._reset(payload)
+        except CallRefused as refused:
+            if refused.code not in (CallRefusal.GONE, CallRefusal.OCCUPIED):
+                raise
+        self.take()
+        return self._reset(payload)
+
+    def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
+        """Calls a method on the environments of the lease and waits, once.
+
+        Raises:
+            CallRefused: ``GONE`` or ``OCCUPIED`` when there is no episode any more: reset.
+            CallError: what else may become of a call.
+        """
+        self._check(verb)
+        try:
+            return self.client.call(*self._said(verb, payload), once=True)
+        except (CallTimeout, CallLost) as exc:
+            self._note(exc)
+            raise
+
+    def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
+        """`call` without waiting; give what its future raises to `result`."""
+        self._check(verb)
+        return self.client.submit(*self._said(verb, payload), once=True)
+
+    def result(self, future: Future[Tree]) -> Tree:
+        """The answer of a future of `submit`.
+
+        Raises:
+            CallError: as `call`.
+        """
+        try:
+            return future.result()
+        except (CallTimeout, CallLost) as exc:
+            self._note(exc)
+            raise
+
+    def doubt(self, why: str) -> None:
+        """Nobody knows where the episodes stand: they are not stepped before a reset."""
+        self._unsure = why
+
+    def close(self) -> None:
+        """Gives the environments back, as well as that can be done within a second. A second call does nothing."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.stop()
+        token, self.token = self.token, 0
+        if token:
+            try:
+                self.client.call("give", {"token": token}, GIVE_S)
+            except RL4SysError as exc:
+                log.info("the lease at %s could not be given back, and will run out: %s", self.client.address, exc)
+        self.client.close()
+        if keeper is not None:
+            keeper.join()
+
+    def _reset(self, payload: dict[str, Tree]) -> Tree:
+        self._unsure = ""
+        return self.call("reset", payload)
+
+    def _said(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
+        return f"{verb}.{self.seats[0]}", {"token": self.token, **payload}
+
+    def _check(self, verb: str) -> None:
+        if self._unsure and verb == "step":
+            text = f"{self._unsure}, so nobody knows where the episode stands; call reset()"
+            raise CallRefused(verb, self.client.address, CallRefusal.GONE, text)
+
+    def _note(self, exc: CallError) -> None:
+        """Whether it ran is unknown."""
+        self.doubt(f"the last call brought no answer ({type(exc).__name__})")
+        exc.add_note("call reset() to go on")
+
+
+def _of(about: Tree, name: str, kind: Any) -> Any:
+    value = about.get(name) if isinstance(about, dict) else None
+    if not isinstance(value, kind):
+        raise ConfigError(f"the server describes no environment: its {name} is a {type(value).__name__}", key=name)
+    return value

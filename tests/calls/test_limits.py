@@ -1,0 +1,99 @@
+"""What a server and its client say when something is too large, stuck, or not as agreed; and who hears what."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.calls import Client, Server
+from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, PayloadError
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+
+WAIT_S = 10.0
+
+
+def test_what_is_too_large_is_refused_before_it_is_sent(transport: TransportUnderTest) -> None:
+    with Server(transport.address(), name="small", max_frame_bytes=100_000) as server:
+        server.register("echo", lambda payload: payload)
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            for call in (
+                client.call,
+                client.call,
+                lambda *a: client.submit(*a).result(),
+            ):  # not greeted yet, greeted, by a future
+                with pytest.raises(CallRefused, match=r"200000 bytes; the limit is 100000") as caught:
+                    call("echo", np.zeros(200_000, np.uint8))
+                assert caught.value.code is CallRefusal.TOO_LARGE
+            assert client.call("echo", 1) == 1
+
+
+def test_an_answer_or_a_notice_that_is_too_large_is_its_senders_error(monkeypatch, transport: TransportUnderTest) -> None:
+    monkeypatch.setattr("rl4sys_zmq.calls.server.MAX_FRAME_BYTES", 100_000)
+    with Server(transport.address(), name="large", pub=transport.address()) as server:
+        server.register("much", lambda size: np.zeros(size, np.uint8))
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            with pytest.raises(CallFailed, match="limit is 100000") as caught:
+                client.call("much", 200_000)
+            assert caught.value.kind == "PayloadError"
+            assert client.call("much", 50_000).nbytes == 50_000
+        with pytest.raises(PayloadError, match="limit is 100000"):
+            server.publish("news", np.zeros(200_000, np.uint8))
+
+
+def test_every_field_that_differs_is_named_and_long_ones_are_cut(transport: TransportUnderTest) -> None:
+    with Server(transport.address(), name="terms", terms={"a": 1, "b": ["x"] * 9000, "c": 3}) as server:
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S, terms={"a": 2, "b": [], "c": 3}) as client:
+            with pytest.raises(CallRefused, match=r"a is 2 at the caller and 1 at the server; b is \[\]") as caught:
+                client.call("$status")
+            assert caught.value.code is CallRefusal.MISMATCH
+
+
+def test_a_server_that_stops_names_the_callback_that_does_not(transport: TransportUnderTest) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def block(payload: object) -> None:
+        entered.set()
+        release.wait(WAIT_S)
+
+    server = Server(transport.address(), name="stuck")
+    server.register("quick", lambda payload: payload, lane="arm")
+    server.register("slow", block, lane="arm")
+    server.start()
+    with Client(server.address, timeout_s=WAIT_S) as client:
+        waiting = client.submit("slow")
+        assert entered.wait(WAIT_S)
+        while not server.status()["counters"].get("takeovers"):
+            client.call("$status")  # served meanwhile, by the thread that has taken over
+        with pytest.raises(CallbackStuck, match=r"arm \(slow\)"):
+            server.stop(timeout_s=0.2)
+        release.set()
+        server.stop()
+        waiting.cancel()
+
+
+def test_two_callbacks_hear_one_topic_and_both_end(transport: TransportUnderTest) -> None:
+    heard: list[list[int]] = [[], []]
+    done = [threading.Event(), threading.Event()]
+    with Server(transport.address(), name="news", pub=transport.address()) as server:
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            for place in (0, 1):
+
+                def hear(payload: object, number: int, place: int = place) -> None:
+                    heard[place].append(number)
+                    if payload == "last":
+                        done[place].set()
+
+                client.subscribe("t", hear)
+            for index in range(20):
+                server.publish("t", index)
+            server.publish("t", "last")
+            assert all(event.wait(WAIT_S) for event in done)
+    for numbers in heard:
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] == 21

@@ -1,0 +1,59 @@
+"""``rl4sys-actor serve-env`` as a user runs it."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from rl4sys_zmq.cli.actor import main as actor
+
+from .conftest import Spawn
+
+pytest.importorskip("gymnasium")
+
+from rl4sys_zmq.serving import RemoteEnv
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_it_serves_until_a_signal(spawn: Spawn, signum: signal.Signals, code: int) -> None:
+    server = spawn("actor", "serve-env", "--env", "CartPole-v1", "--count", "2", "--port", "0", "--render-mode", "rgb_array")
+    address = server.wait_for(r"2 x CartPole-v1 at (\S+);").group(1)
+    env = RemoteEnv(address)
+    env.reset(seed=1)
+    env.step(0)
+    assert env.render().shape == (400, 600, 3)
+    env.close()
+    assert server.signal(signum) == code, server.errors
+    assert server.lines[-1] == "1 steps, 0 episodes, 0 of 2 taken"
+    assert server.errors == ""
+
+
+def test_it_ends_with_its_parent(spawn: Spawn) -> None:
+    server = spawn("actor", "serve-env", "--env", "CartPole-v1", "--port", "0", "--exit-with-stdin")
+    server.wait_for("CartPole-v1 at")
+    assert server.process.stdin is not None
+    server.process.stdin.close()
+    assert server.end() == 0, server.errors
+
+
+def test_what_is_wrong_is_one_line_and_code_2() -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        held.listen()
+        for words, expected in [
+            (["--env", "CartPoll-v1"], "CartPole"),
+            (["--env", "CartPole-v1", "--port", str(held.getsockname()[1])], "already in use"),
+            (["--env", "CartPole-v1", "--port", "1", "--bind", "tcp://127.0.0.1:2"], "either --port or --bind"),
+            (["--env", "CartPole-v1", "--bind", "tcp://0.0.0.0:0"], "insecure"),
+            (["--env", "CartPole-v1", "--bind", "udp://x"], "scheme"),
+            (["--env", "CartPole-v1", "--keys", "/nowhere", "--port", "0"], "/nowhere"),
+            (["--env", "CartPole-v1", "--lease", "0"], "--lease"),
+            ([], "--env"),
+        ]:
+            result = CliRunner().invoke(actor, ["serve-env", *words])
+            assert result.exit_code == 2, (words, result.output)
+            assert result.stderr.count("\n") == 1, result.stderr
+            assert expected in result.stderr, (words, result.stderr)

@@ -1,0 +1,662 @@
+"""A robot as a server: agentlace's documented usage, and all that can go wrong."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import serving
+from rl4sys_zmq.errors import (
+    AddressInUse,
+    CallbackStuck,
+    CallFailed,
+    CallLost,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    ConfigError,
+    PayloadError,
+)
+from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
+from rl4sys_zmq.testing import ChaosProxy
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+
+WAIT_S = 20.0
+Make = Callable[..., Any]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def lab(transport: TransportUnderTest) -> Iterator[Lab]:
+    lab = Lab(transport)
+    yield lab
+    lab.close()
+
+
+class Lab:
+    """Servers and clients over one transport, closed in the end."""
+
+    def __init__(self, transport: TransportUnderTest) -> None:
+        self.transport = transport
+        self._made: list[Any] = []
+
+    def config(self, **changes: Any) -> ActionConfig:
+        fields = {"action_keys": ["move"], "observation_keys": ["cam1"], "timeout_s": WAIT_S, **changes}
+        if fields.get("broadcast_port") is True:
+            fields["broadcast_port"] = self.transport.address()
+        return ActionConfig(self.transport.address(), **fields)
+
+    def server(self, config: ActionConfig | None = None, obs: Any = None, act: Any = None) -> ActionServer:
+        server = ActionServer(
+            config or self.config(), obs or (lambda keys: dict.fromkeys(keys, 1)), act or (lambda key, payload: {})
+        )
+        server.start(threaded=True)
+        self._made.append(server)
+        return server
+
+    def client(self, server: ActionServer, config: ActionConfig | None = None, **options: Any) -> ActionClient:
+        client = ActionClient(server.address, config or server.config, **options)
+        self._made.append(client)
+        return client
+
+    def close(self) -> None:
+        for made in reversed(self._made):
+            made.stop()
+
+
+# ---- agentlace's usage
+
+
+def ports_of(scheme: str, transport: TransportUnderTest) -> tuple[Any, Any]:
+    """As theirs for tcp, URIs for the others."""
+    return (free_port(), free_port()) if scheme == "tcp" else (transport.address(), transport.address())
+
+
+def test_the_readme_example(transport: TransportUnderTest) -> None:
+    """An edge device as the server, a GPU machine as its client, in agentlace's words."""
+    port, _ = ports_of(transport.scheme, transport)
+    actions = []
+
+    def action_callback(key, action):
+        actions.append((key, action))
+        return {"status": "received"}
+
+    def observation_callback(keys):
+        return {"cam1": "some_value"}
+
+    config = serving.ActionConfig(port_number=port, action_keys=["move"], observation_keys=["cam1"])
+    agent_server = serving.ActionServer(config, observation_callback, action_callback)
+    serves = threading.Thread(target=agent_server.start, name="rl4sys-test-server")
+    serves.start()
+
+    agent = serving.ActionClient("localhost", port, task_id="mnist", config=config, wait_for_server=True)
+    for step in range(100):
+        observation = agent.get_observation()
+        assert observation == {"cam1": "some_value"}
+        assert agent.send_action({"prediction": step}) == {"status": "received"}
+    assert actions == [("move", {"prediction": step}) for step in range(100)]
+    agent.stop()
+    agent_server.stop()
+    serves.join(WAIT_S)
+    assert not serves.is_alive()
+
+
+def test_the_usage_of_their_action_test(transport: TransportUnderTest) -> None:
+    port, broadcast = ports_of(transport.scheme, transport)
+    image = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
+
+    def obs_callback(keys: set) -> dict:
+        assert keys == {"test_image"}
+        return {"test_image": image}
+
+    def act_callback(key: str, payload: dict) -> dict:
+        assert key == "send_image"
+        return {"status": "success", "same": bool((payload["image"] == image).all())}
+
+    config = ActionConfig(port_number=port, action_keys=["send_image"], observation_keys=["test_image"], broadcast_port=broadcast)
+    server = ActionServer(config, obs_callback, act_callback)
+    server.start(threaded=True)
+    client = ActionClient("127.0.0.1", config)
+    received: list[dict] = []
+    heard = threading.Event()
+
+    def client_callback(data):
+        received.append(data)
+        heard.set()
+
+    client.register_obs_callback(client_callback)
+    observation = client.obs()
+    assert observation["test_image"].shape == (256, 256, 3)
+    observation["test_image"][0, 0] = 0  # it is the caller's
+    assert client.act("send_image", {"image": image}) == {"status": "success", "same": True}
+    server.publish_obs({"test-broadcast": 1})
+    assert heard.wait(WAIT_S)
+    assert received == [{"test-broadcast": 1}]
+    server.stop()
+    client.stop()
+
+
+def test_cartpole_as_an_action_server(lab: Lab) -> None:
+    """Their example of an environment behind the keys reset, step, render; equal to a local one, step for step."""
+    gym = pytest.importorskip("gymnasium")
+    here, there = gym.make("CartPole-v1"), gym.make("CartPole-v1")
+
+    def act(key, payload):
+        match key:
+            case "reset":
+                obs, info = there.reset(**payload)
+                return {"obs": obs, "info": info}
+            case "step":
+                return {"act_ret": there.step(payload["action"])}
+            case "render":
+                return {"frame": np.zeros((8, 8, 3), np.uint8)}
+        return {"act_ret": there.close()}
+
+    config = lab.config(action_keys=["reset", "step", "render", "close"], observation_keys=["action_space"])
+    client = lab.client(lab.server(config, lambda keys: {"action_space": there.action_space.n}, act))
+    assert client.obs() == {"action_space": 2}
+    answer = client.act("reset", {"seed": 3})
+    local, info = here.reset(seed=3)
+    assert (answer["obs"] == local).all()
+    assert answer["info"] == info
+    done, steps = False, 0
+    while not done:
+        action = steps % 2
+        remote, local = client.act("step", {"action": action})["act_ret"], here.step(action)
+        assert (remote[0] == local[0]).all()
+        assert remote[1:] == tuple(local[1:])
+        assert isinstance(remote, tuple)
+        done, steps = remote[2] or remote[3], steps + 1
+    assert steps > 5
+    assert client.act("render")["frame"].shape == (8, 8, 3)
+    assert client.act("close") == {"act_ret": None}
+
+
+# ---- what must agree
+
+
+FIELDS = [
+    ({"action_keys": ["move", "stop"]}, "action_keys is ['move', 'stop'] at the caller and ['move'] at the server"),
+    ({"observation_keys": []}, "observation_keys is [] at the caller and ['cam1'] at the server"),
+    ({"version": "2"}, "version is '2' at the caller and '0.0.1' at the server"),
+    ({"broadcast_port": "inproc://x"}, "broadcast_port is 'given' at the caller and 'none' at the server"),
+    ({"image_codecs": {"cam1": "png"}}, "image_codecs is ['cam1=png:90'] at the caller and [] at the server"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), FIELDS, ids=[next(iter(change)) for change, _ in FIELDS])
+def test_another_configuration_is_refused_with_the_field_and_both_values(lab: Lab, change: dict[str, Any], words: str) -> None:
+    if "image_codecs" in change:
+        pytest.importorskip("PIL")
+    server = lab.server()
+    with pytest.raises(CallRefused) as caught:
+        ActionClient(server.address, lab.config(**change))
+    assert caught.value.code is CallRefusal.MISMATCH
+    assert words in str(caught.value)
+
+
+def test_all_fields_that_differ_are_named_and_the_order_of_keys_is_free(lab: Lab) -> None:
+    server = lab.server(lab.config(action_keys=["a", "b"]))
+    lab.client(server, lab.config(action_keys=["b", "a"], timeout_s=3.0))
+    with pytest.raises(CallRefused, match=r"action_keys is .*; version is"):
+        ActionClient(server.address, lab.config(version="2"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"port_number": 70_000}, "port_number"),
+        ({"port_number": "nonsense"}, "port_number"),
+        ({"port_number": True}, "port_number"),
+        ({"port_number": None}, "port_number"),
+        ({"broadcast_port": "udp://x"}, "broadcast_port"),
+        ({"action_keys": "move"}, "action_keys"),
+        ({"action_keys": ["move", "move"]}, "action_keys"),
+        ({"observation_keys": [1]}, "observation_keys"),
+        ({"observation_keys": [""]}, "observation_keys"),
+        ({"observation_keys": None}, "observation_keys"),
+        ({"version": 1}, "version"),
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": "1"}, "timeout_s"),
+        ({"image_codecs": {"cam": "gif"}}, "image_codecs"),
+        ({"image_codecs": {"cam": "jpeg:0"}}, "image_codecs"),
+        ({"image_codecs": {1: "jpeg"}}, "image_codecs"),
+        ({"image_codecs": ["cam"]}, "image_codecs"),
+        ({"bind": "a b"}, "port_number"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ActionConfig(**{"port_number": 0, "action_keys": [], "observation_keys": [], **fields})
+    assert caught.value.key == key
+
+
+def test_the_configuration_is_a_value() -> None:
+    keys = ["move"]
+    config = ActionConfig(6379, keys, ("cam",))
+    keys.append("later")
+    assert (config.action_keys, config.observation_keys) == (["move"], ["cam"])
+    assert config == ActionConfig(6379, ["move"], ["cam"])
+    assert str(config.bind_address()) == "tcp://127.0.0.1:6379"
+    with pytest.raises(AttributeError):
+        config.version = "2"  # type: ignore[misc]
+    with pytest.raises(TypeError, match="colour"):
+        ActionConfig(1, [], [], colour=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("port_number", "server_ip", "port", "address"),
+    [
+        (6379, "localhost", None, "tcp://localhost:6379"),
+        (6379, "::1", None, "tcp://[::1]:6379"),
+        (6379, "10.0.0.5", 7000, "tcp://10.0.0.5:7000"),
+        ("tcp://*:6379", "10.0.0.5", None, "tcp://10.0.0.5:6379"),
+        ("ipc:///tmp/robot", "localhost", None, "ipc:///tmp/robot"),
+        (6379, "ipc:///tmp/robot", None, "ipc:///tmp/robot"),
+        (0, "localhost", None, None),
+        (6379, "", None, None),
+        (6379, "no host", None, None),
+    ],
+)
+def test_where_a_client_dials(port_number: Any, server_ip: str, port: Any, address: str | None) -> None:
+    config = ActionConfig(port_number, [], [])
+    if address is not None:
+        assert config.dial_address(server_ip, port).uri == address
+    else:
+        with pytest.raises(ConfigError):
+            config.dial_address(server_ip, port)
+
+
+def test_the_arguments_of_a_client() -> None:
+    config = ActionConfig(6379, [], [])
+    with pytest.raises(ConfigError, match="needs an ActionConfig"):
+        ActionClient("localhost", 6379)
+    with pytest.raises(ConfigError, match="two configurations"):
+        ActionClient("localhost", config, config=config)
+
+
+def test_other_machines_are_not_let_in_by_accident() -> None:
+    config = ActionConfig(0, ["a"], ["b"], bind="*")
+    with pytest.raises(ConfigError, match="without keys"):
+        ActionServer(config)
+    with ActionServer(config, insecure=True) as server:
+        server.start(threaded=True)
+
+
+# ---- calls that go wrong
+
+
+def test_an_unknown_key_is_refused_before_anything_is_sent(lab: Lab) -> None:
+    server = lab.server()
+    client = lab.client(server)
+    before = server.status()["counters"]
+    with pytest.raises(CallRefused, match=r"no observation key 'cam2'; there is cam1") as caught:
+        client.obs({"cam1", "cam2"})
+    assert caught.value.code is CallRefusal.UNKNOWN
+    with pytest.raises(CallRefused, match=r"no action key 'jump'; there is move"):
+        client.act("jump")
+    assert server.status()["counters"] == before
+    assert client.obs("cam1") == client.obs(["cam1"]) == {"cam1": 1}
+    assert client.obs([]) == {}
+
+
+def test_a_server_checks_the_keys_too(lab: Lab) -> None:
+    """A client that is not ours, with the protocol and without the terms."""
+    from rl4sys_zmq.calls import Client
+
+    with Client(lab.server().address, timeout_s=WAIT_S) as raw:
+        for method, payload, code in [
+            ("obs", ["cam9"], CallRefusal.UNKNOWN),
+            ("obs", "cam1", CallRefusal.INVALID),
+            ("obs", [1], CallRefusal.INVALID),
+            ("act", {"key": "jump", "payload": {}, "images": {}}, CallRefusal.UNKNOWN),
+            ("act", {"key": "move", "payload": {}}, CallRefusal.INVALID),
+            ("act", {"key": "move", "payload": {}, "images": {}, "more": 1}, CallRefusal.INVALID),
+            ("act", {"key": "move", "payload": {}, "images": 3}, CallRefusal.INVALID),
+            ("act", {"key": "move", "payload": {}, "images": {"a": ["jpeg", [8, 8], 3]}}, CallRefusal.INVALID),
+            ("jump", None, CallRefusal.UNKNOWN),
+        ]:
+            with pytest.raises(CallRefused) as caught:
+                raw.call(method, payload, once=method == "act")
+            assert caught.value.code is code
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"cam1": 1}, "without cam2"),
+        ({"cam1": 1, "cam2": 2, "cam3": 3}, "with cam3, which nobody asked for"),
+        ({}, "without cam1, cam2"),
+        (None, "answered a NoneType"),
+        ([1], "answered a list"),
+    ],
+)
+def test_an_answer_that_was_not_asked_for_is_named(lab: Lab, answer: object, words: str) -> None:
+    client = lab.client(lab.server(lab.config(observation_keys=["cam1", "cam2"]), lambda keys: answer, lambda key, payload: None))
+    with pytest.raises(CallFailed, match=words) as caught:
+        client.obs()
+    assert caught.value.kind == "AnswerError"
+    with pytest.raises(CallFailed, match="act_callback answered a NoneType"):
+        client.act("move")
+
+
+def test_a_callback_that_raises_is_answered_and_the_server_lives_on(lab: Lab) -> None:
+    fail = [True]
+
+    def act(key, payload):
+        if fail[0]:
+            raise RuntimeError("the arm is stuck")
+        return {"ok": True}
+
+    client = lab.client(lab.server(act=act))
+    with pytest.raises(CallFailed, match="the arm is stuck") as caught:
+        client.act("move", {"to": 1})
+    assert (caught.value.kind, caught.value.detail) == ("RuntimeError", "the arm is stuck")
+    fail[0] = False
+    assert client.act("move") == {"ok": True}
+    assert client.obs() == {"cam1": 1}
+
+
+def test_a_server_without_a_callback_says_so(lab: Lab) -> None:
+    config = lab.config()
+    with ActionServer(config) as server:
+        server.start(threaded=True)
+        client = lab.client(server)
+        for call in (client.obs, lambda: client.act("move")):
+            with pytest.raises(CallRefused, match="has no") as caught:
+                call()
+            assert caught.value.code is CallRefusal.UNKNOWN
+
+
+def test_what_cannot_travel_is_refused_by_its_path_on_both_sides(lab: Lab) -> None:
+    config = lab.config(broadcast_port=True)
+    server = lab.server(config, lambda keys: {"cam1": [object()]}, lambda key, payload: {"x": {1, 2}})
+    client = lab.client(server)
+    with pytest.raises(PayloadError) as caught:
+        client.act("move", {"plan": [1, object()]})
+    assert caught.value.path == "payload['plan'][1]"
+    with pytest.raises(CallFailed, match=r"payload\['cam1'\]\[0\]: a value of type builtins.object") as failed:
+        client.obs()
+    assert failed.value.kind == "PayloadError"
+    with pytest.raises(CallFailed, match=r"payload\['x'\]: a value of type builtins.set"):
+        client.act("move")
+    with pytest.raises(PayloadError) as caught:
+        server.publish_obs({"a": object()})
+    assert caught.value.path == "payload['a']"
+    with pytest.raises(PayloadError):
+        server.publish_obs([1])
+
+
+def test_a_payload_that_is_too_large_is_refused(lab: Lab) -> None:
+    client = lab.client(lab.server())
+    with pytest.raises(CallRefused) as caught:
+        client.act("move", {"image": np.zeros(65 << 20, np.uint8)})
+    assert caught.value.code is CallRefusal.TOO_LARGE
+    assert client.obs() == {"cam1": 1}
+
+
+def test_a_callback_that_blocks_costs_its_caller_a_timeout_and_stop_says_what_is_stuck(lab: Lab) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def act(key, payload):
+        entered.set()
+        release.wait(WAIT_S)
+        return {}
+
+    server = ActionServer(lab.config(), lambda keys: {"cam1": 1}, act)
+    server.start(threaded=True)
+    client = lab.client(server)
+    with pytest.raises(CallTimeout, match="waiting for the answer"):
+        client.act("move", timeout_s=0.3)
+    assert entered.is_set()
+    with pytest.raises(CallTimeout):  # the robot is one thing: this waits for the act
+        client.obs(timeout_s=0.3)
+    with pytest.raises(CallbackStuck, match=r"robot \(act\)"):
+        server.stop(timeout_s=0.2)
+    release.set()
+    server.stop()
+
+
+def test_no_server(lab: Lab) -> None:
+    config = lab.config()
+    where = f"tcp://127.0.0.1:{free_port()}" if lab.transport.scheme == "tcp" else str(config.port_number)
+    with pytest.raises(CallTimeout, match="none has answered"):
+        ActionClient(where, config, timeout_ms=200)
+
+
+def test_a_client_waits_for_its_server(transport: TransportUnderTest) -> None:
+    where = f"tcp://127.0.0.1:{free_port()}" if transport.scheme == "tcp" else transport.address()
+    config = ActionConfig(where, [], ["cam1"], timeout_s=0.2)
+    made: list[ActionClient] = []
+    waits = threading.Thread(
+        target=lambda: made.append(ActionClient(where, config, wait_for_server=True)), name="rl4sys-test-waits"
+    )
+    waits.start()
+    with ActionServer(config, lambda keys: {"cam1": 5}) as server:
+        server.start(threaded=True)
+        waits.join(WAIT_S)
+        assert made[0].obs(timeout_s=WAIT_S) == {"cam1": 5}
+        made[0].stop()
+
+
+def test_a_stopped_server_refuses_and_a_closed_client_says_so(lab: Lab) -> None:
+    server = lab.server(lab.config(broadcast_port=True))
+    client = lab.client(server)
+    client.stop()
+    client.stop()
+    with pytest.raises(Closed):
+        client.obs()
+    server.stop()
+    server.stop()
+    for call in (lambda: server.publish_obs({}), lambda: server.start(threaded=True)):
+        with pytest.raises(Closed):
+            call()
+
+
+def test_an_address_in_use(lab: Lab) -> None:
+    server = lab.server()
+    with ActionServer(ActionConfig(server.address, [], [])) as second, pytest.raises(AddressInUse):
+        second.start(threaded=True)
+
+
+# ---- one robot
+
+
+def test_two_clients_never_run_two_callbacks_at_once(lab: Lab) -> None:
+    inside, most, done = [0], [0], [0]
+
+    def count() -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        done[0] += 1
+        threading.Event().wait(0.001)
+        inside[0] -= 1
+
+    def obs(keys):
+        count()
+        return {"cam1": done[0]}
+
+    def act(key, payload):
+        count()
+        return {}
+
+    server = lab.server(obs=obs, act=act)
+    clients = [lab.client(server) for _ in range(2)]
+
+    def work(client: ActionClient) -> None:
+        for _ in range(30):
+            client.obs()
+            client.act("move")
+
+    threads = [threading.Thread(target=work, args=(client,)) for client in clients * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert (most[0], done[0]) == (1, 240)
+    status = server.status()
+    assert status["counters"]["calls"] >= 240
+    assert status["config"]["action_keys"] == ["move"]
+
+
+# ---- a bad network: an action is done once
+
+
+class Arm:
+    """Counts what it does; may call something while it does it."""
+
+    def __init__(self) -> None:
+        self.moves: list[Any] = []
+        self.during: Callable[[], None] = lambda: None
+
+    def act(self, key: str, payload: Any) -> dict[str, Any]:
+        self.moves.append(payload)
+        self.during()
+        return {"moves": len(self.moves)}
+
+
+def tcp_server(arm: Arm, port: int = 0) -> ActionServer:
+    server = ActionServer(ActionConfig(port, ["move"], ["cam1"], timeout_s=WAIT_S), lambda keys: {"cam1": 1}, arm.act)
+    server.start(threaded=True)
+    return server
+
+
+def test_an_act_whose_answer_is_lost_runs_once(seed: int) -> None:
+    arm = Arm()
+    with (
+        tcp_server(arm) as server,
+        ChaosProxy(server.address, seed=seed) as proxy,
+        ActionClient(str(proxy.address), server.config) as client,
+    ):
+        arm.during = lambda: (proxy.cut(), None)[1]
+        for index in range(5):
+            assert client.act("move", {"to": index}) == {"moves": index + 1}
+        assert client.stats()["again"] >= 5
+    assert [move["to"] for move in arm.moves] == [0, 1, 2, 3, 4]
+
+
+def test_an_act_is_not_done_again_by_the_server_that_comes_after(seed: int) -> None:
+    """The first server acts, its answer is lost, and it is gone; the second must not act, and the caller must know."""
+    first, second = Arm(), Arm()
+    server = tcp_server(first)
+    port = int(server.address.rpartition(":")[2])
+    acted = threading.Event()
+    with ChaosProxy(server.address, seed=seed) as proxy:
+        client = ActionClient(str(proxy.address), server.config)
+        caught: list[BaseException] = []
+
+        def during() -> None:
+            proxy.black_hole(True)
+            acted.set()
+
+        def call() -> None:
+            try:
+                client.act("move", {"to": 1})
+            except CallLost as exc:
+                caught.append(exc)
+
+        first.during = during
+        calls = threading.Thread(target=call)
+        calls.start()
+        assert acted.wait(WAIT_S)
+        server.stop()
+        with tcp_server(second, port):
+            proxy.black_hole(False)
+            calls.join(WAIT_S)
+            assert len(caught) == 1
+            assert (len(first.moves), len(second.moves)) == (1, 0)
+            assert client.obs() == {"cam1": 1}  # what does no harm goes on
+            assert client.act("move", {"to": 2}) == {"moves": 1}
+            client.stop()
+
+
+# ---- published observations
+
+
+def test_a_late_subscriber_gets_the_newest_and_numbers_never_go_back(lab: Lab) -> None:
+    server = lab.server(lab.config(broadcast_port=True))
+    for number in range(1, 6):
+        assert server.publish_obs({"n": number}) == number
+    client = lab.client(server)
+    heard: list[int] = []
+    first, last = threading.Event(), threading.Event()
+
+    def hear(obs):
+        heard.append(obs["n"])
+        first.set()
+        if obs["n"] == 50:
+            last.set()
+
+    subscription = client.register_obs_callback(hear)
+    assert first.wait(WAIT_S)
+    for number in range(6, 51):
+        server.publish_obs({"n": number})
+    assert last.wait(WAIT_S)
+    assert heard[0] >= 5
+    assert heard == sorted(set(heard))
+    assert subscription.number in (heard[-1], *heard[-2:-1], 0)  # it is set when the callback has returned
+
+
+def test_a_slow_subscriber_gets_the_newest(lab: Lab) -> None:
+    server = lab.server(lab.config(broadcast_port=True))
+    client = lab.client(server)
+    heard: list[int] = []
+    entered, release, last = threading.Event(), threading.Event(), threading.Event()
+
+    def hear(obs):
+        heard.append(obs["n"])
+        entered.set()
+        release.wait(WAIT_S)
+        if obs["n"] == 300:
+            last.set()
+
+    client.register_obs_callback(hear)
+    server.publish_obs({"n": 1})
+    assert entered.wait(WAIT_S)
+    for number in range(2, 301):
+        server.publish_obs({"n": number})
+    while client.stats().get("skipped", 0) == 0:
+        client.obs()
+    release.set()
+    assert last.wait(WAIT_S)
+    assert heard == sorted(set(heard))
+    assert len(heard) < 300
+
+
+def test_a_callback_that_raises_hears_the_next(lab: Lab) -> None:
+    server = lab.server(lab.config(broadcast_port=True))
+    client = lab.client(server)
+    raised, last = threading.Event(), threading.Event()
+
+    def hear(obs):
+        if obs["n"] == 1:
+            raised.set()
+            raise RuntimeError("not me")
+        last.set()
+
+    client.register_obs_callback(hear)
+    server.publish_obs({"n": 1})
+    assert raised.wait(WAIT_S)
+    server.publish_obs({"n": 2})
+    assert last.wait(WAIT_S)
+    assert client.stats()["callback_failed"] == 1
+
+
+def test_without_a_broadcast_port_nothing_is_published(lab: Lab) -> None:
+    server = lab.server()
+    client = lab.client(server)
+    with pytest.raises(ConfigError, match="broadcast_port"):
+        server.publish_obs({})
+    with pytest.raises(ConfigError, match="broadcast_port"):
+        client.register_obs_callback(print)

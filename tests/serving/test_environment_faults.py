@@ -1,0 +1,313 @@
+"""Bad environments, bad input, bad networks: typed errors, and each step executed once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from rl4sys_zmq.calls import Client, session  # noqa: E402
+from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, PayloadError  # noqa: E402
+from rl4sys_zmq.serving import GymEnvServer, RemoteEnv  # noqa: E402
+from rl4sys_zmq.testing import ChaosProxy, Faults  # noqa: E402
+
+from .worlds import ROOM, Counting, Trouble  # noqa: E402
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def trouble(serve: Any) -> Any:
+    """A server of two troublesome environments, and the environments."""
+    envs: list[Trouble] = []
+
+    def make() -> Trouble:
+        envs.append(Trouble())
+        return envs[-1]
+
+    server = serve(make, 2)
+    yield server, envs
+    for env in envs:
+        env.release.set()
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "words"), [(1, CallFailed, "ValueError: the arm is stuck"), (6, CallFailed, "SystemExit")]
+)
+def test_an_environment_that_raises_is_its_callers_and_goes_on_after_reset(
+    trouble: Any, action: int, error: type[CallError], words: str
+) -> None:
+    env = RemoteEnv(trouble[0].address)
+    env.reset(seed=1)
+    with pytest.raises(error, match=words):
+        env.step(action)
+    with pytest.raises(CallRefused, match="its last step failed; call reset") as refused:
+        env.step(0)
+    assert refused.value.code is CallRefusal.GONE
+    env.reset()
+    env.step(0)
+    env.close()
+
+
+@pytest.mark.parametrize("action", [3, 4])
+def test_an_observation_outside_its_space_is_refused_by_the_space(trouble: Any, action: int) -> None:
+    env = RemoteEnv(trouble[0].address)
+    env.reset(seed=1)
+    with pytest.raises(CallRefused, match=r"outside its space Box\(0\.0, 1000000000\.0, \(1,\), float64\)") as refused:
+        env.step(action)
+    assert refused.value.code is CallRefusal.INVALID
+    with pytest.raises(CallRefused, match="outside its space; call reset"):
+        env.step(0)
+    env.reset()
+    env.step(0)
+    env.close()
+
+
+def test_the_check_of_observations_can_be_left_out(serve: Any) -> None:
+    env = RemoteEnv(serve(Trouble, check_observations=False).address)
+    env.reset(seed=1)
+    assert env.step(3)[0] == np.array([-1.0])
+    env.close()
+
+
+def test_an_environment_that_hangs_holds_up_only_its_own_client(trouble: Any) -> None:
+    server, envs = trouble
+    hung, other = RemoteEnv(server.address, timeout_s=0.4, env_index=0), RemoteEnv(server.address, env_index=1)
+    hung.reset(seed=1)
+    other.reset(seed=1)
+    with pytest.raises(CallTimeout):
+        hung.step(2)
+    for _ in range(5):
+        other.step(0)
+    with pytest.raises(CallRefused, match="nobody knows where the episode stands; call reset") as refused:
+        hung.step(0)
+    assert refused.value.code is CallRefusal.GONE
+    hung.close()
+    with pytest.raises(CallRefused, match="2 of 2 environments are taken"):  # given back, and still in its step
+        RemoteEnv(server.address)
+    envs[0].release.set()
+    other.close()
+    back = RemoteEnv(server.address)
+    back.reset(seed=1)
+    back.step(0)
+    back.close()
+    assert envs[0].steps == 1 + (back.env_index == 0)
+
+
+@pytest.mark.parametrize("action", [np.zeros(3, int), 1.5, "left", {"a": 1}, None])
+def test_an_action_of_another_shape_is_refused_and_the_episode_goes_on(trouble: Any, action: Any) -> None:
+    env = RemoteEnv(trouble[0].address)
+    env.reset(seed=1)
+    with pytest.raises(CallRefused, match=r"does not fit: .*Discrete\(8\)") as refused:
+        env.step(action)
+    assert refused.value.code is CallRefusal.INVALID
+    assert env.step(0)[0] == np.array([1.0])
+    env.close()
+
+
+def test_an_action_or_option_that_cannot_travel_is_refused_by_its_place(trouble: Any) -> None:
+    env = RemoteEnv(trouble[0].address)
+    with pytest.raises(PayloadError, match=r"options'\]\['lock'\]"):
+        env.reset(options={"lock": threading.Lock()})
+    env.reset()
+    with pytest.raises(PayloadError, match=r"actions'\]\[0\]"):
+        env.step(object())
+    env.step(0)
+    env.close()
+
+
+def test_what_of_an_info_cannot_travel_is_left_out_and_counted(trouble: Any) -> None:
+    server, _ = trouble
+    env = RemoteEnv(server.address)
+    env.reset(seed=1)
+    assert env.step(5)[4] == {"fine": 1, "more": {"n": 2}}
+    assert server.status()["counters"]["info.dropped"] == 3
+    env.close()
+
+
+NONSENSE = [None, 7, {}, {"token": "x"}, {"token": 1, "count": -3, "index": None}, {"token": 1, "count": 1, "index": "0"}]
+
+
+@pytest.mark.parametrize("payload", NONSENSE, ids=repr)
+def test_nonsense_is_refused(trouble: Any, payload: Any) -> None:
+    server, _ = trouble
+    with Client(server.address) as client:
+        for method in ("take", "step.0", "reset.1", "render.0"):
+            with pytest.raises(CallRefused):
+                client.call(method, payload)
+        token = {"token": 5, "count": 1, "index": None}
+        assert client.call("take", token) == [0]
+        for more in ({"actions": 3, "anew": []}, {"actions": [], "anew": []}, {"only": [True], "seeds": ["x"], "options": None}):
+            for method in ("step.0", "reset.0"):
+                with pytest.raises(CallRefused) as refused:
+                    client.call(method, {"token": 5, **more})
+                assert refused.value.code is CallRefusal.INVALID
+    env = RemoteEnv(server.address, env_index=1)
+    env.reset(seed=1)
+    env.close()
+
+
+# ---- exactly once
+
+
+def play(env: RemoteEnv, until: Any, most: int = 5000) -> tuple[int, int]:
+    """Steps until told; how many steps returned, and how many brought no answer."""
+    returned = lost = 0
+    fresh = True
+    for _ in range(most):
+        if until():
+            break
+        try:
+            if fresh:
+                env.reset()
+                fresh = False
+            else:
+                env.step(0)
+                returned += 1
+        except (CallLost, CallTimeout):
+            lost += not fresh
+            fresh = True
+        except CallRefused as refused:
+            assert refused.code in (CallRefusal.GONE, CallRefusal.BUSY)
+            fresh = True
+    return returned, lost
+
+
+@pytest.mark.parametrize(
+    ("faults", "kind"),
+    [
+        (Faults(cut_probability=0.02), "cuts"),
+        (Faults(cut_probability=0.02, reset=False), "cuts"),
+        (Faults(cut_probability=0.02, half_open=True), "half_open"),
+        (Faults(latency_s=0.001, cut_probability=0.02), "cuts"),
+    ],
+    ids=["resets", "ends", "half-open", "delays"],
+)
+def test_each_step_is_executed_once_over_a_bad_network(
+    serve: Any, seed: int, monkeypatch: pytest.MonkeyPatch, faults: Faults, kind: str
+) -> None:
+    monkeypatch.setattr(session, "SILENCE_S", 0.2)
+    counting = Counting()
+    server = serve(counting)
+    with ChaosProxy(server.address, seed=seed) as proxy:
+        env = RemoteEnv(proxy.address, timeout_s=WAIT_S)
+        env.reset(seed=1)
+        proxy.faults = faults
+        steps = 0
+        while proxy.counters.get(kind) < 2 and steps < 2000:
+            if env.step(0)[3]:
+                env.reset()
+            steps += 1
+        proxy.faults = Faults()
+        assert proxy.counters.get(kind) >= 2
+        assert counting.steps == steps
+        env.close()
+
+
+def test_each_step_is_executed_at_most_once_while_the_line_is_cut_again_and_again(serve: Any, seed: int) -> None:
+    counting = Counting()
+    server = serve(counting)
+    with ChaosProxy(server.address, seed=seed) as proxy:
+        env = RemoteEnv(proxy.address, timeout_s=WAIT_S)
+        env.reset(seed=1)
+        for _ in range(5):
+            env.step(0)
+            proxy.cut()
+            env.step(0)
+        assert counting.steps == 10
+        proxy.black_hole(True)
+        swallowed = RemoteThread(env)
+        while proxy.counters.get("swallowed_bytes") == 0:
+            swallowed.join(0.01)
+        proxy.black_hole(False)
+        swallowed.join(WAIT_S)
+        assert swallowed.answer == 11.0
+        assert counting.steps == 11
+        env.close()
+
+
+class RemoteThread(threading.Thread):
+    """One step, elsewhere."""
+
+    def __init__(self, env: RemoteEnv) -> None:
+        super().__init__()
+        self.env, self.answer = env, 0.0
+        self.start()
+
+    def run(self) -> None:
+        self.answer = float(self.env.step(0)[0][0])
+
+
+def test_a_server_that_is_started_again_mid_episode_says_reset_and_goes_on(serve: Any) -> None:
+    counting = Counting()
+    first = serve(counting)
+    env = RemoteEnv(first.address, timeout_s=WAIT_S)
+    env.reset(seed=1)
+    env.step(0)
+    address = first.address
+    first.stop()
+    second = serve(counting, bind=address)
+    with pytest.raises(CallRefused, match=r"started again.*call reset") as refused:
+        env.step(0)
+    assert refused.value.code is CallRefusal.GONE
+    assert counting.steps == 1
+    env.reset()
+    env.step(0)
+    assert counting.steps == 2
+    assert second.status()["taken"] == 1
+    env.close()
+
+
+def test_a_server_that_is_started_again_and_again_steps_no_step_twice(serve: Any) -> None:
+    counting = Counting()
+    server = serve(counting)
+    address, restarts = server.address, 6
+    env = RemoteEnv(address, timeout_s=WAIT_S)
+    done = threading.Event()
+    counts: list[tuple[int, int]] = []
+    player = threading.Thread(target=lambda: counts.append(play(env, done.is_set, 1_000_000)))
+    player.start()
+    try:
+        for _ in range(restarts):
+            before = counting.steps
+            while counting.steps < before + 20:
+                player.join(0.001)
+            server.stop()
+            server = serve(counting, bind=address)
+    finally:
+        done.set()
+        player.join(WAIT_S)
+    ((returned, lost),) = counts
+    assert returned <= counting.steps <= returned + lost
+    assert lost <= restarts
+    env.close()
+
+
+def test_a_payload_beyond_the_limit_is_refused(serve: Any) -> None:
+    server = serve(ROOM)
+    env = RemoteEnv(server.address, timeout_s=1.0)
+    with pytest.raises(CallRefused, match="72000000 bytes; the server takes") as refused:
+        env.reset(options={"at": np.zeros(9_000_000)})
+    assert refused.value.code is CallRefusal.TOO_LARGE
+    env.reset(seed=1)
+    env.close()
+
+
+def test_a_server_that_is_stopped_while_an_environment_hangs_says_so() -> None:
+    from rl4sys_zmq.errors import CallbackStuck
+
+    trouble = Trouble()
+    server = GymEnvServer(trouble, bind=0).start()
+    env = RemoteEnv(server.address, timeout_s=0.2)
+    env.reset(seed=1)
+    with pytest.raises(CallTimeout):
+        env.step(2)
+    with pytest.raises(CallbackStuck):
+        server.stop(0.05)
+    trouble.release.set()
+    server.stop()
+    env.close()

@@ -1,0 +1,176 @@
+"""Inference as a service, over each transport."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout, ConfigError, TransportError
+from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, stack, unstack
+from rl4sys_zmq.serving.stacking import shape_of
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def server(transport: TransportUnderTest) -> Iterator[InferenceServer]:
+    with InferenceServer(bind=transport.address()) as made:
+        yield made
+
+
+def test_the_usage_that_agentlace_documents(server: InferenceServer) -> None:
+    def predict(payload: dict[str, Any]) -> dict[str, Any]:
+        return {"prediction": "some_value", "of": payload["audio"]}
+
+    server.register_interface("voice_reg", predict)
+    server.register_interface("face_reg", predict)
+    server.start(threaded=True)
+    with InferenceClient(server.address) as client:
+        assert client.interfaces() == server.interfaces() == {"voice_reg", "face_reg"}
+        res = client.call("voice_reg", {"audio": "serialized_audio"})
+    assert res == {"prediction": "some_value", "of": "serialized_audio"}
+
+
+def test_a_host_and_a_port() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with InferenceServer(port_num=port) as server:
+        server.register_interface("echo", lambda payload: payload)
+        server.start(threaded=True)
+        with InferenceClient("localhost", port) as client:
+            assert client.call("echo", {"x": 1}) == {"x": 1}
+
+
+def test_a_blocking_start_ends_with_stop(server: InferenceServer) -> None:
+    server.register_interface("echo", lambda payload: payload)
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    while not server.status()["address"]:
+        threading.Event().wait(0.001)
+    with InferenceClient(server.address) as client:
+        assert client.call("echo", 1) == 1
+    server.stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_clients_share_a_batch(server: InferenceServer) -> None:
+    sizes: list[int] = []
+
+    def double(payload: dict[str, Any]) -> dict[str, Any]:
+        sizes.append(len(payload["obs"]))
+        return {"act": payload["obs"] * 2, "names": [n.upper() for n in payload["name"]]}
+
+    server.register_interface("double", double, Batching(max_size=8, max_wait_s=20.0))
+    server.start(threaded=True)
+    answers: dict[int, Any] = {}
+
+    def ask(i: int) -> None:
+        with InferenceClient(server.address) as client:
+            answers[i] = client.call("double", {"obs": np.full(3, i, np.float32), "name": f"n{i}"}, timeout_s=60)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sizes == [8]
+    for i in range(8):
+        assert np.array_equal(answers[i]["act"], np.full(3, 2 * i, np.float32)) and answers[i]["names"] == f"N{i}"
+
+
+def test_requests_of_other_shapes_are_batched_apart(server: InferenceServer) -> None:
+    shapes: list[tuple[int, ...]] = []
+
+    def total(payload: Any) -> Any:
+        shapes.append(payload.shape)
+        return payload.sum(axis=1)
+
+    server.register_interface("sum", total, Batching(max_size=4, max_wait_s=20.0))
+    server.start(threaded=True)
+    with InferenceClient(server.address) as client:
+        futures = [client.submit("sum", np.ones(size)) for size in (2, 3, 2, 3)]
+        assert [f.result(WAIT_S) for f in futures] == [2.0, 3.0, 2.0, 3.0]
+    assert sorted(shapes) == [(2, 2), (2, 3)]
+
+
+def test_failures_have_names(server: InferenceServer) -> None:
+    leave = threading.Event()
+    server.register_interface("forgets", lambda payload: payload[:0], batch=True)
+    server.register_interface("blocks", lambda payload: leave.wait(WAIT_S))
+    server.start(threaded=True)
+    with InferenceClient(server.address) as client:
+        with pytest.raises(CallRefused, match="there is blocks, forgets") as unknown:
+            client.call("nope", 1)
+        assert unknown.value.code == CallRefusal.UNKNOWN
+        with pytest.raises(CallFailed, match="a batch of 1 needs as many"):
+            client.call("forgets", 5)
+
+        async def late() -> None:
+            await client.acall("blocks", 1, timeout_s=0.1)
+
+        with pytest.raises(CallTimeout):
+            asyncio.run(late())
+        with pytest.raises(CallTimeout):
+            client.call("blocks", 1, timeout_s=0.1)
+        leave.set()
+
+
+def test_what_cannot_be_served() -> None:
+    with pytest.raises(ConfigError, match="either port_num or bind"):
+        InferenceServer()
+    with pytest.raises(ConfigError, match="no port"):
+        InferenceServer(70_000)
+    with pytest.raises(TransportError):
+        InferenceServer(bind="nonsense")
+    with pytest.raises(ConfigError, match="without keys"):
+        InferenceServer(bind="tcp://*:0")
+    with InferenceServer(0) as server:
+        server.register_interface("one", abs)
+        for name in ("one", "", "$hello"):
+            with pytest.raises(ConfigError):
+                server.register_interface(name, abs)
+    with pytest.raises(TransportError, match="no port"):
+        InferenceClient("localhost")
+
+
+LEAVES = st.one_of(
+    st.integers(-5, 5),
+    st.floats(allow_nan=False),
+    st.booleans(),
+    st.text(max_size=3),
+    st.none(),
+    st.just(np.arange(6.0).reshape(2, 3)),
+    st.just(["a", 1]),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=3).map(tuple), st.dictionaries(st.text(max_size=2), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+@given(TREES, st.integers(1, 4))
+def test_stacking_is_undone(tree: Any, count: int) -> None:
+    parts = unstack(stack([tree] * count), count)
+    assert len(parts) == count
+    for part in parts:
+        np.testing.assert_equal(part, tree)
+
+
+def test_shapes() -> None:
+    assert shape_of({"a": np.zeros(3), "b": 1}) == shape_of({"b": 2, "a": [1.0, 1.0, 1.0]})
+    assert shape_of(np.zeros(3)) != shape_of(np.zeros(3, np.float32)) != shape_of(np.zeros(4, np.float32))
+    assert shape_of(["a", 2]) != shape_of((1, 2)) != shape_of([1])
+    assert np.array_equal(stack([[1, 2], [3, 4]]), [[1, 2], [3, 4]])
+    assert stack([[1, [2]], [3, [4]]]) == [[1, [2]], [3, [4]]]

@@ -1,0 +1,108 @@
+"""Remote environments as one vector environment are `SyncVectorEnv`, step for step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
+
+from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError  # noqa: E402
+from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
+
+from .worlds import ROOM, Trouble, same  # noqa: E402
+
+
+def local(env_id: str, count: int) -> SyncVectorEnv:
+    return SyncVectorEnv([partial(gymnasium.make, env_id, disable_env_checker=True)] * count)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", ROOM])
+def test_it_is_a_sync_vector_env(serve: Any, transport: Any, env_id: str, servers: int, seed: int) -> None:
+    addresses = [serve(env_id, 4 // servers, bind=transport.address()).address for _ in range(servers)]
+    here, there = local(env_id, 4), RemoteVectorEnv(addresses)
+    try:
+        assert there.num_envs == 4
+        assert there.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+        assert (there.observation_space, there.action_space) == (here.observation_space, here.action_space)
+        here.action_space.seed(seed)
+        assert same(there.reset(seed=seed), here.reset(seed=seed))
+        assert there.np_random_seed == here.np_random_seed
+        ended = 0
+        for _ in range(80):
+            actions = here.action_space.sample()
+            ours, theirs = there.step(actions), here.step(actions)
+            assert same(ours, theirs)
+            ended += int(theirs[2].sum() + theirs[3].sum())
+        assert ended > 0 or env_id == "Pendulum-v1"
+        mask = np.array([True, False, True, False])
+        options = {"reset_mask": mask}
+        assert same(
+            there.reset(seed=[1, None, 3, None], options=dict(options)), here.reset(seed=[1, None, 3, None], options=options)
+        )
+        actions = here.action_space.sample()
+        assert same(there.step(actions), here.step(actions))
+    finally:
+        there.close()
+        here.close()
+
+
+def test_it_renders_and_takes_as_many_as_asked(serve: Any) -> None:
+    server = serve(ROOM, 3, make_kwargs={"render_mode": "ansi"})
+    first = RemoteVectorEnv(server.address, 2)
+    first.reset(seed=0)
+    assert first.render() == ("0", "0")
+    with pytest.raises(CallRefused, match="2 wanted, 1 free; 2 of 3") as refused:
+        RemoteVectorEnv(server.address, 2)
+    assert refused.value.code is CallRefusal.OCCUPIED
+    with pytest.raises(CallRefused, match="3 wanted, 1 free"):
+        RemoteVectorEnv([server.address], 9)
+    first.close()
+    first.close()
+    with pytest.raises(CallRefused, match="9 wanted; there are 3"):
+        RemoteVectorEnv([server.address], 9)
+    assert server.status()["taken"] == 0
+
+
+def test_when_one_fails_all_begin_anew(serve: Any) -> None:
+    addresses = [serve(Trouble, 2).address for _ in range(2)]
+    envs = RemoteVectorEnv(addresses)
+    try:
+        envs.reset(seed=0)
+        envs.step(np.array([0, 0, 0, 0]))
+        with pytest.raises(CallFailed, match="the arm is stuck"):
+            envs.step(np.array([0, 0, 0, 1]))
+        with pytest.raises(CallRefused, match="call reset") as refused:
+            envs.step(np.array([0, 0, 0, 0]))
+        assert refused.value.code is CallRefusal.GONE
+        envs.reset()
+        envs.step(np.array([0, 0, 0, 0]))
+    finally:
+        envs.close()
+
+
+def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
+    envs = RemoteVectorEnv(serve("CartPole-v1", 2).address)
+    try:
+        with pytest.raises(ConfigError, match="3 seeds for 2"):
+            envs.reset(seed=[1, 2, 3])
+        with pytest.raises(ConfigError, match="reset_mask"):
+            envs.reset(options={"reset_mask": np.zeros(2, bool)})
+        envs.reset(seed=1)
+        with pytest.raises(ConfigError, match="3 actions for 2"):
+            envs.step(np.array([0, 1, 0]))
+    finally:
+        envs.close()
+    with pytest.raises(ConfigError, match="0 servers"):
+        RemoteVectorEnv([])
+
+
+def test_servers_of_other_spaces_make_no_vector(serve: Any) -> None:
+    with pytest.raises(ConfigError, match="observation_space"):
+        RemoteVectorEnv([serve("CartPole-v1").address, serve("Pendulum-v1").address])

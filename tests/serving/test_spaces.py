@@ -1,0 +1,136 @@
+"""Spaces and their elements travel and come back the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+spaces = pytest.importorskip("gymnasium.spaces")
+
+from rl4sys_zmq.errors import ConfigError  # noqa: E402
+from rl4sys_zmq.serving.spaces import build_space, describe_space, from_tree, misfit, to_tree, what_travels  # noqa: E402
+from rl4sys_zmq.wire.trees import pack_tree, unpack_tree  # noqa: E402
+
+from .worlds import same  # noqa: E402
+
+BOX = spaces.Box(-1.0, 1.0, (2, 3), np.float32)
+ALL = [
+    BOX,
+    spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64),
+    spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    spaces.Box(-1.0, 1.0, (), np.float32),
+    spaces.Discrete(4),
+    spaces.Discrete(3, start=-1),
+    spaces.MultiBinary(5),
+    spaces.MultiBinary([2, 3]),
+    spaces.MultiDiscrete([3, 4]),
+    spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32),
+    spaces.MultiDiscrete([3, 4], start=[1, -2]),
+    spaces.Text(6),
+    spaces.Text(6, min_length=0, charset="αβγ"),
+    spaces.Dict({"b": BOX, "a": spaces.Dict({"c": spaces.Discrete(2)})}),
+    spaces.Tuple((BOX, spaces.Tuple((spaces.Discrete(2),)))),
+    spaces.Sequence(BOX),
+    spaces.Sequence(spaces.Discrete(3), stack=True),
+    spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+    spaces.Graph(spaces.Box(0, 1, (2,)), None),
+    spaces.OneOf((BOX, spaces.Discrete(3))),
+]
+
+
+def travel(tree: Any) -> Any:
+    skeleton, frames = pack_tree(tree)
+    return unpack_tree(skeleton, frames)
+
+
+@pytest.mark.parametrize("space", ALL, ids=str)
+def test_a_space_and_its_elements_come_back(space: Any) -> None:
+    built = build_space(travel(describe_space(space)))
+    assert built == space
+    assert type(built) is type(space)
+    assert built.dtype == space.dtype
+    space.seed(3)
+    for _ in range(5):
+        value = space.sample()
+        back = from_tree(built, travel(to_tree(space, value, cast=True)))
+        assert back in space
+        assert same(back, value)
+        assert misfit(space, to_tree(space, value)) == ""
+
+
+def test_what_comes_back_may_be_written() -> None:
+    space = spaces.Dict({"x": BOX, "y": spaces.Tuple((BOX, BOX))})
+    back = from_tree(space, travel(to_tree(space, space.sample())))
+    back["x"][:] = 0
+    back["y"][1][:] = 0
+
+
+class Mine(spaces.Discrete):
+    """A space of a user's own."""
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        (Mine(3), "Mine"),
+        (spaces.Dict({"a": spaces.Tuple((Mine(3),))}), r"space\['a'\]\[0\] is a .*Mine"),
+        (spaces.Dict({1: spaces.Discrete(2)}), "the key 1"),
+    ],
+)
+def test_another_space_is_refused_by_its_name_and_place(space: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        describe_space(space)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        None,
+        [],
+        {},
+        {"type": "os.system"},
+        {"type": "Discrete", "n": "4", "start": 0, "dtype": "int64"},
+        {"type": "Discrete", "n": -1, "start": 0, "dtype": "int64"},
+        {"type": "Box", "shape": [1 << 40], "dtype": "float32", "low": np.zeros(1), "high": np.zeros(1)},
+        {"type": "Box", "shape": [2], "dtype": "object", "low": np.zeros(1), "high": np.zeros(1)},
+        {"type": "Box", "shape": [2], "dtype": "float32", "low": np.zeros(3), "high": np.zeros(1)},
+        {"type": "MultiBinary", "shape": [-3]},
+        {"type": "Dict", "spaces": 3},
+        {"type": "Tuple", "spaces": [{"type": "Tuple"}]},
+        {"type": "Text", "most": "9", "least": 0, "characters": ""},
+    ],
+)
+def test_a_description_that_is_none_is_refused(form: Any) -> None:
+    with pytest.raises(ConfigError):
+        build_space(form)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (BOX, np.zeros((3, 2), np.float32)),
+        (BOX, "left"),
+        (spaces.Discrete(3), 1.5),
+        (spaces.Discrete(3), np.zeros(2, int)),
+        (spaces.Dict({"a": BOX}), {"a": np.zeros((2, 3)), "b": 1}),
+        (spaces.Dict({"a": BOX}), np.zeros(3)),
+        (spaces.Tuple((BOX, BOX)), (np.zeros((2, 3)),)),
+        (spaces.Tuple((BOX, spaces.Discrete(2))), (np.zeros((2, 3)), None)),
+        (spaces.Text(3), 7),
+    ],
+)
+def test_what_does_not_fit_is_found(space: Any, value: Any) -> None:
+    assert misfit(space, to_tree(space, value))
+
+
+def test_bounds_are_not_this_modules_affair() -> None:
+    assert misfit(BOX, np.full((2, 3), 9.0)) == ""
+    assert misfit(spaces.Discrete(3), 17) == ""
+
+
+def test_what_cannot_travel_is_named() -> None:
+    kept, dropped = what_travels({"a": 1, "b": {"c": object(), "d": [1, object()]}, 3: 3, "e": 1 << 70}, "info")
+    assert kept == {"a": 1, "b": {}}
+    assert dropped == ["info['b']['c']", "info['b']['d']", "info[3]", "info['e']"]

@@ -104,9 +104,9 @@ class TrainerServer(Resource):
         self._journal = StoreJournal(Path(run_dir), fsync) if run_dir is not None else None
         try:
             self._server = Server(
-                self.config.bind(),
+                self.config.bind_address(),
                 name="trainer",
-                pub=self.config.bind_broadcast(),
+                pub=self.config.broadcast_address(),
                 terms=self.config.terms(),
                 keys=keys,
                 clients=clients,

@@ -223,7 +223,7 @@ class Fleet:
         dice = random.Random(self._seeds[number])
         stores = {"memory": QueuedDataStore(100_000), "disk": ReplayBuffer(100_000)}
         with TrainerClient(
-            f"c{number}", self._config.address, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
+            f"c{number}", self._config.bind_address().uri, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
         ) as client:
             made = 0
             while not self._update(number, client, made) or made < self._goal:
@@ -259,7 +259,7 @@ def test_nothing_acknowledged_is_lost_or_twice_when_the_trainer_is_killed(
     goal = 3000 if kills else 200
     with TransportUnderTest("ipc") as ipc, KillLoop(seed=seed, folder=tmp_path) as loop:
         address = ipc.address()
-        config = TrainerConfig(address=address, broadcast_address=f"{address}-pub", request_types=["contents"])
+        config = TrainerConfig(address, f"{address}-pub", request_types=["contents"])
         options = {"address": address, "run_dir": str(tmp_path / "run"), "disk": str(tmp_path / "disk"), "die_at": die_at}
         child = loop.child("trainer", [sys.executable, str(PROCESS), json.dumps(options)], env=ENV)
         child.start()

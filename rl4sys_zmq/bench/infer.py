@@ -1,7 +1,7 @@
 """Remote inference: the round trip of one caller, and the calls per second of several, beside a bare REQ/REP server.
 
 Layout, the same on both sides: a server in one process, each caller in its own, all over tcp on this machine. An observation of
-256 float32 (1 KB) goes in, four numbers come out; the server runs the same perceptron in numpy, and each caller checks its answer.
+256 float32 (1 KB) goes in, four numbers come out; the server runs the same perceptron in numpy, each caller checks its answer.
 The bare server has pyzmq's REP socket, which answers one request after the other, and no format: raw bytes of the observation in,
 of the answer out.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -40,7 +41,7 @@ def forward(hidden: tuple[int, ...]) -> Forward:
     """A perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
     rng = np.random.default_rng(0)
     sizes = [INPUTS, *hidden, OUTPUTS]
-    weights = [rng.normal(0.0, n**-0.5, (n, m)).astype(np.float32) for n, m in zip(sizes, sizes[1:], strict=False)]
+    weights = [rng.normal(0.0, n**-0.5, (n, m)).astype(np.float32) for n, m in itertools.pairwise(sizes)]
 
     def run(x: NDArray[np.float32]) -> NDArray[np.float32]:
         for weight in weights[:-1]:

@@ -47,11 +47,7 @@ class _Line(Resource):
         session, socket = self.session, self._socket
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=once)
-        while True:
-            if not pending.done:
-                session.expire(now)
-            if pending.done:
-                break
+        while not pending.done:
             if closed.is_set():
                 raise Closed(f"the client of {self._address.uri} was closed during {method}")
             if session.silent(now):
@@ -59,10 +55,12 @@ class _Line(Resource):
             for due in session.due(now):
                 if socket.send(due.frames) is Sent.FULL:
                     session.counters.add("full")
-            socket.wait(0.0 if pending.done else min(session.wait_s(now), LOOK_S))
+            frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
             now = time.monotonic()
-            while (frames := socket.recv(MAX_TREE_FRAMES + 2)) is not None:
+            if frames is not None:
                 session.take(frames, now)
+            else:
+                session.expire(now)
         if pending.error is None:
             return pending.answer
         if isinstance(pending.error, CallTimeout):

@@ -490,21 +490,21 @@ class Server(Resource):
     def _answers(self, job: Job) -> list[list[Frame]]:
         """The callback's answers, ready to be sent; one that raises for a batch is asked once more for each call by itself."""
         now = time.monotonic()
-        fresh = [r for r in job.requests if not self._desk.expired(r, now)]
-        results: dict[int, Tree | Exception] = {}
-        if fresh:
-            given = _call(job.method.run, [r.call.payload for r in fresh])
-            if isinstance(given, Exception):
-                alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
-                given = [g if isinstance(g, Exception) else g[0] for g in alone]
-            results = {id(r): answer for r, answer in zip(fresh, given, strict=True)}
-        late = CallRefusal.EXPIRED, "the caller's time was over before its turn came"
-        return [self._answer(r.call, results[id(r)]) if id(r) in results else self._reply(r.call, *late) for r in job.requests]
+        requests = job.requests
+        late = [r for r in requests if self._desk.expired(r, now)]
+        fresh = [r for r in requests if r not in late] if late else requests
+        given = _call(job.method.run, [r.call.payload for r in fresh]) if fresh else []
+        if isinstance(given, Exception):
+            alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
+            given = [g if isinstance(g, Exception) else g[0] for g in alone]
+        results = iter(given)
+        return [self._too_late(r.call) if late and r in late else self._answer(r.call, next(results)) for r in requests]
+
+    def _too_late(self, call: Call) -> list[Frame]:
+        self.counters.add(f"refused.{CallRefusal.EXPIRED}")
+        return self._reply(call, CallRefusal.EXPIRED, "the caller's time was over before its turn came")
 
     def _answer(self, call: Call, result: Tree | Exception) -> list[Frame]:
-        if isinstance(result, Refuse):
-            self.counters.add(f"refused.{result.code}")
-            return self._reply(call, result.code, result.detail)
         if not isinstance(result, Exception):
             try:
                 frames = encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", result))
@@ -512,6 +512,9 @@ class Server(Resource):
                 return frames
             except PayloadError as exc:
                 result = exc
+        if isinstance(result, Refuse):
+            self.counters.add(f"refused.{result.code}")
+            return self._reply(call, result.code, result.detail)
         self.counters.add("failed")
         log.warning("%s: a callback of %s failed", self.name, call.method, exc_info=result)
         return self._reply(call, FAILED, f"{type(result).__name__}\n{result}")

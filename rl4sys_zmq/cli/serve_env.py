@@ -91,4 +91,5 @@ def _summary(server: GymEnvServer) -> str:
     counts = report["counters"]
     refused = sum(n for name, n in counts.items() if name.startswith("refused."))
     tail = "".join(f", {n:,} {word}" for n, word in ((counts.get("failed", 0), "calls failed"), (refused, "calls refused")) if n)
-    return f"{counts.get('steps', 0):,} steps, {counts.get('episodes', 0):,} episodes, {report['taken']} of {server.count} taken{tail}"
+    done = f"{counts.get('steps', 0):,} steps, {counts.get('episodes', 0):,} episodes"
+    return f"{done}, {report['taken']} of {server.count} taken{tail}"

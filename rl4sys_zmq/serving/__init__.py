@@ -1,8 +1,8 @@
 """Services: what runs elsewhere, called as if it were here, and the data stores between them.
 
 - `InferenceServer`, `InferenceClient`: functions by name, batched over callers (`Batching`, `stack`, `unstack`).
-- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; `GymEnvServerWrapper` and `GymEnvClientWrapper`: agentlace's
-  names for one.
+- `GymEnvServer`, `RemoteEnv`, `RemoteVectorEnv`: Gymnasium environments; one of them by
+  agentlace's names: `GymEnvServerWrapper`, `GymEnvClientWrapper`.
 - `ActionServer`, `ActionClient`, `ActionConfig`: a robot, or whatever else acts and is observed.
 - `TrainerServer`, `TrainerClient`, `TrainerConfig`: data stores of actors that feed those of a trainer, and networks back;
   `TrainerSMInterface` in one process. `UpdateResult`: what an update brought.
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.serving.action import ActionClient, ActionConfig, ActionServer
+    from rl4sys_zmq.serving.action import ActionClient, ActionServer
+    from rl4sys_zmq.serving.action_config import ActionConfig
     from rl4sys_zmq.serving.data import DataStoreBase, QueuedDataStore, ReplayBuffer, TrajectoryBuffer
     from rl4sys_zmq.serving.environments import GymEnvServer
     from rl4sys_zmq.serving.gym_wrappers import GymEnvClientWrapper, GymEnvServerWrapper
@@ -62,9 +63,9 @@ __getattr__ = load_late(
     {
         "action": (
             "ActionClient",
-            "ActionConfig",
             "ActionServer",
         ),
+        "action_config": ("ActionConfig",),
         "data": (
             "DataStoreBase",
             "QueuedDataStore",

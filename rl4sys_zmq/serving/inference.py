@@ -14,7 +14,7 @@ from rl4sys_zmq.serving.addresses import dialled, listening
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["InferenceClient", "InferenceServer"]
+__all__ = ["Batching", "InferenceClient", "InferenceServer"]
 
 
 class InferenceServer(Resource):
@@ -65,8 +65,8 @@ class InferenceServer(Resource):
         Args:
             name: what callers say.
             fn: without `batch` a payload in, an answer out. With `batch` the payloads of several callers in as one, with a
-                leading axis ``N`` (`rl4sys_zmq.serving.stack`), and an answer out whose leaves have that axis too. If it raises for
-                several, each is tried by itself, so that one bad request spoils no other: it should have no side effects.
+                leading axis ``N`` (`rl4sys_zmq.serving.stack`), and an answer out whose leaves have that axis too. If it raises
+                for several, each is tried by itself, so that one bad request spoils no other: it should have no side effects.
             batch: how calls are put together; True: `Batching` with its defaults; None: one at a time.
             max_queue: how many calls may wait; more are refused (``busy``).
 

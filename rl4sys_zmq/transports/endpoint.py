@@ -43,6 +43,7 @@ class Endpoint(Tracked):
         self._monitor: Monitor | None = None
         self._grants: Grants | None = None
         self._closed = False
+        self._timeout_ms = -1
         track(self)
 
     @property
@@ -134,9 +135,27 @@ class Endpoint(Tracked):
             TransportError: for a call from another thread.
             Closed: after `close`.
         """
+        return self._recv(max_frames, zmq.DONTWAIT)
+
+    def recv_wait(self, timeout_s: float, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
+        """Like `recv`, but waits for a message, at most `timeout_s` seconds. Only for a thread that may stand still.
+
+        Raises:
+            TooManyFrames: as `recv` does.
+            TransportError: for a call from another thread.
+            Closed: after `close`.
+        """
+        timeout_ms = math.ceil(max(0.0, timeout_s) * 1000)
+        if timeout_ms != self._timeout_ms:
+            self.check_owner()
+            self.raw.setsockopt(zmq.RCVTIMEO, timeout_ms)
+            self._timeout_ms = timeout_ms
+        return self._recv(max_frames, 0)
+
+    def _recv(self, max_frames: int, flags: int) -> list[Frame] | None:
         self.check_owner()
         try:
-            frame = self._first = self.raw.recv(zmq.DONTWAIT, copy=False)
+            frame = self._first = self.raw.recv(flags, copy=False)
             frames = [_owned(frame)]
             if self._authenticated:
                 self.user = user_of(frame)
@@ -232,11 +251,6 @@ class Endpoint(Tracked):
         if self.owner != _NOBODY:
             self.owner = threading.get_ident()
         self.check_owner()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until there is something to `recv`, at most `timeout_s` seconds; True when there is."""
-        self.check_owner()
-        return self.raw.poll(math.ceil(max(0.0, timeout_s) * 1000), zmq.POLLIN) != 0
 
     def disown(self) -> None:
         """Lets go of it in a forked child."""

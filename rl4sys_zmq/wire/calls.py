@@ -6,15 +6,14 @@ skeleton, and the payload's frames (`rl4sys_zmq.wire.trees`). `Call.number` and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgpack
 
 from rl4sys_zmq.errors import CallRefusal, PayloadError, ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.prefix import PREFIX_BYTES, Prefix
+from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
 
@@ -29,8 +28,7 @@ _U64 = 1 << 64
 MAX_NAME = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One question.
 
     Attributes:
@@ -52,8 +50,7 @@ class Call:
     payload: Tree
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """The answer to the call of the same number.
 
     Attributes:
@@ -73,8 +70,7 @@ class Reply:
     payload: Tree
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(NamedTuple):
     """What a server tells all subscribers of a topic.
 
     Attributes:
@@ -142,27 +138,40 @@ def decode_call(frames: Sequence[Frame]) -> Call | Reply | Notice:
     """
     if not frames:
         raise ProtocolError(Refusal.FRAMES, "a message without frames")
-    prefix = Prefix.unpack(frames)
-    fields = unpack_plain(memoryview(frames[0])[PREFIX_BYTES:])
-    if type(fields) is not list:
-        raise ProtocolError(Refusal.MALFORMED, "a call whose fields are no list")
-    body = frames[1:]
-    match prefix.kind, fields:
-        case 65, [session, acked, timeout_ms, once, method, skeleton]:
-            if not (_count(session) and _count(acked) and _count(timeout_ms) and type(once) is bool and _name(method)):
-                raise ProtocolError(Refusal.MALFORMED, "a call with a field of another kind")
-            return Call(prefix.seq, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
-        case 66, [session, server, code, detail, skeleton]:
-            if not (_count(session) and _count(server) and type(code) is str and code in _CODES and type(detail) is str):
-                raise ProtocolError(Refusal.MALFORMED, "a reply with a field of another kind")
-            return Reply(prefix.seq, session, server, code, detail, unpack_tree(skeleton, body))
-        case 67, [server, latest, topic, skeleton]:
-            if not (_count(server) and _count(latest) and _name(topic)):
-                raise ProtocolError(Refusal.MALFORMED, "a notice with a field of another kind")
-            return Notice(prefix.seq, server, latest, topic, unpack_tree(skeleton, body))
-    if prefix.kind in (CALL, REPLY, NOTICE):
-        raise ProtocolError(Refusal.MALFORMED, f"{len(fields)} fields in a message of kind {prefix.kind}")
-    raise ProtocolError(Refusal.KIND, f"message kind {prefix.kind} is no call, reply or notice")
+    kind, _, _, _, number, _, _, _ = read_prefix(frames)
+    read = _READERS.get(kind)
+    if read is None:
+        raise ProtocolError(Refusal.KIND, f"message kind {kind} is no call, reply or notice")
+    fields = unpack_plain(frames[0][PREFIX_BYTES:])
+    size, reader = read
+    if type(fields) is not list or len(fields) != size:
+        raise ProtocolError(Refusal.MALFORMED, f"a message of kind {kind} without its {size} fields")
+    return reader(number, fields, frames[1:])
+
+
+def _read_call(number: int, fields: list[Any], body: Sequence[Frame]) -> Call:
+    session, acked, timeout_ms, once, method, skeleton = fields
+    if not (_count(session) and _count(acked) and _count(timeout_ms) and type(once) is bool and _name(method)):
+        raise ProtocolError(Refusal.MALFORMED, "a call with a field of another kind")
+    return Call(number, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
+
+
+def _read_reply(number: int, fields: list[Any], body: Sequence[Frame]) -> Reply:
+    session, server, code, detail, skeleton = fields
+    if not (_count(session) and _count(server) and type(code) is str and code in _CODES and type(detail) is str):
+        raise ProtocolError(Refusal.MALFORMED, "a reply with a field of another kind")
+    return Reply(number, session, server, code, detail, unpack_tree(skeleton, body))
+
+
+def _read_notice(number: int, fields: list[Any], body: Sequence[Frame]) -> Notice:
+    server, latest, topic, skeleton = fields
+    if not (_count(server) and _count(latest) and _name(topic)):
+        raise ProtocolError(Refusal.MALFORMED, "a notice with a field of another kind")
+    return Notice(number, server, latest, topic, unpack_tree(skeleton, body))
+
+
+_Reader = Callable[[int, list[Any], Sequence[Frame]], Call | Reply | Notice]
+_READERS: dict[int, tuple[int, _Reader]] = {CALL: (6, _read_call), REPLY: (5, _read_reply), NOTICE: (4, _read_notice)}
 
 
 def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> list[Frame]:
@@ -172,8 +181,8 @@ def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> lis
         raise PayloadError("payload", f"not a value that can travel: {exc}") from exc
     if len(header) > MAX_HEADER_BYTES:
         raise PayloadError("payload", f"{len(header)} bytes of keys and small values; the limit is {MAX_HEADER_BYTES}")
-    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body])
-    return [Prefix(kind, len(body), len(header), size, number).join(header, body), *body]
+    size = sum([f.nbytes if isinstance(f, memoryview) else len(f) for f in body]) if body else 0
+    return [seal(pack_prefix(kind, len(body), len(header), size, number), header, body), *body]
 
 
 def _count(value: object) -> bool:

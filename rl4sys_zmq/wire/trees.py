@@ -42,6 +42,7 @@ MAX_TREE_FRAMES = 128
 """The first holds what lies side by side; with so many large ones, the rest lies there too."""
 
 _DTYPES = {np.dtype(d): d for d in DTYPES}
+_BY_NAME = {d: np.dtype(d) for d in DTYPES}
 _PLAIN = frozenset({type(None), bool, float})
 _MANY = frozenset({dict, list, tuple})
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
@@ -57,67 +58,73 @@ class _Packer:
         self.own: list[Frame] = []
         self.inlined = 0
 
-    def pack(self, value: Tree, path: str, depth: int) -> Any:
+    def pack(self, value: Tree, depth: int) -> Any:
         kind = type(value)
         if kind in _PLAIN:
             return value
         if kind is np.ndarray:
-            return self.array(value, path)
+            return self.array(value)
         if kind is str:
-            return self.text(value, path)
+            return self.text(value)
         if kind is int:
             if not _LOWEST <= value <= _HIGHEST:
-                raise PayloadError(path, f"a number of {value.bit_length()} bits is beyond 64")
+                raise PayloadError("", f"a number of {value.bit_length()} bits is beyond 64")
             return value
         if depth >= MAX_DEPTH:
-            raise PayloadError(path, f"nested deeper than {MAX_DEPTH}")
+            raise PayloadError("", f"nested deeper than {MAX_DEPTH}")
         if kind in _MANY and len(value) > MAX_ITEMS:
-            raise PayloadError(path, f"{len(value)} entries in one {kind.__name__}; the limit is {MAX_ITEMS}: use an array")
+            raise PayloadError("", f"{len(value)} entries in one {kind.__name__}; the limit is {MAX_ITEMS}: use an array")
         if kind is dict:
-            return {self.key(k, path): self.pack(v, f"{path}[{k!r}]", depth + 1) for k, v in value.items()}
+            return {self.key(k): self.entry(k, v, depth) for k, v in value.items()}
         if kind is list:
-            return [self.pack(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]
+            return [self.entry(i, v, depth) for i, v in enumerate(value)]
         if kind is tuple:
-            return {b"t": [self.pack(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(value)]}
+            return {b"t": [self.entry(i, v, depth) for i, v in enumerate(value)]}
         if kind is bytes:
             return value if self.fits(len(value)) else {b"b": self.place(value, len(value))}
-        return self.rare(value, path, depth)
+        return self.rare(value, depth)
 
-    def rare(self, value: Tree, path: str, depth: int) -> Any:
+    def entry(self, key: object, value: Tree, depth: int) -> Any:
+        try:
+            return self.pack(value, depth + 1)
+        except PayloadError as exc:  # the path is put together only when it is told
+            raise PayloadError(f"[{key!r}]{exc.path}", exc.problem) from None
+
+    def rare(self, value: Tree, depth: int) -> Any:
         """Subclasses of what may travel, as what they are subclasses of; anything else is refused."""
         if isinstance(value, np.generic) and not isinstance(value, (str, bytes)):
             dtype = _DTYPES.get(value.dtype)
             if dtype is None:
-                raise PayloadError(path, f"a numpy scalar of dtype {value.dtype} cannot travel")
+                raise PayloadError("", f"a numpy scalar of dtype {value.dtype} cannot travel")
             return {b"n": [dtype, value.tobytes()]}
         if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-            return self.array(np.asarray(value), path)
+            return self.array(np.asarray(value))
         if isinstance(value, str):
-            return self.text(str.__str__(value), path)  # an enumeration's own text would be its name
+            return self.text(str.__str__(value))  # an enumeration's own text would be its name
         bases: tuple[Callable[[Any], Any], ...] = (int, float, bytes, dict, list, tuple)
         for base in bases:
             if isinstance(value, cast(type, base)):
-                return self.pack(base(value), path, depth)
+                return self.pack(base(value), depth)
         kind = type(value)
-        raise PayloadError(path, f"a value of type {kind.__module__}.{kind.__qualname__} cannot travel")
+        raise PayloadError("", f"a value of type {kind.__module__}.{kind.__qualname__} cannot travel")
 
-    def key(self, key: object, path: str) -> str:
+    def key(self, key: object) -> str:
         if not isinstance(key, str):
-            raise PayloadError(path, f"the key {key!r:.60} is no string")
+            raise PayloadError("", f"the key {key!r:.60} is no string")
         if len(key) > MAX_KEY:
-            raise PayloadError(path, f"the key {key!r:.60} has {len(key)} characters; the limit is {MAX_KEY}")
+            raise PayloadError("", f"the key {key!r:.60} has {len(key)} characters; the limit is {MAX_KEY}")
         return key if type(key) is str else str.__str__(key)
 
-    def array(self, value: np.ndarray[Any, Any], path: str) -> Any:
+    def array(self, value: np.ndarray[Any, Any]) -> Any:
         dtype = _DTYPES.get(value.dtype)
         if dtype is None:
             little = value.dtype.newbyteorder("<")
             dtype = _DTYPES.get(little)
             if dtype is None:
-                raise PayloadError(path, f"an array of dtype {value.dtype} cannot travel; use one of {', '.join(DTYPES)}")
+                raise PayloadError("", f"an array of dtype {value.dtype} cannot travel; use one of {', '.join(DTYPES)}")
             value = value.astype(little)
         if value.ndim > 8:
-            raise PayloadError(path, f"an array of {value.ndim} dimensions; the limit is 8")
+            raise PayloadError("", f"an array of {value.ndim} dimensions; the limit is 8")
         shape, size = list(value.shape), value.nbytes
         if self.fits(size):
             return {b"a": [dtype, shape, value.tobytes()]}
@@ -125,13 +132,13 @@ class _Packer:
             value = np.ascontiguousarray(value)
         return {b"f": [dtype, shape, *self.place(value.reshape(-1).view(np.uint8).data, size)[:2]]}
 
-    def text(self, value: str, path: str) -> Any:
+    def text(self, value: str) -> Any:
         if len(value) <= INLINE_BYTES // 4:
             return value
         try:
             data = value.encode()
         except UnicodeEncodeError as exc:
-            raise PayloadError(path, f"a string that is no UTF-8: {exc.reason}") from exc
+            raise PayloadError("", f"a string that is no UTF-8: {exc.reason}") from exc
         return value if self.fits(len(data)) else {b"s": self.place(data, len(data))}
 
     def fits(self, size: int) -> bool:
@@ -162,7 +169,10 @@ def pack_tree(value: Tree) -> tuple[Any, list[Frame]]:
         PayloadError: for what cannot travel, with its path in the tree.
     """
     packer = _Packer()
-    skeleton = packer.pack(value, "payload", 0)
+    try:
+        skeleton = packer.pack(value, 0)
+    except PayloadError as exc:
+        raise PayloadError("payload" + exc.path, exc.problem) from None
     if not packer.shared and not packer.own:
         return skeleton, []
     return skeleton, [b"".join(packer.shared), *packer.own]
@@ -213,20 +223,22 @@ class _Reader:
         if type(held) is not list:
             raise ProtocolError(Refusal.MALFORMED, f"the form {key!r:.20} of a tree without its list")
         if key == b"a" and len(held) == 3:
-            dtype, shape, data = held
-            item = _itemsize(dtype)
-            if type(data) is not bytes or elements(shape) * item != len(data):
+            name, shape, data = held
+            dtype = _dtype(name)
+            if type(data) is not bytes or elements(shape) * dtype.itemsize != len(data):
                 raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
             return np.frombuffer(data, dtype).reshape(shape)
         if key == b"f" and len(held) == 4:
-            dtype, shape, frame, at = held
-            size = _itemsize(dtype) * elements(shape)
+            name, shape, frame, at = held
+            dtype = _dtype(name)
+            size = dtype.itemsize * elements(shape)
             return np.frombuffer(self.part(frame, at, size), dtype).reshape(shape)
         if key == b"t":
             return tuple([self.read(v, depth + 1) for v in held])
         if key == b"n" and len(held) == 2:
-            dtype, data = held
-            if _itemsize(dtype) != (len(data) if type(data) is bytes else -1):
+            name, data = held
+            dtype = _dtype(name)
+            if dtype.itemsize != (len(data) if type(data) is bytes else -1):
                 raise ProtocolError(Refusal.SHAPE, "a scalar of another size than its dtype")
             return np.frombuffer(data, dtype)[0]
         if key == b"b" and len(held) == 3:
@@ -252,8 +264,9 @@ class _Reader:
         return frames[frame][at : at + size]
 
 
-def _itemsize(dtype: object) -> int:
-    """The dtype is looked up, never built from the sender's words."""
-    if type(dtype) is not str or dtype not in DTYPES:
-        raise ProtocolError(Refusal.DTYPE, f"an array of dtype {dtype!r:.60}")
-    return np.dtype(dtype).itemsize
+def _dtype(name: object) -> np.dtype[Any]:
+    """It is looked up, never built from the sender's words."""
+    dtype = _BY_NAME.get(name) if type(name) is str else None
+    if dtype is None:
+        raise ProtocolError(Refusal.DTYPE, f"an array of dtype {name!r:.60}")
+    return dtype

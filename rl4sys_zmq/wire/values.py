@@ -6,6 +6,7 @@ array is a map with the keys ``nd, type, kind, shape, data``; anything that is n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -49,11 +50,15 @@ def unpack_header(data: bytes | memoryview) -> Any:
     Raises:
         ProtocolError: for any bytes that are not exactly one such value.
     """
-    return _decode(unpack_plain(data), 0)
+    return _decode(unpack_plain(data, _pairs), 0)
 
 
-def unpack_plain(data: bytes | memoryview) -> Any:
+def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]]], Any] | None = None) -> Any:
     """Reads one msgpack value of bounded size, with nothing interpreted: its maps may have keys of strings and of bytes.
+
+    Args:
+        data: its bytes.
+        pairs: makes a map of its pairs; None: a dict, in which the last of two equal keys counts.
 
     Raises:
         ProtocolError: for any bytes that are not exactly one such value.
@@ -70,7 +75,7 @@ def unpack_plain(data: bytes | memoryview) -> Any:
             max_array_len=min(MAX_ITEMS, len(data)),  # else a short message could announce, and allocate, long lists
             max_map_len=min(MAX_ITEMS, len(data)),
             max_ext_len=0,
-            object_pairs_hook=_pairs,
+            object_pairs_hook=pairs,
         )
     except ProtocolError:
         raise
@@ -85,6 +90,8 @@ def elements(shape: object) -> int:
         ProtocolError: when it is no list of a few dimensions, or of more elements than numpy could count (it multiplies the
             other dimensions even when one is 0).
     """
+    if type(shape) is list and len(shape) == 1 and type(shape[0]) is int and 0 <= shape[0] <= MAX_ELEMENTS:
+        return shape[0]
     if type(shape) is not list or len(shape) > MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60}")
     count = prod(shape)

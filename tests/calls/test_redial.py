@@ -71,7 +71,7 @@ def test_a_call_beyond_the_servers_limit_is_refused_at_once(way: str) -> None:
         server.start()
         with Client(server.address) as client:
             large = np.zeros(300_000, np.uint8)
-            with pytest.raises(CallRefused, match="300000 bytes; the server takes 200000") as refused:
+            with pytest.raises(CallRefused, match="300000 bytes; the limit is 200000") as refused:
                 client.call("size", large) if way == "call" else client.submit("size", large).result(10.0)
             assert refused.value.code is CallRefusal.TOO_LARGE
             assert client.call("size", np.zeros(100_000, np.uint8)) == 100_000

@@ -290,7 +290,7 @@ def test_a_server_that_is_started_again_and_again_steps_no_step_twice(serve: Any
 def test_a_payload_beyond_the_limit_is_refused(serve: Any) -> None:
     server = serve(ROOM)
     env = RemoteEnv(server.address, timeout_s=1.0)
-    with pytest.raises(CallRefused, match="72000000 bytes; the server takes") as refused:
+    with pytest.raises(CallRefused, match="72000000 bytes; the limit is") as refused:
         env.reset(options={"at": np.zeros(9_000_000)})
     assert refused.value.code is CallRefusal.TOO_LARGE
     env.reset(seed=1)

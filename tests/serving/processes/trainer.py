@@ -52,7 +52,7 @@ def main() -> None:
         }
 
     config = TrainerConfig(
-        port_number=options["address"], broadcast_port_number=options["address"] + "-pub", request_types=["contents"]
+        port_number=options["address"], broadcast_port=options["address"] + "-pub", request_types=["contents"]
     )
     with TrainerServer(config, request_callback=contents, run_dir=options["run_dir"]) as server:
         server.register_data_store("memory", memory)

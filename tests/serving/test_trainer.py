@@ -30,8 +30,10 @@ from rl4sys_zmq.serving import (
     TrainerConfig,
     TrainerServer,
     TrainerSMInterface,
+    TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import trainer_client as client_module
+from rl4sys_zmq.serving.data import SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
 
@@ -191,6 +193,21 @@ def test_streams_do_not_mix(server: TrainerServer) -> None:
             first.insert("1d")
             assert same.update().items == 1
     assert sorted(items(server)) == ["1a", "1b", "1c", "1d", "2a", "2b", "2c"]
+
+
+def test_trajectories_keep_their_bounds(inproc: TransportUnderTest) -> None:
+    with TrainerServer(config_at(inproc)) as server:
+        server.register_data_store("a", theirs := TrajectoryBuffer(100))
+        server.start(threaded=True)
+        mine = TrajectoryBuffer(100)
+        with join(server, "c", data_stores={"a": mine}) as client:
+            for n in range(9):
+                mine.insert({"observations": np.float32([n])}, end_of_trajectory=n % 3 == 2)
+                client.update()
+        theirs.register_sample_config("pairs", {"observations": SequenceSampler(begin=0, end=2)}, sample_range=(0, 2))
+        data, _ = theirs.sample("pairs", 100)
+        starts = set(data["observations"][:, 0, 0].tolist())
+        assert starts == {0.0, 1.0, 3.0, 4.0, 6.0, 7.0}
 
 
 def test_what_the_store_dropped_is_counted(server: TrainerServer) -> None:

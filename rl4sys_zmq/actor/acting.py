@@ -7,13 +7,18 @@ recognised by a few comparisons and done in place; `_request` and `_add` are the
 from __future__ import annotations
 
 from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.standins import StandIns
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory, new_action
-from rl4sys_zmq.errors import ActionError, BadInput, Closed, ObservationError, RewardError
+from rl4sys_zmq.errors import ActionError, BadInput, CallError, Closed, ObservationError, RewardError
 from rl4sys_zmq.policies import Policy
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.actor.remote import RemoteInference
 
 __all__ = ["Acting"]
 
@@ -39,6 +44,7 @@ class Acting(StandIns):
             ActionError: for a trajectory of another agent.
             Closed: after `close`.
             LearnerUnavailable, ClientFailed: with ``overflow: wait`` only, when the learner does not grant in time.
+            CallError: with ``inference: remote``, when the learner gives no action in time (unless ``on_stale: baseline``).
         """
         if traj is not None and mask is None and type(obs) is np.ndarray:
             builder, last, life, inputs = traj._builder, traj._last, traj._life, self._inputs
@@ -98,9 +104,19 @@ class Acting(StandIns):
         if not traj._entered:
             self._enter(self._rollout)
             traj._entered = True
+        return self._choose(traj, observation, allowed, leading)
+
+    def _choose(
+        self, traj: RL4SysTrajectory, observation: NDArray[Any], allowed: NDArray[np.bool_] | None, leading: bool
+    ) -> tuple[RL4SysTrajectory, RL4SysAction]:
+        """Who acts: the learner if it is asked, the policy, or a stand-in."""
         policy = self._policy_for(traj)
         if self._is_stale():
             return self._answer_stale(traj, observation, allowed, leading)
+        if self._remote is not None:
+            answer = self._act_remotely(self._remote, observation, allowed, leading)
+            if answer is not None:
+                return traj, answer
         host = self._hosts.host
         host.take(policy, self._stores)
         raw, act, log_prob = host.act(observation, allowed)
@@ -110,6 +126,30 @@ class Acting(StandIns):
             act = act[None]
         host.last_act = act
         return traj, new_action(self._life, observation, raw, act, log_prob, host.stamp, allowed)
+
+    def _act_remotely(
+        self,
+        remote: RemoteInference,
+        observation: NDArray[Any],
+        allowed: NDArray[np.bool_] | None,
+        leading: bool,
+    ) -> RL4SysAction | None:
+        """The learner's action; the baseline's where nobody can act and ``on_stale`` is that; None to act locally."""
+        offered = self._io.terms.inference if self._io.terms is not None else ""
+        try:
+            answer = remote.ask(offered, observation[None], None if allowed is None else allowed[None])
+        except CallError:
+            if self.config.on_stale != "baseline":
+                raise
+            self._counters.add("baseline_actions")
+            return self._stand_in(observation, allowed, leading)
+        if answer is None:
+            return None
+        raw, acts, log_probs, stamp = answer
+        self._follower.saw(stamp)
+        act = acts if leading and acts.ndim > 1 else acts[0]
+        self._hosts.host.last_act = act
+        return new_action(self._life, observation, raw[0], act, float(log_probs[0]), stamp, allowed)
 
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Stores an action, before or after its reward is known, as the next step of `traj`.

@@ -226,6 +226,8 @@ class RL4SysAgent(BatchActing):
                     log.info("closed with %d segments in the spool, for the next start: %s", self._in_actor, exc)
                 else:
                     log.warning("closed with %d segments undelivered: %s", self._in_actor, exc)
+        if self._remote is not None:
+            self._remote.close()
         self._io.stop()
         if self._io.join(max(0.5, deadline - time.monotonic())):
             self._io.release()
@@ -238,7 +240,7 @@ class RL4SysAgent(BatchActing):
         return self._io.waiting_segments + self._io.session.unreceived
 
     def _joined(self) -> bool:
-        return self._io.policy is not None
+        return self._io.policy is not None and self._io.terms is not None
 
 
 def _keys(config: AgentConfig) -> ClientKeys | None:

@@ -69,6 +69,12 @@ class BatchActing(Acting):
                 for t, o, m in zip(running, observations, rows or repeat(None), strict=False)
             ]
             return running, answers
+        if self._remote is not None:
+            offered = self._io.terms.inference if self._io.terms is not None else ""
+            answer = self._remote.ask(offered, observations, allowed)
+            if answer is not None:
+                self._follower.saw(answer[3])
+                return running, self._actions(answer[3], observations, answer[:3], rows)
         raw, acts, log_probs = policy.act_batch(observations, allowed, host.sampler, self._stores)
         if not np.isfinite(log_probs).all():
             answers = [

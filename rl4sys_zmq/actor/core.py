@@ -34,6 +34,7 @@ from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
 if TYPE_CHECKING:
+    from rl4sys_zmq.actor.remote import RemoteInference
     from rl4sys_zmq.transports import ClientKeys
 
 __all__ = ["AGENTS", "AgentCore", "Baseline"]
@@ -51,7 +52,7 @@ class AgentCore(Resource):
     """The state of an agent; the floors above it act with it.
 
     `_life` is what trajectories and actions of this agent in this process know. `_fast` is the same while requests need no look
-    at the agent's own state, else None: closed, just forked.
+    at the agent's own state, else None: closed, just forked, or asking the learner for actions (`_remote`).
     """
 
     actor_id: str
@@ -62,6 +63,7 @@ class AgentCore(Resource):
     _rollout: int
     _life: Life
     _fast: Life | None = None
+    _remote: RemoteInference | None = None
 
     def __init__(self, config: AgentConfig, keys: ClientKeys | None, baseline: Baseline | None) -> None:
         self.config = config
@@ -91,7 +93,9 @@ class AgentCore(Resource):
         self._hosts = Hosts(seed if parent is None else seed << 32 | os.getpid(), itertools.count())
         self._episode_ids = random.Random()
         self._handover = Handover(self._outbox, config.reward_timeout_s, self._io.nudge)
-        self._life = self._fast = Life(self, self._handover)
+        self._life = Life(self, self._handover)
+        self._fast = self._life if config.inference == "local" else None
+        self._remote = _remote(config, self._counters)
         self._io.start()
         self._io.opened.wait()
 
@@ -221,6 +225,14 @@ class AgentCore(Resource):
                     hint = f"it was waiting for {io.gate.stage}" if words and io.session.state is not SessionState.JOINED else ""
                     raise LearnerUnavailable(self.config.address, words or io.gate.stage, timeout_s, hint)
                 io.changed.wait(min(left, 0.25))
+
+
+def _remote(config: AgentConfig, counters: Counters) -> RemoteInference | None:
+    if config.inference == "local":
+        return None
+    from rl4sys_zmq.actor.remote import RemoteInference
+
+    return RemoteInference(config, counters)
 
 
 def _fork() -> None:

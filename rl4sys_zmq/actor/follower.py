@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from rl4sys_zmq.actor.elsewhere import Elsewhere
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
 from rl4sys_zmq.policies import Policy, build_policy
@@ -38,7 +39,7 @@ class Follower:
     The order that leaves no hole: subscribe first, then ask for what is newer than what is held, then apply what comes on
     the PUB if it fits on top. A diff that does not fit, a digest that does not verify, and a beacon that speaks of a version
     that never came all lead to another fetch. A new version is a new policy over a new buffer; until it verifies, the
-    current one acts.
+    current one acts. An actor whose learner acts for it hears of the version only.
 
     Attributes:
         policy: the current policy, None before the first snapshot.
@@ -56,6 +57,7 @@ class Follower:
         rng: random.Random,
         fetch: Callable[[Fetch], None],
         swapped: Callable[[], None],
+        acts: bool = True,
     ) -> None:
         """Makes a follower of nothing yet.
 
@@ -66,11 +68,12 @@ class Follower:
             rng: for the jitter of retries.
             fetch: sends a `Fetch` if there is a session, and returns in any case.
             swapped: called after each new policy.
+            acts: False: weights are not wanted, only which version there is (`Elsewhere`).
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
         self._learner, self._keys, self._counters, self._rng = learner, keys, counters, rng
-        self._send_fetch, self._swapped = fetch, swapped
+        self._send_fetch, self._swapped, self._acts = fetch, swapped, acts
         self._welcome: Welcome | None = None
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
@@ -145,16 +148,19 @@ class Follower:
         if pub.host == "*":
             pub = Address("tcp", self._learner.host, pub.port)
         self.spec, self._welcome, self._pub = spec, welcome, pub
+        if not self._acts:
+            self._note(welcome.generation, welcome.version, welcome.digest)
         self._dial(welcome, pub, poller)
 
     def _dial(self, welcome: Welcome, pub: Address, poller: LinePoller) -> None:
         self.leave()
         self._poller, self._heard_at = poller, time.monotonic()
         self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
-        self._sub.subscribe(WEIGHTS_TOPIC + welcome.topic)
         self._sub.subscribe(BEACON_TOPIC + welcome.topic)
         poller.register(self._sub)
-        self._fetch()
+        if self._acts:
+            self._sub.subscribe(WEIGHTS_TOPIC + welcome.topic)
+            self._fetch()
 
     def leave(self) -> None:
         """Closes the SUB; the policy stays."""
@@ -242,6 +248,18 @@ class Follower:
         self._counters.add("weights_applied")
         self._swapped()
 
+    def saw(self, stamp: tuple[int, int]) -> None:
+        """The learner has acted by this (generation, version), for an actor that acts by none of its own. From any thread."""
+        policy = self.policy
+        if isinstance(policy, Elsewhere) and stamp[0] == policy.generation and stamp[1] > policy.version:
+            self.policy = Elsewhere(policy.spec, *stamp, 0)
+
+    def _note(self, generation: int, version: int, digest: int) -> None:
+        """Which version there is, for an actor that acts by none of its own."""
+        assert self.spec is not None
+        self.policy = Elsewhere(self.spec, generation, version, digest)
+        self._swapped()
+
     def _before(self) -> PolicySnapshot | None:
         """The snapshot that was held before the present one. From another thread the last of them may be taken away."""
         try:
@@ -255,6 +273,10 @@ class Follower:
             return
         if beacon.generation != self._welcome.generation:
             return  # another life of the learner: its ROUTER will tell
+        if not self._acts:
+            if beacon.version != policy.version:
+                self._note(beacon.generation, beacon.version, beacon.digest)
+            return
         if (beacon.generation, beacon.version) == self._rejected:
             return  # the one that was rolled back; the next will do
         if policy.generation != beacon.generation or beacon.version > policy.version:

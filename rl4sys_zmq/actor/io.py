@@ -93,7 +93,8 @@ class ActorIO(Worker):
         self._wakeup = Wakeup()
         self._rng = random.Random(hello.incarnation)
         self._session = self._new_session()
-        self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy)
+        acts = config.inference != "remote"
+        self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, acts)
         self._last_policy = _last_policy(config, self._follower, self.counters)
         self._pace = Pace()
         self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)

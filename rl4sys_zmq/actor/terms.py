@@ -21,6 +21,7 @@ class Terms:
     on_lag: str
     max_message_bytes: int
     max_segment_steps: int
+    inference: str
 
     @classmethod
     def of(cls, welcome: Welcome) -> Terms:

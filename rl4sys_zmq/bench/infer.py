@@ -52,10 +52,15 @@ def forward(hidden: tuple[int, ...]) -> Forward:
     return run
 
 
-def measure_round_trip(hidden: tuple[int, ...], pairs: int, seconds: float) -> Pairs:
-    """Microseconds of one caller's round trip, the median of a measurement."""
-    ours = functools.partial(_median_us, _serve, _call, hidden, seconds)
-    return measure_pairs(ours, functools.partial(_median_us, _serve_bare, _call_bare, hidden, seconds), pairs, warm=False)
+def measure_round_trip(hidden: tuple[int, ...], pairs: int, seconds: float, pause_s: float = 0.0) -> Pairs:
+    """Microseconds of one caller's round trip, the median of a measurement.
+
+    Without a pause the processors stay awake on both sides; a caller that pauses between its calls, as a control loop does, pays
+    for waking them, on both sides.
+    """
+    load = hidden, seconds, pause_s
+    ours = functools.partial(_median_us, _serve, _call, *load)
+    return measure_pairs(ours, functools.partial(_median_us, _serve_bare, _call_bare, *load), pairs, warm=False)
 
 
 def measure_calls(hidden: tuple[int, ...], pairs: int, seconds: float, callers: int = CALLERS) -> Pairs:
@@ -64,8 +69,8 @@ def measure_calls(hidden: tuple[int, ...], pairs: int, seconds: float, callers: 
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, hidden, seconds, callers), pairs, warm=False)
 
 
-def _median_us(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float) -> float:
-    (times,) = _run(server, caller, hidden, seconds, 1)
+def _median_us(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, pause_s: float) -> float:
+    (times,) = _run(server, caller, hidden, seconds, 1, pause_s)
     return 1e6 * float(np.median(times))
 
 
@@ -73,12 +78,14 @@ def _rate(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, cal
     return sum(len(times) for times in _run(server, caller, hidden, seconds, callers)) / seconds
 
 
-def _run(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, callers: int) -> list[list[float]]:
+def _run(
+    server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, callers: int, pause_s: float = 0.0
+) -> list[list[float]]:
     """The times of every call of every caller, once all of them are connected."""
     with contextlib.ExitStack() as stack:
         serving = stack.enter_context(_child(server, hidden))
         port = _recv(serving)
-        calling = [stack.enter_context(_child(caller, port, hidden, seconds)) for _ in range(callers)]
+        calling = [stack.enter_context(_child(caller, port, hidden, seconds, pause_s)) for _ in range(callers)]
         for pipe in calling:
             assert _recv(pipe) == "ready"
         for pipe in calling:
@@ -97,9 +104,9 @@ def _serve(pipe: Connection, hidden: tuple[int, ...]) -> None:
         pipe.recv()
 
 
-def _call(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float) -> None:
+def _call(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float, pause_s: float) -> None:
     with InferenceClient("127.0.0.1", port) as client:
-        _loop(pipe, hidden, seconds, lambda observation: client.call("policy", {"obs": observation})["act"])
+        _loop(pipe, hidden, seconds, pause_s, lambda observation: client.call("policy", {"obs": observation})["act"])
 
 
 def _serve_bare(pipe: Connection, hidden: tuple[int, ...]) -> None:
@@ -120,7 +127,7 @@ def _serve_bare(pipe: Connection, hidden: tuple[int, ...]) -> None:
     context.term()
 
 
-def _call_bare(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float) -> None:
+def _call_bare(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float, pause_s: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     req = context.socket(zmq.REQ)
     req.connect(f"tcp://127.0.0.1:{port}")
@@ -129,12 +136,12 @@ def _call_bare(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: fl
         req.send(observation.tobytes())
         return np.frombuffer(req.recv(), np.float32)
 
-    _loop(pipe, hidden, seconds, ask)
+    _loop(pipe, hidden, seconds, pause_s, ask)
     req.close(linger=0)
     context.term()
 
 
-def _loop(pipe: Connection, hidden: tuple[int, ...], seconds: float, ask: Forward) -> None:
+def _loop(pipe: Connection, hidden: tuple[int, ...], seconds: float, pause_s: float, ask: Forward) -> None:
     """A caller's process: asks for `seconds`, one question after the other, and tells how long each took."""
     run = forward(hidden)
     observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)
@@ -148,9 +155,10 @@ def _loop(pipe: Connection, hidden: tuple[int, ...], seconds: float, ask: Forwar
     end = before + seconds
     while before < end:
         answer = ask(observations[len(times) % SOME])
-        now = time.perf_counter()
-        times.append(now - before)
-        before = now
+        times.append(time.perf_counter() - before)
+        if pause_s:
+            time.sleep(pause_s)
+        before = time.perf_counter()
     np.testing.assert_allclose(answer, answers[(len(times) - 1) % SOME], rtol=1e-3, atol=1e-3)
     pipe.send(times)
 

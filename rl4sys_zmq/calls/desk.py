@@ -50,6 +50,7 @@ class Method:
         run: the callback.
         lane: methods with one lane never run at the same time.
         role: what the caller's key must have.
+        client_id: the client that the caller's key must be for; empty: any.
         max_batch: the most calls of one job.
         max_wait_s: how long the first of them waits for more, in seconds; 0: what has come by then.
         max_queue: how many may wait; more are refused (``busy``).
@@ -62,6 +63,7 @@ class Method:
     max_batch: int = 1
     max_wait_s: float = 0.0
     max_queue: int = 1024
+    client_id: str = ""
 
 
 @dataclass(slots=True)

@@ -172,6 +172,7 @@ class Server(Resource):
         role: str = CALL_ROLE,
         batching: Batching | None = None,
         max_queue: int = 1024,
+        client_id: str = "",
     ) -> None:
         """Adds a method; also while the server runs.
 
@@ -183,6 +184,7 @@ class Server(Resource):
             role: what the caller's key must have.
             batching: None: one call at a time.
             max_queue: how many may wait.
+            client_id: the client that the caller's key must be for; empty: any.
 
         Raises:
             ConfigError: when the name is taken.
@@ -190,7 +192,7 @@ class Server(Resource):
         handler: Handler = run if batching is not None else _each(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
-            self._desk.register(Method(name, handler, lane or name, role, size, wait_s, max_queue))
+            self._desk.register(Method(name, handler, lane or name, role, size, wait_s, max_queue, client_id))
 
     def start(self) -> Self:
         """Binds and serves in threads of its own; returns when it is bound.
@@ -441,6 +443,8 @@ class Server(Resource):
                 role = method.role if method is not None else CALL_ROLE
                 if role not in peer.roles:
                     raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} has no role {role}")
+                if method is not None and method.client_id and not peer.serves(method.client_id):
+                    raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} is not for client {method.client_id!r}")
             if call.method == HELLO:
                 self._desk.open_session(call.session, now)
             answer = self._desk.take(bytes(frames[0]), call, now)

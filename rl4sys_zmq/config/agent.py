@@ -35,7 +35,7 @@ from rl4sys_zmq.values import Space
 
 __all__ = ["AgentConfig"]
 
-_LATER = ("guard_rails", "inference")
+_LATER = ("guard_rails",)
 """Options that the documents name and this version does not have."""
 
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
@@ -123,6 +123,11 @@ class AgentConfig:
     """What a stale policy means: act by it all the same, by the baseline (which is not stored), or raise `PolicyStale`."""
     sidecar: bool = option(flag, False)
     """True: the sockets live in a process of their own, so that nothing in libzmq can end this one."""
+    inference: str = option(one_of("local", "remote", "auto"), "local")
+    """Where actions are chosen: ``local``, by this process's copy of the policy; ``remote``, by the learner, which is asked
+    at each step, so that no policy is needed here; ``auto``, by the learner if it answers in time, else by the copy."""
+    inference_timeout_s: float = option(number(0, above=True), 0.1)
+    """How long a request may wait for the learner's action."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """How weights travel; what is not said here, the learner says."""
     input_size: InitVar[int | None] = None
@@ -138,6 +143,10 @@ class AgentConfig:
         resolve_spaces(self, flat)
         if self.sidecar and self.address.startswith("inproc:"):
             raise ConfigError("sidecar: another process can't reach an inproc address; use ipc or tcp", key="sidecar")
+        if self.sidecar and self.inference != "local":
+            raise ConfigError("inference: a host with a sidecar has no sockets of its own; act locally", key="inference")
+        if self.inference == "remote" and self.policy_cache is not None:
+            raise ConfigError("policy_cache: with inference: remote there is no policy to keep", key="policy_cache")
         if self.images is not None and not has_pillow():
             raise ConfigError(f"image_codec: {NEEDS_PILLOW}", key="image_codec")
         if self.observation_space is not None:
@@ -164,6 +173,8 @@ class AgentConfig:
     @property
     def cache_file(self) -> Path | None:
         """Where the policy is kept on disk, None for nowhere."""
+        if self.inference == "remote":
+            return None
         return self.policy_cache or (self.spool / "policy.cache" if self.spool is not None else None)
 
     @property

@@ -67,8 +67,11 @@ class LearnerConfig:
     """Where actors dial, as a URI; port 0 picks a free one."""
     pub: str | None = option(optional(bind_uri), None)
     """Where weights are published, as a URI; None: on the same host or transport, at a free port or name."""
+    inference: str | None = option(optional(bind_uri), None)
+    """Where actors may ask for actions (``inference: remote``), as a URI; None: on the same host or transport, at a free port or
+    name."""
     advertise: str | None = option(optional(text), None)
-    """The host that actors are told for `pub`; None: the one that they dialled."""
+    """The host that actors are told for `pub` and `inference`; None: the one that they dialled."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
     """Where files go; None: none are written."""
     clients: Mapping[str, ClientConfig] = option(_clients, {})
@@ -122,7 +125,7 @@ class LearnerConfig:
         check_fields(self)
         if self.ledger == "sqlite" and self.run_dir is None:
             raise ConfigError("ledger: sqlite needs a run directory; set run_dir", key="ledger")
-        for key, uri in (("bind", self.bind), ("pub", self.pub)):
+        for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
             if uri is not None and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (
                     f"{key}: other machines can reach {uri}, without keys: give --keys DIR (keys), "

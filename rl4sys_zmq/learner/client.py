@@ -17,6 +17,7 @@ from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
 
@@ -78,6 +79,7 @@ class Client:
         self.state = ClientState.STARTING
         self.error = ""
         self.welcome_spec: dict[str, Any] = {}
+        self.spec: PolicySpec | None = None
         self.algorithm_type = ""
         self.rollout_length = 0
         self.max_policy_lag = -1
@@ -211,7 +213,7 @@ class Client:
 
     def ready(self, message: Ready) -> None:
         """Takes the learner thread's description of its policy."""
-        spec = spec_from_document(message.spec)
+        spec = self.spec = spec_from_document(message.spec)
         self.welcome_spec, self.algorithm_type = message.spec, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
         writing = self.settings.writing([tensor.size for tensor in spec.tensors])

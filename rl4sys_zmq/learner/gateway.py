@@ -24,6 +24,7 @@ from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.client import Client, ClientState, new_topic
 from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.guard import ActorGuard
+from rl4sys_zmq.learner.inference import PolicyService
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
 from rl4sys_zmq.learner.reception import MAX_MESSAGE_BYTES, Reception
 from rl4sys_zmq.learner.recorder import Sink
@@ -79,6 +80,8 @@ class Gateway(Worker):
         super().__init__("rl4sys-gateway")
         self.address = ""
         self.pub_address = ""
+        self.inference_address = ""
+        self._service: PolicyService | None = None
         self.published = threading.Condition()
         self._config, self._sink = config, sink
         self._counters = Counters()
@@ -183,6 +186,8 @@ class Gateway(Worker):
                 client.end_thread()
             for socket in sockets:
                 socket.close()
+            if self._service is not None:
+                self._service.close()
             self._open.set()
             with self._commands_lock:
                 self._stopping.set()
@@ -199,9 +204,13 @@ class Gateway(Worker):
             router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             self._reception.router = router
             sockets.append(router)
-            pub = self._config.pub or _beside(router.bound)
+            pub = self._config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
             sockets.append(self._xpub)
+            inference = self._config.inference or _beside(router.bound, "inference")
+            config = self._config
+            self._service = PolicyService(inference, config.keys, config.clients_file, insecure=True)
+            self._service.start()
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
             if self._restored is not None:
@@ -210,6 +219,7 @@ class Gateway(Worker):
             self._bind_error = exc
             return False
         self.pub_address = self._reception.pub_address = self._xpub.bound.uri
+        self.inference_address = self._reception.inference_address = self._service.address
         self.address = router.bound.uri
         return True
 
@@ -312,6 +322,10 @@ class Gateway(Worker):
             client.known = True
             self._ledger.put_client(client.row())
         self._xpub.send([WEIGHTS_TOPIC + client.topic, *out])
+        if self._service is not None and client.spec is not None:
+            self._service.offer(client.client_id, client.spec, client.publications.newest)
+            if client.client_id in self._service.asked:  # who acts by the service hears of a version by its beacon alone
+                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.publications.beacon())])
         self._reception.admit_waiting(client)
 
     def _on_disposed(self, client: Client, message: Disposed) -> None:
@@ -415,6 +429,7 @@ class Gateway(Worker):
         return {
             "address": self.address,
             "pub": self.pub_address,
+            "inference": self._service.report() if self._service is not None else {},
             "advertise": self._config.advertise,
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
@@ -425,6 +440,6 @@ class Gateway(Worker):
         }
 
 
-def _beside(address: Address) -> str:
-    """Where the PUB goes when nothing else is said: a free place next to the ROUTER."""
-    return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.pub"
+def _beside(address: Address, name: str) -> str:
+    """Where another socket goes when nothing else is said: a free place next to the ROUTER."""
+    return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

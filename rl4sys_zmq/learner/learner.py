@@ -111,6 +111,11 @@ class Learner(Resource):
         """Where the weights are published."""
         return self._running.pub_address
 
+    @property
+    def inference_address(self) -> str:
+        """Where actors ask for actions (``inference: remote``)."""
+        return self._running.inference_address
+
     def status(self) -> dict[str, Any]:
         """The state of all clients, their actors, queues, credit and verdicts, as a JSON document.
 

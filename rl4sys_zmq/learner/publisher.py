@@ -74,6 +74,11 @@ class Publications:
             self._ring_bytes -= self._ring.popleft().flat.nbytes
         return update
 
+    @property
+    def newest(self) -> PolicySnapshot:
+        """The current version; there is one once `publish` was called."""
+        return self._ring[-1]
+
     def catch_up(self, generation: int, version: int) -> Weights:
         """What brings an actor from the version it holds to the current one: a diff if that version is kept, else the whole.
 

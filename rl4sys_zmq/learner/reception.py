@@ -49,10 +49,12 @@ class Reception:
     Attributes:
         router: set once it is bound.
         pub_address: of the XPUB, likewise.
+        inference_address: of the service that chooses actions, likewise.
     """
 
     router: Socket
     pub_address: str
+    inference_address: str
 
     def __init__(
         self,
@@ -262,6 +264,7 @@ class Reception:
             max_segment_steps=MAX_SEGMENT_STEPS,
             heartbeat_s=HEARTBEAT_S,
             weights=settings.weights.to_json(),
+            inference=_advertised(self.inference_address, self._config.advertise),
         )
         self._send(peer, answer)
         self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
@@ -338,7 +341,7 @@ class Reception:
             self.hang_up(peer, *session)
 
 
-def _advertised(pub: str, host: str | None) -> str:
-    """The PUB's address as an actor should dial it; a ``*`` stands for the host that the actor dialled."""
-    address = Address.parse(pub)
-    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else pub
+def _advertised(uri: str, host: str | None) -> str:
+    """An address as an actor should dial it; a ``*`` stands for the host that the actor dialled."""
+    address = Address.parse(uri)
+    return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else uri

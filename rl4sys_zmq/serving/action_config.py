@@ -139,7 +139,7 @@ def _codec(key: object, given: object) -> ImageCodec:
     codec = given
     if isinstance(given, str):
         form, _, quality = given.partition(":")
-        codec = ImageCodec(form, int(quality)) if quality.isdigit() else ImageCodec(form) if not quality else None
+        codec = ImageCodec(form, int(quality)) if quality.isdecimal() else ImageCodec(form) if not quality else None
     if not isinstance(codec, ImageCodec) or codec.format not in ("png", "jpeg") or not 1 <= codec.quality <= 100:
         raise ConfigError(f"image_codecs[{key!r}] is {given!r:.60}; say jpeg, jpeg:1 to jpeg:100, or png", key="image_codecs")
     return codec

@@ -37,22 +37,16 @@ def dialled(host: str, port: int | None = None) -> Address:
 
 
 def address_of(name: str, port: int | str, host: str = "") -> Address:
-    """What one field of a configuration says: a port of `host`, or a URI.
+    """What one field of a configuration says: a port on a host, or a URI.
 
     Raises:
         ConfigError: for what is neither; names the field.
     """
-    if type(port) not in (int, str):
-        raise ConfigError(f"{name} is {port!r:.60}; it is a port or a URI", key=name)
-    if isinstance(port, str) and "://" in port:
-        text = port
-    elif isinstance(port, int) or port.isdigit():
-        text = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-    else:
+    if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; it is a port, or a URI like tcp://host:port", key=name)
     try:
-        return Address.parse(text)
-    except TransportError as exc:
+        return Address.parse(port) if isinstance(port, str) and "://" in port else dialled(host, int(port))
+    except (ConfigError, TransportError) as exc:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
 
 

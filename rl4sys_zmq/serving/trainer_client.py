@@ -376,7 +376,12 @@ class TrainerClient(Resource):
             "known": feed.known,
             "first": first,
         }
-        said: dict[str, Any] = self._client.call(INSERT + name, payload)
+        try:
+            said: dict[str, Any] = self._client.call(INSERT + name, payload)
+        except CallRefused as exc:
+            if exc.code is CallRefusal.TOO_LARGE:
+                raise PayloadError("payload", exc.detail) from exc
+            raise
         self._count("messages")
         return said
 

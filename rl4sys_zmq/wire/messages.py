@@ -197,6 +197,7 @@ class Welcome:
         max_segment_steps: a longer segment is refused.
         heartbeat_s: the longest silence that either side should keep, in seconds.
         weights: ``wire_dtype`` and ``level`` of the client; each update's header says its own dtype.
+        inference: URI of the service that chooses actions; like `pub`.
     """
 
     KIND: ClassVar[int] = 17
@@ -221,6 +222,7 @@ class Welcome:
     max_segment_steps: int
     heartbeat_s: float
     weights: Document = field(default_factory=dict)
+    inference: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -415,9 +415,8 @@ def test_an_item_that_cannot_travel_is_told_counted_and_passed(server: TrainerSe
         with pytest.raises(PayloadError, match=r"a value of type builtins\.object cannot travel"):
             client.update()
         store.held.append(np.zeros(65 << 20, np.uint8))
-        with pytest.raises(CallRefused) as caught:
+        with pytest.raises(PayloadError, match="the limit is 67108864"):
             client.update()
-        assert caught.value.code is CallRefusal.TOO_LARGE
         assert client.update().items == 0
         assert client.stats()["unsendable"] == 3
     assert items(server) == [1, 2, 3, 5]

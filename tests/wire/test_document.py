@@ -10,8 +10,9 @@ from typing import get_args
 
 import pytest
 
-from rl4sys_zmq.errors import Refusal
+from rl4sys_zmq.errors import CallRefusal, Refusal
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.wire import calls, trees
 from rl4sys_zmq.wire import messages as m
 
 PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
@@ -39,6 +40,23 @@ def test_every_refusal_and_dtype_is_described(page):
     for code in Refusal:
         assert f"| `{code.value}` |" in page
     assert " ".join(DTYPES) in page
+
+
+@pytest.mark.parametrize(("kind", "cls"), [(calls.CALL, calls.Call), (calls.REPLY, calls.Reply), (calls.NOTICE, calls.Notice)])
+def test_every_message_of_services_is_described_in_its_order(page, kind, cls):
+    (line,) = [line for line in page.splitlines() if line.startswith(f"| {kind} | `{cls.__name__}`")]
+    places = [re.search(rf"\b{f.name} ", line).start() for f in dataclasses.fields(cls)]
+    assert places == sorted(places)
+
+
+def test_every_refusal_of_a_call_and_every_form_of_a_tree_is_described(page):
+    section = page[page.index("## Calls") : page.index("## Refusal codes")]
+    for code in CallRefusal:
+        assert f"| `{code.value}` |" in section
+    forms = re.findall(r"^    (\{[a-z]: \[.*?\]\}) ", trees.__doc__, re.MULTILINE)
+    assert len(forms) == 6
+    for form in forms:
+        assert f"| `{form}` |" in section
 
 
 def test_the_worked_example_is_the_golden_one(page):

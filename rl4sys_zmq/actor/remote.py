@@ -1,0 +1,108 @@
+"""Acting by a policy that is elsewhere: the learner's inference service, asked by host threads within a deadline."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.calls import Client
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallError, CallFailed, CallTimeout, RL4SysError
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.transports import Address
+
+__all__ = ["Answer", "RemoteInference"]
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""After a failure ``auto`` acts locally for so long before it asks again, in seconds."""
+
+Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
+"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the (generation, version) that chose them."""
+
+
+class RemoteInference(Resource):
+    """Asks for actions. Any host thread may; each waits for its own answer, at most ``inference_timeout_s``.
+
+    Attributes:
+        required: there is no local policy to fall back on.
+    """
+
+    def __init__(self, config: AgentConfig, counters: Counters) -> None:
+        self.required = config.inference == "remote"
+        self._config, self._counters = config, counters
+        self._method = f"policy/{config.client_id}"
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._offered = ""
+        self._not_before = 0.0
+
+    def ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
+        """Asks where the learner says that its service is; None when it is better to act locally.
+
+        Args:
+            offered: the service's address as the learner's `Welcome` has it.
+            observations: ``[N, *obs]``, checked.
+            masks: ``[N, n]`` or None, checked.
+
+        Raises:
+            CallError: when there is no answer and nothing to fall back on.
+        """
+        if not self.required and time.monotonic() < self._not_before:
+            self._counters.add("inference.fallbacks")
+            return None
+        try:
+            answer = self._ask(offered, observations, masks)
+        except RL4SysError as exc:
+            self._counters.add("inference.timeouts" if isinstance(exc, CallTimeout) else "inference.errors")
+            if self.required:
+                if isinstance(exc, CallError):
+                    raise
+                raise CallFailed(self._method, offered, type(exc).__name__, str(exc)) from exc
+            log.info("no action from %s, so the local policy acts: %s", offered, exc)
+            self._not_before = time.monotonic() + RETRY_S
+            self._counters.add("inference.fallbacks")
+            return None
+        self._counters.add("inference.actions", len(observations))
+        return answer
+
+    def close(self) -> None:
+        """Ends its connections."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
+        client = self._client
+        if client is None or offered != self._offered:
+            client = self._dial(offered)
+        payload = {"obs": observations, "mask": masks, "explore": self._config.explore}
+        said = client.call(self._method, payload, self._config.inference_timeout_s)
+        raw, act, log_probs = said["raw"], said["act"], said["log_prob"]
+        count = len(observations)
+        if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):
+            raise CallFailed(self._method, client.address, "ValueError", "the answer is not finite, or of another size")
+        return raw, act.copy(), log_probs, (said["generation"], said["version"])
+
+    def _dial(self, offered: str) -> Client:
+        if not offered:
+            raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
+        with self._lock:
+            if self._client is not None and self._offered == offered:
+                return self._client
+            if self._client is not None:
+                self._client.close()
+            address = Address.parse(offered)
+            if address.host == "*":
+                address = Address.parse(self._config.address).with_port(address.port)
+            self._client = Client(address, keys=self._config.keys)
+            self._offered = offered
+            return self._client

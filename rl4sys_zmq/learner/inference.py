@@ -1,0 +1,156 @@
+"""Every policy that a learner trains, as a service: actors that have no policy of their own ask here for actions.
+
+A call of the method ``policy/CLIENT`` carries ``obs`` ``[N, *obs]``, ``mask`` ``[N, n]`` or None, and ``explore``. Its answer
+has ``raw`` and ``act`` ``[N, *act]``, ``log_prob`` float32 ``[N]``, and the ``generation`` and ``version`` that chose. What
+has come while the last forward pass ran shares the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.calls import Batching, Refuse, Server
+from rl4sys_zmq.errors import CallRefusal, MaskError
+from rl4sys_zmq.policies import Policy, Sampler, build_policy
+from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
+
+__all__ = ["PolicyService", "method_of"]
+
+MAX_ROWS = 4096
+"""Of one call."""
+BATCHING = Batching(max_size=64)
+
+
+def method_of(client_id: str) -> str:
+    """What is called for an action of a client's policy."""
+    return f"policy/{client_id}"
+
+
+class PolicyService(Resource):
+    """Serves the newest version of each policy. The gateway thread offers them; the server's threads act by them.
+
+    Attributes:
+        address: where it is bound, as a URI; empty before `start`.
+        asked: the clients of which an action was asked for.
+    """
+
+    def __init__(self, bind: str, keys: Path | None, clients: Path | None, *, insecure: bool) -> None:
+        """Binds nothing yet."""
+        self.address = ""
+        self.asked: set[str] = set()
+        self._server = Server(bind, name="inference", keys=keys, clients=clients, insecure=insecure)
+        self._offered: dict[str, tuple[PolicySpec, PolicySnapshot]] = {}
+        self._policies: dict[str, Policy] = {}
+        self._lock = threading.Lock()
+        self._sampler = Sampler(secrets.randbits(64))
+
+    def start(self) -> None:
+        """Binds and serves.
+
+        Raises:
+            AddressInUse, TransportError: when it cannot be bound.
+        """
+        self.address = self._server.start().address
+
+    def offer(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
+        """A version to act by from now on; at the first of a client its method appears. A policy is built when it is asked."""
+        first = client_id not in self._offered
+        self._offered[client_id] = spec, snapshot
+        if first:
+            act = functools.partial(self._act, client_id)
+            self._server.register(method_of(client_id), act, batching=BATCHING, client_id=client_id)
+
+    def report(self) -> dict[str, Any]:
+        """For the learner's status."""
+        return self._server.status()
+
+    def close(self) -> None:
+        """Ends it. A forward pass takes no time that matters, so nothing can be stuck."""
+        self._server.stop()
+
+    def _policy(self, client_id: str) -> Policy:
+        spec, snapshot = self._offered[client_id]
+        policy = self._policies.get(client_id)
+        if policy is None or policy.snapshot is not snapshot:
+            policy = self._policies[client_id] = build_policy(spec, snapshot)
+        return policy
+
+    def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
+        """One forward pass for all calls that may share it; a call that is no good is refused by itself."""
+        self.asked.add(client_id)
+        policy, spec = self._policy(client_id), self._offered[client_id][0]
+        answers: list[Any] = [None] * len(payloads)
+        groups: dict[bool, dict[int, Rows]] = {}
+        for index, payload in enumerate(payloads):
+            try:
+                rows = _read(payload, spec)
+            except Refuse as refusal:
+                answers[index] = refusal
+            else:
+                groups.setdefault(rows[2], {})[index] = rows
+        for explore, members in groups.items():
+            asked = list(members.values())
+            observations = asked[0][0] if len(asked) == 1 else np.concatenate([rows[0] for rows in asked])
+            masks = None
+            if any(rows[1] is not None for rows in asked):
+                masks = np.concatenate([_all_allowed(rows[0], spec) if rows[1] is None else rows[1] for rows in asked])
+            with self._lock:  # lanes of several clients share the random numbers
+                raw, act, log_probs = policy.act_batch(observations, masks, self._sampler, explore)
+            start = 0
+            for index, rows in members.items():
+                part = slice(start, start := start + len(rows[0]))
+                answers[index] = {
+                    "raw": raw[part],
+                    "act": act[part],
+                    "log_prob": log_probs[part],
+                    "generation": policy.generation,
+                    "version": policy.version,
+                }
+        return answers
+
+
+Rows = tuple[NDArray[Any], NDArray[np.bool_] | None, bool]
+
+
+def _read(payload: Any, spec: PolicySpec) -> Rows:
+    """Observations, masks and whether to explore; what they must be is what an actor's own policy demands.
+
+    Raises:
+        Refuse: for anything else.
+    """
+    if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
+        raise Refuse(CallRefusal.INVALID, "a question has obs, mask and explore")
+    obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
+    shape = spec.observation_space.shape
+    if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
+        found = getattr(obs, "shape", type(obs).__name__)
+        raise Refuse(CallRefusal.INVALID, f"obs is {found}; it has the shape [N, *{list(shape)}], N from 1 to {MAX_ROWS}")
+    if obs.dtype.kind == "f" and not np.isfinite(obs).all():
+        raise Refuse(CallRefusal.INVALID, "obs is not finite")
+    if type(explore) is not bool:
+        raise Refuse(CallRefusal.INVALID, "explore is true or false")
+    if mask is None:
+        return obs, None, explore
+    space = spec.action_space
+    if not isinstance(space, DiscreteSpace):
+        return obs, None, explore
+    if not isinstance(mask, np.ndarray) or mask.shape != (len(obs), space.n):
+        raise Refuse(CallRefusal.INVALID, f"mask has the shape [N, {space.n}]")
+    allowed = mask.astype(np.bool_)
+    if not allowed.any(axis=1).all():
+        raise Refuse(CallRefusal.INVALID, str(MaskError("a mask forbids every action")))
+    return obs, allowed, explore
+
+
+def _all_allowed(obs: NDArray[Any], spec: PolicySpec) -> NDArray[np.bool_]:
+    space = spec.action_space
+    return np.ones((len(obs), space.n if isinstance(space, DiscreteSpace) else 1), np.bool_)

@@ -1,0 +1,67 @@
+"""The video example runs small: both roles in one process, and as two processes that Ctrl-C ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("PIL")
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "action_streamer.py"
+SMALL = ["--width", "64", "--height", "48", "--fps", "200"]
+LIMIT_S = 60.0
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *SMALL, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=SCRIPT.parents[1],
+    )
+
+
+def rows(out: str) -> dict[tuple[str, str], list[str]]:
+    lines = [line.split() for line in out.splitlines()]
+    return {(words[0], words[1]): words for words in lines if words and words[0] in ("obs", "act", "stream")}
+
+
+def test_both_roles_in_one_process_compare_jpeg_with_raw() -> None:
+    streamer = start("--frames", "5")
+    out, err = streamer.communicate(timeout=LIMIT_S)
+    assert (streamer.returncode, err) == (0, "")
+    found = rows(out)
+    assert set(found) == {(way, coding) for way in ("obs", "act", "stream") for coding in ("jpeg:80", "raw")}
+    assert all(words[2] == "5" for words in found.values())
+    raw, jpeg = found["obs", "raw"][-2], found["obs", "jpeg:80"][-2]
+    assert (raw, int(jpeg.replace(",", "")) < 9216 / 3) == ("9,216", True)
+
+
+def test_two_processes_and_ctrl_c() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    server = start("--server", "--port", port, "--quality", "60")
+    try:
+        assert server.stdout is not None
+        assert f"streaming at tcp://127.0.0.1:{port}" in server.stdout.readline()
+        client = start("--client", "--port", port, "--quality", "60", "--frames", "5")
+        out, err = client.communicate(timeout=LIMIT_S)
+        assert (client.returncode, err) == (0, "")
+        assert {way for way, _ in rows(out)} == {"obs", "act", "stream"}
+        other = start("--client", "--port", port, "--quality", "61", "--frames", "5")
+        _, err = other.communicate(timeout=LIMIT_S)
+        assert other.returncode == 1
+        assert "image_codecs is ['image=jpeg:61'] at the caller and ['image=jpeg:60'] at the server" in err
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=LIMIT_S)
+        assert (server.returncode, err) == (130, "")
+    finally:
+        server.kill()
+        server.wait()

@@ -1,0 +1,57 @@
+"""The pages about serving name what is there: fields, classes, and errors that exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from rl4sys_zmq import errors, serving
+from rl4sys_zmq.serving import ActionConfig
+from rl4sys_zmq.serving import data as stores
+
+DOCS = Path(__file__).parents[2] / "docs"
+NOT_OURS = {
+    "ActionClientEnv",
+    "Exception",
+    "GymEnvClient",
+    "None",
+    "ReplayBufferDataStore",
+    "TrajectoryBufferDataStore",
+}
+"""Names of theirs that the page maps to others."""
+
+
+def test_every_field_of_the_configuration_is_described() -> None:
+    page = (DOCS / "action.md").read_text()
+    section = page[page.index("## The configuration") : page.index("## What is promised")]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    for field in dataclasses.fields(ActionConfig):
+        assert any(f"`{field.name}`" in row.split(" | ")[0] for row in rows), field.name
+
+
+def test_every_class_that_the_pages_name_exists() -> None:
+    known = {*serving.__all__, *errors.__all__, *stores.__all__, *NOT_OURS}
+    for name in ("action.md", "migration_agentlace.md"):
+        text = re.sub(r"```.*?```", "", (DOCS / name).read_text(), flags=re.DOTALL)
+        for found in re.findall(r"`([A-Z][a-z]+[A-Za-z]*)\b", text):
+            assert found in known, (name, found)
+
+
+def test_every_class_of_serving_that_agentlace_has_is_on_the_migration_page() -> None:
+    page = (DOCS / "migration_agentlace.md").read_text()
+    theirs = {
+        *("ActionClient", "ActionConfig", "ActionServer", "InferenceClient", "InferenceServer", "TrainerClient", "TrainerConfig"),
+        *(
+            "TrainerServer",
+            "TrainerSMInterface",
+            "GymEnvServerWrapper",
+            "GymEnvClientWrapper",
+            "DataStoreBase",
+            "QueuedDataStore",
+        ),
+        *("ReplayBuffer", "TrajectoryBuffer"),
+    }
+    assert theirs <= set(serving.__all__)
+    for name in theirs:
+        assert f"`{name}" in page, name

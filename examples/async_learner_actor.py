@@ -482,11 +482,8 @@ def trainer_config(args: argparse.Namespace) -> TrainerConfig:
     """The ports of `TrainerConfig`, or the address that was given."""
     if not args.address:
         return TrainerConfig()
-    return TrainerConfig(
-        broadcast_port=0,  # any: the learner tells the actors which
-        address=args.address,
-        broadcast_address="" if args.address.startswith("tcp://") else f"{args.address}-networks",
-    )
+    # The actors need not know where networks leave: the learner tells them.
+    return TrainerConfig(args.address, 0 if args.address.startswith("tcp://") else f"{args.address}-networks")
 
 
 def open_learner_link(args: argparse.Namespace, env: gym.Env[Any, Any], arrived: threading.Event) -> LearnerLink:

@@ -163,11 +163,14 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "policy_max_age_s": None,
     "on_stale": "keep",
     "sidecar": False,
+    "inference": "local",
+    "inference_timeout_s": 0.1,
     "weights": WeightsConfig(),
 }
 LEARNER_DEFAULTS: dict[str, Any] = {
     "bind": "tcp://127.0.0.1:50051",
     "pub": None,
+    "inference": None,
     "advertise": None,
     "run_dir": Path("runs/learner"),
     "clients": {},

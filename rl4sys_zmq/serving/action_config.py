@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.images import NEEDS_PILLOW, ImageCodec, has_pillow
-from rl4sys_zmq.serving.addresses import dialled
+from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.trees import Tree
 
@@ -104,28 +104,18 @@ class ActionConfig:
         if type(server_ip) is not str or not server_ip:
             raise ConfigError(f"server_ip is {server_ip!r}; it is a host or a URI", key="server_ip")
         if "://" in server_ip:
-            address = _parsed("server_ip", server_ip)
+            address = address_of("server_ip", server_ip)
         else:
             given = self.port_number if port is None else port
-            address = _parsed("port_number", given, server_ip)
+            address = address_of("port_number", given, server_ip)
             if address.scheme == "tcp" and isinstance(given, str):
-                address = _parsed("server_ip", address.port, server_ip)  # of a URI that says where the server binds
+                address = address_of("server_ip", address.port, server_ip)  # of a URI that says where the server binds
         if address.is_fresh:
             raise ConfigError(f"{address.uri} says only what to bind; dial ActionServer.address", key="server_ip")
         return address
 
     def _address(self, name: str, host: str) -> Address:
-        return _parsed(name, getattr(self, name), host)
-
-
-def _parsed(name: str, port: int | str, host: str = "") -> Address:
-    """A port on a host, or a URI; what is wrong with it is an error of the field."""
-    if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
-        raise ConfigError(f"{name} is {port!r:.60}; it is a port, or a URI like tcp://host:port", key=name)
-    try:
-        return Address.parse(port) if isinstance(port, str) and "://" in port else dialled(host, int(port))
-    except (ConfigError, TransportError) as exc:
-        raise ConfigError(f"{name}: {exc}", key=name) from exc
+        return address_of(name, getattr(self, name), host)
 
 
 def _keys(name: str, given: object) -> list[str]:

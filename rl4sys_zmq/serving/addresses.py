@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.transports import Address
 
-__all__ = ["dialled", "listening"]
+__all__ = ["address_of", "dialled", "listening"]
 
 
 def listening(where: int | str) -> Address:
@@ -34,6 +34,20 @@ def dialled(host: str, port: int | None = None) -> Address:
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"  # an IPv6 address
     return Address.parse(f"tcp://{host}:{_checked(port)}")
+
+
+def address_of(name: str, port: int | str, host: str = "") -> Address:
+    """What one field of a configuration says: a port on a host, or a URI.
+
+    Raises:
+        ConfigError: for what is neither; names the field.
+    """
+    if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
+        raise ConfigError(f"{name} is {port!r:.60}; it is a port, or a URI like tcp://host:port", key=name)
+    try:
+        return Address.parse(port) if isinstance(port, str) and "://" in port else dialled(host, int(port))
+    except (ConfigError, TransportError) as exc:
+        raise ConfigError(f"{name}: {exc}", key=name) from exc
 
 
 def _checked(port: int) -> int:

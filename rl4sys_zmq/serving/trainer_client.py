@@ -139,7 +139,7 @@ class TrainerClient(Resource):
         self._on_network: Callable[[Any], object] | None = None
         self._updater: _Updater | None = None
         self._stopped = False
-        self._client = Client(config.dial(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
+        self._client = Client(config.dial_address(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
         try:
             self._greet(wait_for_server)
             self.update()
@@ -155,10 +155,10 @@ class TrainerClient(Resource):
         Raises:
             CallTimeout: an answer did not come; the next update goes on from what the server has.
             CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal or its store
-                takes nothing for now).
+                takes nothing for now; ``too_large``: an item was, which is skipped and counted, and the others were sent).
             CallFailed: the server's store would not have an item, or its data callback raised. All the same the server
                 has all that was sent, and it is not sent again.
-            PayloadError: an item cannot travel, or is too large. It is skipped and counted; the others were sent.
+            PayloadError: an item cannot travel. It is skipped and counted; the others were sent.
             StoreError: a data store on disk has lost items that the server has: an older copy was put in its place.
             Closed: after `stop`.
         """
@@ -167,7 +167,9 @@ class TrainerClient(Resource):
         for name in self._feeds:
             try:
                 part = self._update(name, None)
-            except (CallFailed, PayloadError) as exc:
+            except (CallFailed, CallRefused, PayloadError) as exc:
+                if isinstance(exc, CallRefused) and exc.code is not CallRefusal.TOO_LARGE:
+                    raise
                 trouble = trouble or exc
             else:
                 done = UpdateResult(
@@ -348,7 +350,9 @@ class TrainerClient(Resource):
             while said is None:
                 try:
                     said = self._send(name, feed, acked, first, batch)
-                except PayloadError as exc:
+                except (PayloadError, CallRefused) as exc:
+                    if isinstance(exc, CallRefused) and exc.code is not CallRefusal.TOO_LARGE:
+                        raise
                     if len(batch) > 1:
                         batch = batch[: len(batch) // 2]
                         continue

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl4sys_zmq.errors import ConfigError, TransportError
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 
 __all__ = ["MAX_NAME", "TrainerConfig", "check_config", "check_name"]
@@ -18,40 +19,34 @@ MAX_NAME = 100
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The same for a `TrainerServer` and all of its clients.
+    """The same for a `TrainerServer` and all of its clients, checked when it is made.
 
-    A client whose `request_types`, `rate_limit` or `version` differ from the server's is refused, by the name of the field. The
-    addresses need not be equal: a client may come through a tunnel.
+    A client whose `request_types`, `rate_limit` or `version` differ from the server's is refused, by the names of the fields.
+    Addresses may differ.
 
     Attributes:
-        port_number: where the server takes calls, on 127.0.0.1; 0 picks a free one (`TrainerServer.address` says which).
+        port_number: where calls come: a port (0: a free one, `TrainerServer.address` says which), or a URI (``tcp://``,
+            ``ipc://``, ``inproc://``).
         broadcast_port: where networks leave, likewise. Clients need not know it: the server tells them.
         request_types: the names of the custom requests.
         rate_limit: how many custom requests one client may make a second, in the long run (two seconds' worth at once); None for
             any number. Data and networks are not limited by it.
-        version: of whatever the two must have in common besides.
-        address: a URI (``tcp://0.0.0.0:5555``, ``ipc:///run/trainer``, ``inproc://trainer``) in place of `port_number`.
-        broadcast_address: a URI in place of `broadcast_port`; needed with an `address` that is not tcp.
+        version: the user's own mark of compatibility.
+        bind: the interface on which the server binds ports that are numbers. With one that other machines reach, the server
+            needs `keys`, or `insecure=True`. A client dials the host that it is given.
 
     Raises:
         ConfigError: for a value that none of these can have; names the field.
     """
 
-    port_number: int = 5555
-    broadcast_port: int = 5556
+    port_number: int | str = 5555
+    broadcast_port: int | str = 5556
     request_types: Sequence[str] = ()
     rate_limit: float | None = None
     version: str = "0.0.1"
-    address: str = ""
-    broadcast_address: str = ""
+    bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        for field in ("port_number", "broadcast_port"):
-            port = getattr(self, field)
-            if type(port) is not int or not 0 <= port < 65_536:
-                raise ConfigError(f"{field} is a port from 0 to 65535, not {port!r:.60}", key=field)
-        if self.port_number == self.broadcast_port != 0 and not self.address and not self.broadcast_address:
-            raise ConfigError(f"broadcast_port is {self.broadcast_port}, as port_number is; take another", key="broadcast_port")
         if isinstance(self.request_types, str) or not all(_is_name(name) for name in self.request_types):
             raise ConfigError(f"request_types is a list of names, not {self.request_types!r:.60}", key="request_types")
         object.__setattr__(self, "request_types", tuple(self.request_types))
@@ -59,45 +54,43 @@ class TrainerConfig:
             raise ConfigError(f"request_types has a name twice: {', '.join(self.request_types)}", key="request_types")
         if self.rate_limit is not None and not (_is_number(self.rate_limit) and 0 < self.rate_limit < math.inf):
             raise ConfigError(f"rate_limit is more than 0 a second, or None, not {self.rate_limit!r:.60}", key="rate_limit")
-        if type(self.version) is not str:
+        if not isinstance(self.version, str):
             raise ConfigError(f"version is a string, not {self.version!r:.60}", key="version")
-        for field in ("address", "broadcast_address"):
-            uri = getattr(self, field)
-            try:
-                if uri:
-                    Address.parse(uri)
-            except TransportError as exc:
-                raise ConfigError(f"{field}: {exc}", key=field) from exc
-        if self.address and not self.address.startswith("tcp://") and not self.broadcast_address:
-            raise ConfigError(f"broadcast_address is needed with the address {self.address}", key="broadcast_address")
+        if self.bind_address() == self.broadcast_address() and not self.bind_address().is_fresh:
+            raise ConfigError(f"broadcast_port is {self.broadcast_port}, as port_number is; take another", key="broadcast_port")
 
     def terms(self) -> dict[str, Any]:
         """What both sides must agree on, field by field."""
         rate = None if self.rate_limit is None else float(self.rate_limit)
         return {"version": self.version, "request_types": sorted(self.request_types), "rate_limit": rate}
 
-    def bind(self) -> str:
+    def bind_address(self) -> Address:
         """Where the server takes calls."""
-        return self.address or f"tcp://127.0.0.1:{self.port_number}"
+        return address_of("port_number", self.port_number, self.bind)
 
-    def bind_broadcast(self) -> str:
+    def broadcast_address(self) -> Address:
         """Where the server's networks leave."""
-        if self.broadcast_address:
-            return self.broadcast_address
-        if self.address:
-            return Address.parse(self.address).with_port(self.broadcast_port).uri
-        return f"tcp://127.0.0.1:{self.broadcast_port}"
+        return address_of("broadcast_port", self.broadcast_port, self.bind)
 
-    def dial(self, server: str) -> str:
+    def dial_address(self, server_ip: str) -> Address:
         """Where a client finds the server.
 
         Args:
-            server: its host or IP address, or its URI.
+            server_ip: its host or IP address, or its URI.
+
+        Raises:
+            ConfigError: for something that can't be dialled, like port 0.
         """
-        if "://" in server:
-            return server
-        port = Address.parse(self.address).port if self.address.startswith("tcp://") else self.port_number
-        return f"tcp://{server}:{port}"
+        if type(server_ip) is not str or not server_ip:
+            raise ConfigError(f"server_ip is {server_ip!r:.60}; it is a host or a URI", key="server_ip")
+        bound = self.bind_address()
+        if "://" in server_ip:
+            address = address_of("server_ip", server_ip)
+        else:
+            address = address_of("server_ip", bound.port, server_ip) if bound.scheme == "tcp" else bound
+        if address.is_fresh:
+            raise ConfigError(f"{address.uri} says only what to bind; dial TrainerServer.address", key="server_ip")
+        return address
 
 
 def check_config(config: object) -> TrainerConfig:

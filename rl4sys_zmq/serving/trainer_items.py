@@ -18,7 +18,7 @@ from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
-MAX_ITEMS = 1 << 20
+MAX_ITEMS = 65_536
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:

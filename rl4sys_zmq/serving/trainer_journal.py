@@ -114,8 +114,10 @@ class StoreJournal(Resource):
             self._waiting.add(id(entry))
             self._journal.append([entry])
             # A disk that begins to refuse is waited for: what was handed to the journal will be committed some time.
-            self._news.wait_for(lambda: id(entry) not in self._waiting or self._closing or not self._journal.alive)
+            self._news.wait_for(lambda: id(entry) not in self._waiting or self._closing or self._journal.error is not None)
             if id(entry) in self._waiting:
+                if self._journal.error is not None:
+                    self._refuse_if_failing()
                 raise Refuse(CallRefusal.CLOSING, "the trainer stops before its journal has the data")
         return entry.nbytes
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4sys_zmq.calls.server import MAX_FRAME_BYTES
 from rl4sys_zmq.errors import PayloadError
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire.trees import Tree
@@ -14,8 +15,6 @@ from rl4sys_zmq.wire.values import MAX_DEPTH
 
 __all__ = ["copy_arrays", "params_as_arrays"]
 
-MAX_ARRAY_BYTES = 256 * 1024 * 1024
-"""The longest array of a network: a longer frame would cost a subscriber its connection."""
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 
@@ -75,6 +74,6 @@ def _array(value: Any, path: str) -> np.ndarray[Any, Any]:
         raise PayloadError(path, f"a {kind} that numpy makes no array of ({exc}); cast it, to float32 for instance") from exc
     if array.dtype.newbyteorder("<").str not in DTYPES:
         raise PayloadError(path, f"an array of dtype {array.dtype} cannot travel; cast it, to float32 for instance")
-    if array.nbytes > MAX_ARRAY_BYTES:
-        raise PayloadError(path, f"an array of {array.nbytes} bytes; the limit is {MAX_ARRAY_BYTES}")
+    if array.nbytes > MAX_FRAME_BYTES:
+        raise PayloadError(path, f"an array of {array.nbytes} bytes; the limit is {MAX_FRAME_BYTES}")
     return array

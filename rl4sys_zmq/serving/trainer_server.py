@@ -77,8 +77,8 @@ class TrainerServer(Resource):
             journal_bytes: how much of each store the journal keeps.
             fsync: "normal" survives the process, "always" also the machine's loss of power.
             keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            clients: the list of keys that may; None: ``clients.toml`` in `keys`. Data need the role ``submit``, requests
-                ``call``, networks ``read_weights``.
+            clients: the list of keys that may; None: ``clients.toml`` in `keys`. Each needs the role ``call``, for data also
+                ``submit``, for networks also ``read_weights``.
             insecure: let other machines come in without keys.
 
         Raises:
@@ -104,9 +104,9 @@ class TrainerServer(Resource):
         self._journal = StoreJournal(Path(run_dir), fsync) if run_dir is not None else None
         try:
             self._server = Server(
-                self.config.bind(),
+                self.config.bind_address(),
                 name="trainer",
-                pub=self.config.bind_broadcast(),
+                pub=self.config.broadcast_address(),
                 terms=self.config.terms(),
                 keys=keys,
                 clients=clients,
@@ -116,7 +116,7 @@ class TrainerServer(Resource):
             if self._journal is not None:
                 self._journal.close()
             raise
-        self._server.register(STORES, lambda _: sorted(self._shelves), role=SUBMIT_ROLE)
+        self._server.register(STORES, lambda _: sorted(self._shelves))
         self._server.register(MARK, self._mark, role=SUBMIT_ROLE)
         for kind in self.config.request_types:
             self._server.register(REQUEST + kind, partial(self._request, kind), lane="requests")
@@ -271,7 +271,7 @@ class TrainerServer(Resource):
         taken = shelf.take(offer)
         with self._lock:
             self._counters.add("updates")
-            self._counters.add("bytes", sum(map(payload_bytes, taken.fresh)))
+            self._counters.add("bytes", payload_bytes(said["columns"]))
         error = taken.error
         if self._data_callback is not None and taken.fresh:
             try:

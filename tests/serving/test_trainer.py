@@ -30,8 +30,10 @@ from rl4sys_zmq.serving import (
     TrainerConfig,
     TrainerServer,
     TrainerSMInterface,
+    TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import trainer_client as client_module
+from rl4sys_zmq.serving.data import SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
 
@@ -193,6 +195,21 @@ def test_streams_do_not_mix(server: TrainerServer) -> None:
     assert sorted(items(server)) == ["1a", "1b", "1c", "1d", "2a", "2b", "2c"]
 
 
+def test_trajectories_keep_their_bounds(inproc: TransportUnderTest) -> None:
+    with TrainerServer(config_at(inproc)) as server:
+        server.register_data_store("a", theirs := TrajectoryBuffer(100))
+        server.start(threaded=True)
+        mine = TrajectoryBuffer(100)
+        with join(server, "c", data_stores={"a": mine}) as client:
+            for n in range(9):
+                mine.insert({"observations": np.float32([n])}, end_of_trajectory=n % 3 == 2)
+                client.update()
+        theirs.register_sample_config("pairs", {"observations": SequenceSampler(begin=0, end=2)}, sample_range=(0, 2))
+        data, _ = theirs.sample("pairs", 100)
+        starts = set(data["observations"][:, 0, 0].tolist())
+        assert starts == {0.0, 1.0, 3.0, 4.0, 6.0, 7.0}
+
+
 def test_what_the_store_dropped_is_counted(server: TrainerServer) -> None:
     store = QueuedDataStore(3)
     with join(server, "c", data_stores={"a": store}) as client:
@@ -334,14 +351,15 @@ def test_a_mismatch_names_the_field(server: TrainerServer, field: str, value: An
     ("options", "key"),
     [
         ({"port_number": -1}, "port_number"),
-        ({"broadcast_port": "5556"}, "broadcast_port"),
+        ({"broadcast_port": "x"}, "broadcast_port"),
         ({"port_number": 6000, "broadcast_port": 6000}, "broadcast_port"),
         ({"request_types": "get-stats"}, "request_types"),
         ({"request_types": ["a", "a"]}, "request_types"),
         ({"rate_limit": 0}, "rate_limit"),
         ({"version": 1}, "version"),
-        ({"address": "udp://x"}, "address"),
-        ({"address": "ipc:///tmp/x"}, "broadcast_address"),
+        ({"port_number": "udp://x"}, "port_number"),
+        ({"broadcast_port": None}, "broadcast_port"),
+        ({"bind": "no host"}, "port_number"),
     ],
 )
 def test_a_configuration_that_cannot_be_names_the_field(options: dict[str, Any], key: str) -> None:
@@ -573,7 +591,7 @@ def test_an_address_in_use(server: TrainerServer) -> None:
     with TrainerServer(TrainerConfig(port_number=0, broadcast_port=0)) as first:
         first.start(threaded=True)
         with (
-            TrainerServer(TrainerConfig(address=first.address, broadcast_port=0)) as second,
+            TrainerServer(TrainerConfig(first.address, broadcast_port=0)) as second,
             pytest.raises(AddressInUse),
         ):
             second.start(threaded=True)

@@ -171,6 +171,23 @@ def test_a_trainer_stops_though_its_journal_fails(tmp_path: Path, monkeypatch: p
         assert again.get_latest_data(-1) == [1]
 
 
+def test_a_journal_that_dies_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def apply(self: Tables, group: Any) -> Any:
+        raise RuntimeError("a fault of ours")
+
+    mine = QueuedDataStore(100)
+    with (
+        trainer_on(tmp_path, ("a", QueuedDataStore(100))) as server,
+        join(server, "c", data_stores={"a": mine}) as client,
+    ):
+        monkeypatch.setattr(Tables, "apply", apply)
+        mine.insert(1)
+        for _ in range(2):
+            with pytest.raises(CallRefused, match="a fault of ours") as caught:
+                client.update()
+            assert caught.value.code is CallRefusal.BUSY
+
+
 def _succeeds(call: Callable[[], object]) -> bool:
     try:
         call()
@@ -194,6 +211,7 @@ class Fleet:
         self._config, self._goal = config, goal
         self._seeds = [dice.randrange(2**32) for _ in range(clients)]
         self.errors: list[BaseException] = []
+        self._given_up = threading.Event()
         self._threads = [threading.Thread(target=self._feed, args=(number,)) for number in range(clients)]
 
     def __enter__(self) -> Fleet:
@@ -201,7 +219,9 @@ class Fleet:
             thread.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, *exc: object) -> None:
+        if kind is not None:
+            self._given_up.set()
         self.join()
 
     def join(self) -> None:
@@ -223,10 +243,10 @@ class Fleet:
         dice = random.Random(self._seeds[number])
         stores = {"memory": QueuedDataStore(100_000), "disk": ReplayBuffer(100_000)}
         with TrainerClient(
-            f"c{number}", self._config.address, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
+            f"c{number}", self._config.bind_address().uri, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
         ) as client:
             made = 0
-            while not self._update(number, client, made) or made < self._goal:
+            while not self._given_up.is_set() and (not self._update(number, client, made) or made < self._goal):
                 for _ in range(min(dice.randint(1, 40), self._goal - made)):
                     stores["memory"].insert(np.array([number, made]))
                     stores["disk"].insert(
@@ -259,7 +279,7 @@ def test_nothing_acknowledged_is_lost_or_twice_when_the_trainer_is_killed(
     goal = 3000 if kills else 200
     with TransportUnderTest("ipc") as ipc, KillLoop(seed=seed, folder=tmp_path) as loop:
         address = ipc.address()
-        config = TrainerConfig(address=address, broadcast_address=f"{address}-pub", request_types=["contents"])
+        config = TrainerConfig(address, f"{address}-pub", request_types=["contents"])
         options = {"address": address, "run_dir": str(tmp_path / "run"), "disk": str(tmp_path / "disk"), "die_at": die_at}
         child = loop.child("trainer", [sys.executable, str(PROCESS), json.dumps(options)], env=ENV)
         child.start()

@@ -76,7 +76,7 @@ def test_parameters_too_deep_or_too_large() -> None:
     with pytest.raises(PayloadError, match="nested deeper"):
         params_as_arrays(deep)
     with pytest.raises(PayloadError, match="the limit is"):
-        params_as_arrays(np.broadcast_to(np.zeros(1, np.uint8), ((256 << 20) + 1,)))
+        params_as_arrays(np.broadcast_to(np.zeros(1, np.uint8), ((64 << 20) + 1,)))
 
 
 leaves = st.one_of(

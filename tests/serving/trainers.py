@@ -15,7 +15,7 @@ WAIT_S = 10.0
 
 def config_at(transport: TransportUnderTest, **options: Any) -> TrainerConfig:
     """A configuration with fresh addresses."""
-    return TrainerConfig(address=transport.address(), broadcast_address=transport.address(), **options)
+    return TrainerConfig(transport.address(), transport.address(), **options)
 
 
 def join(server: TrainerServer, name: str, *args: Any, **options: Any) -> TrainerClient:

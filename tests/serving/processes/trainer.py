@@ -51,7 +51,7 @@ def main() -> None:
             "disk": np.array([[t["actions"], t["rewards"]] for t in transitions], np.int64).reshape(-1, 2),
         }
 
-    config = TrainerConfig(address=options["address"], broadcast_address=options["address"] + "-pub", request_types=["contents"])
+    config = TrainerConfig(port_number=options["address"], broadcast_port=options["address"] + "-pub", request_types=["contents"])
     with TrainerServer(config, request_callback=contents, run_dir=options["run_dir"]) as server:
         server.register_data_store("memory", memory)
         server.register_data_store("disk", disk)

@@ -1,0 +1,66 @@
+"""The examples of docs/trainer.md run as they stand there."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .trainers import WAIT_S, until
+
+PAGE = Path(__file__).parents[2] / "docs" / "trainer.md"
+
+
+def free_ports() -> list[int]:
+    with socket.socket() as one, socket.socket() as two:
+        for probe in (one, two):
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in (one, two)]
+
+
+def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer, actor = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    ports = dict(zip(("5555", "5556"), map(str, free_ports()), strict=True))
+    done, saved, seen = threading.Event(), [], []
+
+    def run(code: str, **names: Any) -> None:
+        exec(re.sub("555[56]", lambda m: ports[m[0]], code), names)
+
+    def train_on(replay: Any) -> Any:
+        done.wait(0.01)
+        return {"w": np.float32([len(replay)])}
+
+    def act() -> Iterator[dict[str, Any]]:
+        for n in range(100):
+            observation = np.full(3, n, np.float32)
+            yield {
+                "observations": observation,
+                "actions": 1,
+                "rewards": 1.0,
+                "next_observations": observation,
+                "terminated": False,
+            }
+        until(lambda: seen, "a network")
+
+    def save(name: str) -> str:
+        saved.append(name)
+        return name
+
+    names = {"training": lambda: not done.is_set(), "train_on": train_on, "save": save}
+    thread = threading.Thread(target=run, args=(trainer,), kwargs=names)
+    thread.start()
+    try:
+        run(actor, act=act, use=seen.append)
+    finally:
+        done.set()
+        thread.join(WAIT_S)
+    assert saved == ["last"]
+    assert seen[-1]["w"].dtype == np.float32
+    assert (tmp_path / "runs" / "trainer" / "stores.db").exists()

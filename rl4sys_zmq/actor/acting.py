@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import ActionError, BadInput, CallError, Closed, Observat
 from rl4sys_zmq.policies import Policy
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.remote import RemoteInference
+    from rl4sys_zmq.actor.remote import Answer, RemoteInference
 
 __all__ = ["Acting"]
 
@@ -135,9 +135,8 @@ class Acting(StandIns):
         leading: bool,
     ) -> RL4SysAction | None:
         """The learner's action; the baseline's where nobody can act and ``on_stale`` is that; None to act locally."""
-        offered = self._io.terms.inference if self._io.terms is not None else ""
         try:
-            answer = remote.ask(offered, observation[None], None if allowed is None else allowed[None])
+            answer = self._ask(remote, observation[None], None if allowed is None else allowed[None])
         except CallError:
             if self.config.on_stale != "baseline":
                 raise
@@ -146,10 +145,17 @@ class Acting(StandIns):
         if answer is None:
             return None
         raw, acts, log_probs, stamp = answer
-        self._follower.saw(stamp)
         act = acts if leading and acts.ndim > 1 else acts[0]
         self._hosts.host.last_act = act
         return new_action(self._life, observation, raw[0], act, float(log_probs[0]), stamp, allowed)
+
+    def _ask(self, remote: RemoteInference, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
+        """The learner's answer for ``[N, *obs]``, None to act locally; notes which version it has."""
+        terms = self._io.terms
+        answer = remote.ask(terms.inference if terms is not None else "", observations, masks)
+        if answer is not None:
+            self._follower.saw(answer[3])
+        return answer
 
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Stores an action, before or after its reward is known, as the next step of `traj`.

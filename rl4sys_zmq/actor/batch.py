@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import Acting
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory
-from rl4sys_zmq.errors import ActionError, Closed
+from rl4sys_zmq.errors import ActionError, CallError, Closed
 
 __all__ = ["BatchActing"]
 
@@ -70,10 +70,15 @@ class BatchActing(Acting):
             ]
             return running, answers
         if self._remote is not None:
-            offered = self._io.terms.inference if self._io.terms is not None else ""
-            answer = self._remote.ask(offered, observations, allowed)
+            try:
+                answer = self._ask(self._remote, observations, allowed)
+            except CallError:
+                if self.config.on_stale != "baseline":
+                    raise
+                self._counters.add("baseline_actions", count)
+                pairs = zip(observations, rows or repeat(None), strict=False)
+                return running, [self._stand_in(o, m, leading=False) for o, m in pairs]
             if answer is not None:
-                self._follower.saw(answer[3])
                 return running, self._actions(answer[3], observations, answer[:3], rows)
         raw, acts, log_probs = policy.act_batch(observations, allowed, host.sampler, self._stores)
         if not np.isfinite(log_probs).all():

@@ -8,6 +8,7 @@ has come while the last forward pass ran shares the next one.
 from __future__ import annotations
 
 import functools
+import logging
 import secrets
 import threading
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.calls import Batching, Refuse, Server
-from rl4sys_zmq.errors import CallRefusal, MaskError
+from rl4sys_zmq.errors import CallbackStuck, CallRefusal, MaskError
 from rl4sys_zmq.policies import Policy, Sampler, build_policy
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["PolicyService", "method_of"]
 
+log = logging.getLogger(__name__)
+
+CLOSE_S = 1.0
 MAX_ROWS = 4096
 """Of one call."""
 BATCHING = Batching(max_size=64)
@@ -74,8 +78,11 @@ class PolicyService(Resource):
         return self._server.status()
 
     def close(self) -> None:
-        """Ends it. A forward pass takes no time that matters, so nothing can be stuck."""
-        self._server.stop()
+        """Ends it. A policy of the user's own may be stuck in a forward pass: then its thread ends when that does."""
+        try:
+            self._server.stop(CLOSE_S)
+        except CallbackStuck as exc:
+            log.warning("%s", exc)
 
     def _policy(self, client_id: str) -> Policy:
         spec, snapshot = self._offered[client_id]

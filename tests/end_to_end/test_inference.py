@@ -1,0 +1,206 @@
+"""The learner acts for its actors: one word of configuration, over each transport, with the learner absent, slow and killed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.calls import Client
+from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.learner.inference import PolicyService, method_of
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+WAIT_S = 20.0
+BATCH = 64
+OBS = np.array([0.1, -0.2, 0.3, 0.4], np.float32)
+
+
+def config(learner: Learner, **options: Any) -> AgentConfig:
+    given: dict[str, Any] = {
+        "client_id": "lab",
+        "train_server_address": learner.address,
+        "algorithm_name": "PPO",
+        "algorithm_parameters": {"steps_per_epoch": BATCH, "seed": 1},
+        "observation_space": BoxSpace((4,)),
+        "action_space": DiscreteSpace(3),
+        "inference_timeout_s": WAIT_S,
+        "seed": 1,
+    }
+    return AgentConfig(**{**given, **options})
+
+
+@pytest.fixture
+def learner(transport: TransportUnderTest) -> Iterator[Learner]:
+    with Learner(LearnerConfig(bind=transport.address(), run_dir=None)) as made:
+        yield made
+
+
+def play(agent: RL4SysAgent, steps: int, **request: Any) -> list[Any]:
+    """One episode; returns its actions."""
+    traj, actions = None, []
+    for _ in range(steps):
+        traj, action = agent.request_for_action(traj, OBS, **request)
+        agent.add_to_trajectory(traj, action)
+        action.update_reward(1.0)
+        actions.append(action)
+    agent.mark_end_of_trajectory(traj, actions[-1])
+    return actions
+
+
+def counters(agent: RL4SysAgent) -> dict[str, int]:
+    return {name: count for name, count in agent.stats()["counters"].items() if name.startswith(("inference", "baseline"))}
+
+
+@pytest.mark.parametrize("mode", ["remote", "auto"])
+def test_an_actor_that_asks_trains_like_any_other(learner: Learner, mode: str) -> None:
+    with RL4SysAgent(config=config(learner, inference=mode, overflow="wait")) as agent:
+        versions = [a.version for _ in range(6) for a in play(agent, BATCH // 2)]
+        agent.flush(WAIT_S)
+        agent.wait_version(2, WAIT_S)
+        assert versions == sorted(versions) and versions[-1] >= 1
+        assert counters(agent) == {"inference.actions": 3 * BATCH}
+        stats = agent.stats()
+        assert stats["accepted"] == stats["submitted"] > 0 and stats["dropped_at_source"] == 0
+        assert ("weights_applied" in stats["counters"]) == (mode == "auto")  # a remote actor gets none
+    assert learner.status()["inference"]["counters"]["calls"] >= 3 * BATCH
+
+
+def test_the_learners_answer_is_the_policys(learner: Learner) -> None:
+    """Without exploring the three modes do the same; with a mask nothing that it forbids is done."""
+    with RL4SysAgent(config=config(learner)) as first:
+        play(first, BATCH)
+        first.wait_version(1, WAIT_S)
+    modes: dict[str, list[int]] = {}
+    for mode in ("local", "remote", "auto"):
+        with RL4SysAgent(config=config(learner, inference=mode, explore=False)) as agent:
+            agent.wait_version(1, WAIT_S)
+            rows = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+            _, actions = agent.request_for_actions(None, rows)
+            singly = [agent.request_for_action(None, row)[1] for row in rows]
+            modes[mode] = [int(a.act) for a in actions]
+            assert modes[mode] == [int(a.act) for a in singly]
+            assert {(a.generation, a.version) for a in singly} == {(agent.generation, 1)}
+            assert {int(a.act) for a in play(agent, 10, mask=[0, 1, 0])} == {1}
+    assert modes["local"] == modes["remote"] == modes["auto"]
+
+
+def test_several_threads_ask_at_once(learner: Learner) -> None:
+    with RL4SysAgent(config=config(learner, inference="remote")) as agent:
+        threads = [threading.Thread(target=play, args=(agent, 50)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert counters(agent) == {"inference.actions": 200}
+        agent.flush(WAIT_S)
+
+
+def hold_up(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Makes the service slow until the event is set."""
+    go, act = threading.Event(), PolicyService._act
+
+    def slow(self: PolicyService, client_id: str, payloads: Any) -> Any:
+        go.wait(WAIT_S)
+        return act(self, client_id, payloads)
+
+    monkeypatch.setattr(PolicyService, "_act", slow)
+    return go
+
+
+def test_auto_falls_back_at_the_deadline_and_comes_back(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.actor.remote.RETRY_S", 0.0)
+    go = hold_up(monkeypatch)
+    with RL4SysAgent(config=config(learner, inference="auto", inference_timeout_s=0.05)) as agent:
+        assert len(play(agent, 3)) == 3
+        assert counters(agent) == {"inference.fallbacks": 3, "inference.timeouts": 3}
+        go.set()
+        deadline = time.monotonic() + WAIT_S
+        while "inference.actions" not in counters(agent) and time.monotonic() < deadline:
+            play(agent, 1)
+        assert counters(agent)["inference.actions"] >= 1
+        agent.flush(WAIT_S)
+        assert agent.stats()["accepted"] == agent.stats()["submitted"]
+
+
+def test_auto_does_not_ask_again_at_once(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.actor.remote.RETRY_S", 1e9)
+    go = hold_up(monkeypatch)
+    with RL4SysAgent(config=config(learner, inference="auto", inference_timeout_s=0.05)) as agent:
+        play(agent, 20)
+        assert counters(agent) == {"inference.fallbacks": 20, "inference.timeouts": 1}
+        go.set()
+
+
+def test_without_a_policy_the_deadline_is_an_error_or_the_baselines(learner: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = hold_up(monkeypatch)
+    with RL4SysAgent(config=config(learner, inference="remote", inference_timeout_s=0.05)) as agent:
+        with pytest.raises(CallTimeout, match="policy/lab"):
+            agent.request_for_action(None, OBS)
+        with pytest.raises(CallTimeout):
+            agent.request_for_actions(None, OBS[None])
+    options = {"inference": "remote", "inference_timeout_s": 0.05, "on_stale": "baseline"}
+    with RL4SysAgent(config=config(learner, **options), baseline=lambda obs, mask: np.int64(2)) as agent:
+        traj, action = agent.request_for_action(None, OBS)
+        assert action.act == 2
+        agent.add_to_trajectory(traj, action)
+        assert traj.steps == 0  # what no policy chose is not stored
+        _, actions = agent.request_for_actions(None, np.stack([OBS, OBS]))
+        assert [a.act for a in actions] == [2, 2]
+        assert counters(agent) == {"inference.timeouts": 2, "baseline_actions": 3}
+    go.set()
+
+
+def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
+    given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run")
+    with Learner(given) as first, RL4SysAgent(config=config(first, inference="remote")) as agent:
+        play(agent, 5)
+        generation = agent.generation
+        first.close()
+        with Learner(given) as second:
+            assert [a.version for a in play(agent, 5)] == [0] * 5
+            deadline = time.monotonic() + WAIT_S
+            while agent.generation == generation and time.monotonic() < deadline:
+                play(agent, 1)
+            assert agent.generation > generation
+            agent.flush(WAIT_S)
+            stats = agent.stats()
+            assert stats["accepted"] + stats["dropped_at_source"] == stats["submitted"]
+            assert second.status()["inference"]["counters"]["calls"] > 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (None, "obs, mask and explore"),
+        ({"obs": OBS[None], "mask": None}, "obs, mask and explore"),
+        ({"obs": OBS, "mask": None, "explore": True}, r"\[N, \*\[4\]\]"),
+        ({"obs": np.zeros((5000, 4)), "mask": None, "explore": True}, "N from 1 to 4096"),
+        ({"obs": np.full((1, 4), np.nan), "mask": None, "explore": True}, "not finite"),
+        ({"obs": OBS[None], "mask": np.zeros((1, 3), bool), "explore": True}, "forbids every action"),
+        ({"obs": OBS[None], "mask": np.ones((1, 4), bool), "explore": True}, r"\[N, 3\]"),
+        ({"obs": OBS[None], "mask": None, "explore": 1}, "true or false"),
+        ({"obs": "x", "mask": None, "explore": True}, "obs is str"),
+    ],
+)
+def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> None:
+    with (
+        Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None)) as learner,
+        RL4SysAgent(config=config(learner)) as agent,
+        Client(learner.inference_address) as client,
+    ):
+        with pytest.raises(CallRefused, match=words) as refused:
+            client.call(method_of("lab"), payload, WAIT_S)
+        assert refused.value.code is CallRefusal.INVALID
+        good = {"obs": OBS[None], "mask": None, "explore": False}
+        assert client.call(method_of("lab"), good, WAIT_S)["version"] == agent.version
+        with pytest.raises(CallRefused, match="policy/lab"):
+            client.call(method_of("nobody"), good, WAIT_S)

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
 def frames_of(args: argparse.Namespace) -> Iterator[np.ndarray]:
     """Frames without end, uint8 [height, width, 3]."""
     if args.source is not None:
-        import cv2
+        import cv2  # type: ignore[import-not-found]
 
         video = cv2.VideoCapture(int(args.source) if args.source.isdigit() else args.source)
         while True:
@@ -103,10 +104,10 @@ class Robot:
         with self._lock:
             return next(self._frames)
 
-    def _obs(self, keys: set[str]) -> dict:
+    def _obs(self, keys: set[str]) -> dict[str, Any]:
         return {"image": self._next()}
 
-    def _act(self, key: str, payload: dict) -> dict:
+    def _act(self, key: str, payload: dict[str, Any]) -> dict[str, Any]:
         return {"brightness": float(payload["image"].mean())}
 
     def _publish(self) -> None:
@@ -130,7 +131,7 @@ def listen(args: argparse.Namespace, client: ActionClient) -> tuple[list[float],
     latencies: list[float] = []
     enough = threading.Event()
 
-    def hear(obs: dict) -> None:
+    def hear(obs: dict[str, Any]) -> None:
         if not enough.is_set():
             latencies.append(time.time() - obs["sent_s"])
             if len(latencies) >= args.frames:

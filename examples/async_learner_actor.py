@@ -102,8 +102,9 @@ def act(params: Arrays, observation: NDArray[Any], rng: np.random.Generator, exp
     mean, log_std = np.split(hidden, 2)
     if explore:
         std = np.exp(np.clip(log_std, LOG_STD_MIN, LOG_STD_MAX))
-        mean = mean + std * rng.standard_normal(len(mean), dtype=np.float32)
-    return params["centre"] + params["half_range"] * np.tanh(mean)
+        mean += std * rng.standard_normal(len(mean), dtype=np.float32)
+    action: np.ndarray[Any, Any] = params["centre"] + params["half_range"] * np.tanh(mean)
+    return action
 
 
 def evaluate(params: Arrays, env: gym.Env[Any, Any], seed: int, episodes: int = 20) -> float:
@@ -145,7 +146,7 @@ class FlatMLP:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Weight ``[copies, in, out]`` and bias ``[copies, 1, out]`` of each layer."""
-        parts = flat.split([math.prod(shape) for shape in self.shapes])
+        parts = flat.split([math.prod(shape) for shape in self.shapes])  # type: ignore[no-untyped-call]
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def __call__(self, inputs: Tensor, flat: Tensor | None = None) -> Tensor:
@@ -416,7 +417,7 @@ def run_learner(
     replay: Replay,
     received: Callable[[], int],
     arrived: threading.Event,
-    publish: Callable[[Arrays], None],
+    publish: Callable[[Arrays], object],
     stop: threading.Event,
 ) -> int:
     """Learns as fast as the replay ratio allows, until told to stop.
@@ -528,6 +529,8 @@ def make_env(name: str) -> gym.Env[Any, Any]:
 def learn(args: argparse.Namespace, stop: threading.Event) -> None:
     arrived, env = threading.Event(), make_env(args.env)
     try:
+        if not isinstance(env.observation_space, gym.spaces.Box) or not isinstance(env.action_space, gym.spaces.Box):
+            raise SystemExit(f"{args.env}: SAC needs observations and actions that are boxes")
         learner = Sac(env.observation_space, env.action_space, args.settings, args.seed)
         link = open_learner_link(args, env, arrived)
         try:

@@ -47,20 +47,24 @@ class _Line(Resource):
         session, socket = self.session, self._socket
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=once)
-        while not pending.done:
-            if closed.is_set():
-                raise Closed(f"the client of {self._address.uri} was closed during {method}")
-            if session.silent(now):
-                socket = self._dial_anew()
-            for due in session.due(now):
-                if socket.send(due.frames) is Sent.FULL:
-                    session.counters.add("full")
-            frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
-            now = time.monotonic()
-            if frames is not None:
-                session.take(frames, now)
-            else:
-                session.expire(now)
+        try:
+            while not pending.done:
+                if closed.is_set():
+                    raise Closed(f"the client of {self._address.uri} was closed during {method}")
+                if session.silent(now):
+                    socket = self._dial_anew()
+                for due in session.due(now):
+                    if socket.send(due.frames) is Sent.FULL:
+                        session.counters.add("full")
+                frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
+                now = time.monotonic()
+                if frames is not None:
+                    session.take(frames, now)
+                else:
+                    session.expire(now)
+        finally:
+            if not pending.done:  # Ctrl-C, or the client was closed: it must not be said again with the line's next call
+                session.end(pending, Closed(f"the wait for {method} was ended"))
         if pending.error is None:
             return pending.answer
         if isinstance(pending.error, CallTimeout):

@@ -112,7 +112,7 @@ class Desk:
     """Takes calls, gives out jobs, keeps answers. Times are seconds on any one clock.
 
     Attributes:
-        counters: ``calls``, ``calls.METHOD``, ``jobs``, ``again`` (the same call once more), ``refused.CODE``, ``failed``.
+        counters: ``calls``, ``jobs``, ``again`` (the same call once more), ``refused.CODE``, ``failed``.
         methods: what can be called.
     """
 

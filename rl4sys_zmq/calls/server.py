@@ -617,3 +617,5 @@ def _call(run: Handler, payloads: list[Tree]) -> Sequence[Tree] | Exception:
         return answers
     except Exception as exc:  # noqa: BLE001 (whatever it is, it is the caller's)
         return exc
+    except SystemExit as exc:  # sys.exit() ends no thread of the server
+        return RuntimeError(f"the callback called sys.exit({exc.code!r})")

@@ -75,6 +75,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
 
     server.register("boom", boom)
     server.register("bad", lambda payload: {"deep": [object()]})
+    server.register("exit", lambda payload: sys.exit(3))
     server.register("fine", lambda payload: payload)
     server.start()
     with client_of(server) as client:
@@ -86,7 +87,10 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         assert refused.value.code == CallRefusal.INVALID
         with pytest.raises(CallFailed, match=r"payload\['deep'\]\[0\]"):
             client.call("bad")
-        with pytest.raises(CallRefused, match=r"'nope'.*bad, boom, fine") as unknown:
+        for _ in range(2):
+            with pytest.raises(CallFailed, match=r"sys.exit\(3\)"):
+                client.call("exit")
+        with pytest.raises(CallRefused, match=r"'nope'.*bad, boom, exit, fine") as unknown:
             client.call("nope")
         assert unknown.value.code == CallRefusal.UNKNOWN
         with pytest.raises(PayloadError, match=r"payload\['a'\]\[1\]") as payload:
@@ -94,7 +98,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         assert payload.value.path == "payload['a'][1]"
         assert client.call("fine", 5) == 5
     counters = server.status()["counters"]
-    assert (counters["failed"], counters["refused.unknown"], counters["refused.invalid"]) == (2, 1, 1)
+    assert (counters["failed"], counters["refused.unknown"], counters["refused.invalid"]) == (4, 1, 1)
 
 
 def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> None:

@@ -17,6 +17,7 @@ from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
 from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 WAIT_S = 20.0
@@ -204,3 +205,34 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
         assert client.call(method_of("lab"), good, WAIT_S)["version"] == agent.version
         with pytest.raises(CallRefused, match="policy/lab"):
             client.call(method_of("nobody"), good, WAIT_S)
+
+
+def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
+    folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
+    write_server_keys(folder / "learner.secret", server)
+    lines = []
+    for name, roles, client_ids in (
+        ("full", ["submit", "read_weights", "call"], ["lab"]),
+        ("mute", ["submit", "read_weights"], ["lab"]),
+        ("other", ["call"], ["else"]),
+    ):
+        pair = new_key_pair()
+        lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {client_ids}\nroles = {roles}\n")
+        write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
+    (folder / "clients.toml").write_text("".join(lines))
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=folder)) as learner:
+        with RL4SysAgent(config=config(learner, inference="remote", keys=folder / "full.keys")) as agent:
+            assert len(play(agent, 3)) == 3
+        with (
+            RL4SysAgent(config=config(learner, inference="remote", keys=folder / "mute.keys")) as agent,
+            pytest.raises(CallRefused, match="no role call"),
+        ):
+            agent.request_for_action(None, OBS)
+        with (
+            Client(learner.inference_address, keys=folder / "other.keys") as client,
+            pytest.raises(CallRefused, match="not for client 'lab'") as refused,
+        ):
+            client.call(method_of("lab"), {"obs": OBS[None], "mask": None, "explore": True}, WAIT_S)
+        assert refused.value.code is CallRefusal.FORBIDDEN
+        with Client(learner.inference_address) as client, pytest.raises(CallTimeout):
+            client.call(method_of("lab"), None, 0.3)

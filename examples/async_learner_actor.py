@@ -75,7 +75,8 @@ class Settings:
     publish_every: int = 20
     """Gradient steps between published networks."""
     max_lead: int = 25
-    """Steps that an actor takes with one network before it waits for the next."""
+    """Steps that an actor takes with one network before it waits for the next: more than ``publish_every / replay_ratio``, which
+    is how many the learner needs for it."""
 
 
 # -- The policy as the actor sees it: numpy only ------------------------------------------------------------------------------
@@ -526,7 +527,8 @@ def make_env(name: str) -> gym.Env[Any, Any]:
         raise SystemExit(f"{name} needs the extra {extra}: pip install 'rl4sys-zmq[{extra}]' ({exc})") from exc
 
 
-def learn(args: argparse.Namespace, stop: threading.Event) -> None:
+def learn(args: argparse.Namespace, stop: threading.Event, ended: threading.Event) -> None:
+    """Learns until `stop`; sets `ended`, whatever the reason, for an actor in the same process."""
     arrived, env = threading.Event(), make_env(args.env)
     try:
         if not isinstance(env.observation_space, gym.spaces.Box) or not isinstance(env.action_space, gym.spaces.Box):
@@ -538,7 +540,7 @@ def learn(args: argparse.Namespace, stop: threading.Event) -> None:
         finally:
             link.close()
     finally:
-        stop.set()  # also of an actor in the same process
+        ended.set()
         env.close()
 
 
@@ -569,33 +571,35 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-seconds", type=float, default=60.0, help="then stop (default: 60)")
     parser.add_argument("--target-return", type=float, default=math.inf, help="an actor stops when it has this (default: never)")
     args = parser.parse_args()
-    args.settings = replace(Settings(), replay_ratio=args.replay_ratio)
+    if not args.replay_ratio > 0:
+        parser.error("--replay-ratio is more than 0")
+    lead = math.ceil(1.25 * Settings.publish_every / args.replay_ratio)
+    args.settings = replace(Settings(), replay_ratio=args.replay_ratio, max_lead=lead)
     return args
 
 
 def main() -> int:
-    args, stop = parse_arguments(), threading.Event()
-    timer = threading.Timer(args.max_seconds, stop.set)
+    args, stop, learner_stop = parse_arguments(), threading.Event(), threading.Event()
+    timer = threading.Timer(args.max_seconds, learner_stop.set if args.learner else stop.set)
     timer.daemon = True
     timer.start()
     try:
         if args.actor:
             play(args, stop)
         elif args.learner:
-            learn(args, stop)
+            learn(args, learner_stop, stop)
         else:
             args.address = args.address or "inproc://async-learner-actor"
-            learning = threading.Thread(target=learn, args=(args, stop), name="learner")
+            learning = threading.Thread(target=learn, args=(args, learner_stop, stop), name="learner")
             learning.start()
             try:
                 play(args, stop)
             finally:
-                stop.set()
+                learner_stop.set()  # after the actor, whose last words it hears
                 learning.join()
     except KeyboardInterrupt:
         return 130
     finally:
-        stop.set()
         timer.cancel()
     return 0
 

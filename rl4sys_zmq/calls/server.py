@@ -23,7 +23,7 @@ from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.config import AccessList
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallbackStuck, CallRefusal, Closed, ConfigError, PayloadError, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.errors import CallbackStuck, CallRefusal, Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Notice, Reply, check_size, decode_call, encode_notice, encode_reply
@@ -128,7 +128,7 @@ class Server(Resource):
             if where is not None and keys is None and not insecure and not Address.parse(where).is_loopback:
                 raise ConfigError(
                     f"{Address.parse(where).uri} lets other machines in without keys; make keys with `rl4sys-learner keys DIR`, "
-                    "bind 127.0.0.1, or if that is meant, say insecure=True",
+                    "bind 127.0.0.1, or if that is meant, say so: insecure=True, or --insecure",
                     key="bind",
                 )
         self.name = name
@@ -288,15 +288,20 @@ class Server(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuses what waits (``closing``), joins the threads and closes the sockets. A second call does nothing.
 
+        Called by a callback it only tells the threads to end; its owner's `stop` does the rest.
+
         Raises:
             CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns.
         """
         self._stopping.set()
         self._wakeup.set()
         self._stirred.set()
+        hands, me = list(self._hands), threading.get_ident()
+        if any(hand.ident == me for hand in hands):
+            return
         deadline = time.monotonic() + timeout_s
-        for hand in list(self._hands):
-            if hand.ident != threading.get_ident() and not hand.join(max(0.0, deadline - time.monotonic())):
+        for hand in hands:
+            if not hand.join(max(0.0, deadline - time.monotonic())):
                 raise CallbackStuck(self.name, hand.callback or "no lane", timeout_s)
         self._close_sockets()
 
@@ -514,7 +519,7 @@ class Server(Resource):
                 frames = encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", result))
                 check_size(frames, MAX_FRAME_BYTES)
                 return frames
-            except PayloadError as exc:
+            except Exception as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
                 result = exc
         if isinstance(result, Refuse):
             self.counters.add(f"refused.{result.code}")

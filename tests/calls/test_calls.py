@@ -309,6 +309,16 @@ def test_stopping(server: Server) -> None:
     client.close()
 
 
+def test_a_callback_may_stop_its_server(server: Server) -> None:
+    server.register("last", lambda payload: server.stop() or payload)
+    server.start()
+    with client_of(server) as client:
+        assert client.call("last", 1) == 1
+        server.stop()
+        with pytest.raises(CallTimeout):
+            client.call("last", 2, timeout_s=0.1)
+
+
 def test_a_server_that_is_absent_or_comes_later(tmp_path: Any) -> None:
     address = f"ipc://{tmp_path}/s"
     with Client(address, timeout_s=0.2) as client:

@@ -112,11 +112,13 @@ class Desk:
     Attributes:
         counters: ``calls``, ``calls.METHOD``, ``jobs``, ``again`` (the same call once more), ``refused.CODE``, ``failed``.
         methods: what can be called.
+        pressing: the last call that was taken can run at once, and needs no company: to look for more would only delay it.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self.methods: dict[str, Method] = {}
+        self.pressing = False
         self._lanes: dict[str, _Lane] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
 
@@ -190,10 +192,12 @@ class Desk:
         if session is not None:
             session.waiting[call.number] = request
         self.counters.add("calls")
+        self.pressing = method.max_batch == 1 and not lane.busy
         return None
 
     def next_job(self, now: float) -> Job | None:
         """What to run now, or None. Its lane is busy until `finish`."""
+        self.pressing = False
         for name, lane in self._lanes.items():
             if lane.busy or not lane.queue or self._due(lane) > now:
                 continue

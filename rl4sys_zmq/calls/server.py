@@ -386,32 +386,30 @@ class Server(Resource):
         assert self._router is not None
         beacon_s = look_s = time.monotonic()
         desk, poller, router = self._desk, self._poller, self._router
+        wait_s: float | None = 0.0
         while not self._stopping.is_set():
-            for _ in range(MOST_AT_ONCE):
-                if not self._take_one(router):
-                    break
+            ready = poller.poll(wait_s)
+            if self._wakeup in ready:
+                self._wakeup.clear()
+            if router in ready:
+                for _ in range(MOST_AT_ONCE):
+                    if not self._take_one(router) or desk.pressing:
+                        break
             if self._finished or self._posted:
                 self._send_out(router)
             now = time.monotonic()
-            if self._xpub is not None and now - look_s >= LOOK_S:
+            if self._xpub is not None and (now - look_s >= LOOK_S or self._xpub in ready):
                 look_s = now
                 self._look_at_subscribers(self._xpub)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
                     self._send_beacons(self._xpub)
             job = desk.next_job(now)
-            if job is not None:
-                if not self._run_job(hand, job, router):
-                    return
-                continue
-            wait_s = desk.wait_s(now)
+            if job is not None and not self._run_job(hand, job, router):
+                return
+            wait_s = desk.wait_s(time.monotonic())
             if self._xpub is not None:
                 wait_s = min(beacon_s + BEACON_S - now, wait_s if wait_s is not None else BEACON_S)
-            ready = poller.poll(wait_s)
-            if self._wakeup in ready:
-                self._wakeup.clear()
-            if self._xpub in ready:
-                look_s = 0.0
         self._say_closing(router)
 
     # ---- what comes in
@@ -549,6 +547,9 @@ class Server(Resource):
         return encode_notice(Notice(0, self._id, latest, topic, None))
 
     def _say_closing(self, router: Socket) -> None:
+        for _ in range(MOST_AT_ONCE):
+            if not self._take_one(router):
+                break
         for request in self._desk.drop_all():
             self._send(router, request.peer, self._reply(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
 

@@ -125,6 +125,8 @@ def encode_notice(notice: Notice) -> list[Frame]:
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
     """Raises PayloadError when one of a message's frames has more than `limit` bytes: whoever receives it would hang up."""
+    if len(frames) == 1 and len(frames[0]) <= limit:
+        return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
     if largest > limit:
         raise PayloadError("payload", f"a part of {largest} bytes; the limit is {limit}: send it in pieces, or coded")

@@ -194,8 +194,8 @@ class _Reader:
     """One tree that comes in."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
-        self.frames = [memoryview(frame) for frame in frames]
-        self.left = sum(len(frame) for frame in self.frames)
+        self.frames = [memoryview(frame) for frame in frames] if frames else []
+        self.left = sum([len(frame) for frame in frames]) if frames else 0
         """How many bytes may still be pointed at: each once, or a short message could be made a tree that fills the memory."""
 
     def read(self, value: Any, depth: int) -> Tree:

@@ -42,6 +42,8 @@ QUIET_TICKS = 50
 """After so many ticks without a job the thread that stands by sleeps until the next one."""
 BEACON_S = 1.0
 LOOK_S = 0.1
+LEAST_POLL_S, NAP_S = 0.001, 0.000_1
+"""What a poll can wait at least, and how long a wait that is shorter sleeps before it looks again, in seconds."""
 MAX_DETAIL = 4000
 ACCESS_FILE = "clients.toml"
 CALL_ROLE, READ_ROLE = "call", "read_weights"
@@ -58,11 +60,13 @@ class Batching:
 
     Attributes:
         max_size: the most calls of one batch.
-        max_wait_s: how long the first waits for others, in seconds. With 0 a batch is what came while the last one ran.
+        max_wait_s: how long the first waits for others, in seconds. With 0 a batch is what came while the last one ran. With None
+            those who were just answered may ask again, for a quarter of the time that the last batch took (at most 20 ms): a lone
+            caller never waits.
     """
 
     max_size: int = 32
-    max_wait_s: float = 0.0
+    max_wait_s: float | None = None
 
 
 class _Hand(Worker):
@@ -388,6 +392,9 @@ class Server(Resource):
         desk, poller, router = self._desk, self._poller, self._router
         wait_s: float | None = 0.0
         while not self._stopping.is_set():
+            if wait_s and wait_s < LEAST_POLL_S:  # for a batch to become fuller; a poll would take too long
+                time.sleep(min(wait_s, NAP_S))
+                wait_s = 0.0
             ready = poller.poll(wait_s)
             if self._wakeup in ready:
                 self._wakeup.clear()
@@ -522,7 +529,7 @@ class Server(Resource):
         return encode_reply(Reply(call.number, call.session, self._id, code, text, None))
 
     def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
-        self._desk.finish(job, answers)
+        self._desk.finish(job, answers, time.monotonic())
         for request, answer in zip(job.requests, answers, strict=True):
             self._send(router, request.peer, answer)
 

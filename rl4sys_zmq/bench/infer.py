@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ __all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "Policy", "measure_calls", "meas
 INPUTS, OUTPUTS = 256, 4
 CALLERS = 8
 PATIENCE_S = 60.0
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SOME = 8
 """How many different observations a caller has."""
 
@@ -101,9 +103,7 @@ def _rate(server: Any, caller: Any, policy: Policy, seconds: float, callers: int
     return sum(len(times) for times in _run(server, caller, policy, seconds, callers)) / seconds
 
 
-def _run(
-    server: Any, caller: Any, policy: Policy, seconds: float, callers: int, pause_s: float = 0.0
-) -> list[list[float]]:
+def _run(server: Any, caller: Any, policy: Policy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
     """The times of every call of every caller, once all of them are connected."""
     with contextlib.ExitStack() as stack:
         serving = stack.enter_context(_child(server, policy))
@@ -194,11 +194,12 @@ def _recv(pipe: Connection) -> Any:
 
 @contextlib.contextmanager
 def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
-    """A fresh process with one end of a pipe; ended in the end."""
+    """A fresh process with one end of a pipe, whose numpy has one thread; ended in the end."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *arguments))
-    process.start()
+    with _one_thread():
+        process.start()
     there.close()
     try:
         yield here
@@ -208,3 +209,18 @@ def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
             process.terminate()
             process.join()
         here.close()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """What is started meanwhile computes with one thread: processes with as many as there are cores are in each other's way."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -101,9 +101,9 @@ class Job:
 class _Lane:
     """What waits for its turn, and whom to wait for before a batch begins.
 
-    Callers that ask again once they are answered would fall into two groups, each waiting while the other's batch runs: twice the
-    work for half the batch. So a lane that has finished a batch waits until as many calls have come as the callers of its last two
-    batches make at once, but no later than `until_s`.
+    Callers that ask again once they are answered would fall into two groups, each waiting while the other's batch runs.
+    So a lane that has finished a batch waits until as many calls have come as the callers of its last two batches make at once,
+    but no later than `until_s`.
     """
 
     queue: deque[Request] = field(default_factory=deque)

@@ -197,6 +197,12 @@ def _infer(options: Options, say: Say) -> Record:
     for policy in (*PERCEPTRONS, *DEVICES):
         label = f"{CALLERS} callers, {policy}, calls/s"
         record[label] = _line(say, label, measure_calls(policy, options.pairs, options.seconds), 0, HIGHER)
+    for policy, callers in product((PERCEPTRONS[0], *DEVICES), (1, CALLERS)) if options.peers else ():
+        how = "--seconds", options.seconds, "--callers", callers, "--device-s", policy.device_s, "--hidden", *policy.hidden
+        if (peer := _peer(say, "infer_pickle", *how)) is not None:
+            label = f"{callers} caller{'s' * (callers > 1)}, {policy}: {peer['peer']}, calls/s"
+            say(f"{label:60} {peer['calls_per_s']:11.0f}; {peer['median_us']:.0f} us")
+            record[label] = peer
     return record
 
 

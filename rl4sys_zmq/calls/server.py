@@ -554,9 +554,6 @@ class Server(Resource):
         return encode_notice(Notice(0, self._id, latest, topic, None))
 
     def _say_closing(self, router: Socket) -> None:
-        for _ in range(MOST_AT_ONCE):
-            if not self._take_one(router):
-                break
         for request in self._desk.drop_all():
             self._send(router, request.peer, self._reply(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
 

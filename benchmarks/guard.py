@@ -17,7 +17,7 @@ from rl4sys_zmq.bench.guard import TOLERANCE, regressions
 from rl4sys_zmq.bench.questions import QUESTIONS, Options, measure
 
 RESULTS = Path(__file__).parent / "results"
-GUARDED = ("step.json", "ingress.json", "durable.json", "weights.json", "fanout.json")
+GUARDED = ("step.json", "ingress.json", "durable.json", "weights.json", "fanout.json", "infer.json")
 
 
 def main() -> None:

@@ -137,6 +137,17 @@ def fanout() -> str:
     return out
 
 
+def infer() -> str:
+    out = "| remote inference | ours | bare REQ and REP | ratio | goal | reached |\n|---|---|---|---|---|---|\n"
+    for label, found in load("infer")["results"]["infer"].items():
+        if "ratio" not in found:
+            out += f"| {label}; {found['median_us']} us at the median | - | {number(found['calls_per_s'])} | - | - | - |\n"
+            continue
+        goal = ("1.3 x raw", found["ratio"] <= 1.3) if label.startswith("round trip") else ("4 x raw", found["ratio"] >= 4.0)
+        out += pairs_row(label, found, *goal)
+    return out
+
+
 def train() -> str:
     rows = load("train")["rows"]
     out = "| seed | ours | steps/s |" + "".join(f" {rows[0][p]['peer']} | steps/s |" for p in peers_of(rows)) + "\n"
@@ -161,6 +172,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "diffs": diffs,
     "coder": coder,
     "fanout": fanout,
+    "infer": infer,
     "train": train,
 }
 

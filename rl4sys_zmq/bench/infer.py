@@ -3,7 +3,8 @@
 Layout, the same on both sides: a server in one process, each caller in its own, all over tcp on this machine. An observation of
 256 float32 (1 KB) goes in, four numbers come out; the server runs the same perceptron in numpy, each caller checks its answer.
 The bare server has pyzmq's REP socket, which answers one request after the other, and no format: raw bytes of the observation in,
-of the answer out.
+of the answer out. Batches pay where a forward pass for several costs less than as many passes for one: on processors for
+perceptrons that are large enough to wait for memory, on accelerators almost always; `DEVICES` stand for these: they sleep.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import contextlib
 import functools
 import itertools
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,26 +27,48 @@ from numpy.typing import NDArray
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
 from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer
 
-__all__ = ["CALLERS", "HIDDEN", "measure_calls", "measure_round_trip"]
+__all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "Policy", "measure_calls", "measure_round_trip"]
 
 INPUTS, OUTPUTS = 256, 4
-HIDDEN = ((64, 64), (512, 512))
-"""Of the perceptrons that are served."""
 CALLERS = 8
 PATIENCE_S = 60.0
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SOME = 8
 """How many different observations a caller has."""
 
 Forward = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
-def forward(hidden: tuple[int, ...]) -> Forward:
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What is served.
+
+    Attributes:
+        hidden: widths of the layers of a perceptron in numpy.
+        device_s: for how long a pass sleeps besides, in seconds, however many observations it is for: an accelerator's time.
+    """
+
+    hidden: tuple[int, ...]
+    device_s: float = 0.0
+
+    def __str__(self) -> str:
+        """For a table."""
+        return f"{self.device_s * 1e3:g} ms a pass" if self.device_s else "-".join(map(str, self.hidden))
+
+
+PERCEPTRONS = (Policy((64, 64)), Policy((512, 512)), Policy((2048, 2048)))
+DEVICES = (Policy((64, 64), 0.001), Policy((64, 64), 0.005))
+
+
+def forward(policy: Policy) -> Forward:
     """A perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
     rng = np.random.default_rng(0)
-    sizes = [INPUTS, *hidden, OUTPUTS]
+    sizes = [INPUTS, *policy.hidden, OUTPUTS]
     weights = [rng.normal(0.0, n**-0.5, (n, m)).astype(np.float32) for n, m in itertools.pairwise(sizes)]
 
     def run(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        if policy.device_s:
+            time.sleep(policy.device_s)
         for weight in weights[:-1]:
             x = np.tanh(x @ weight)
         out: NDArray[np.float32] = x @ weights[-1]
@@ -52,40 +77,38 @@ def forward(hidden: tuple[int, ...]) -> Forward:
     return run
 
 
-def measure_round_trip(hidden: tuple[int, ...], pairs: int, seconds: float, pause_s: float = 0.0) -> Pairs:
+def measure_round_trip(policy: Policy, pairs: int, seconds: float, pause_s: float = 0.0) -> Pairs:
     """Microseconds of one caller's round trip, the median of a measurement.
 
     Without a pause the processors stay awake on both sides; a caller that pauses between its calls, as a control loop does, pays
     for waking them, on both sides.
     """
-    load = hidden, seconds, pause_s
+    load = policy, seconds, pause_s
     ours = functools.partial(_median_us, _serve, _call, *load)
     return measure_pairs(ours, functools.partial(_median_us, _serve_bare, _call_bare, *load), pairs, warm=False)
 
 
-def measure_calls(hidden: tuple[int, ...], pairs: int, seconds: float, callers: int = CALLERS) -> Pairs:
+def measure_calls(policy: Policy, pairs: int, seconds: float, callers: int = CALLERS) -> Pairs:
     """Calls per second of all callers together; the callers' count is the truth."""
-    ours = functools.partial(_rate, _serve, _call, hidden, seconds, callers)
-    return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, hidden, seconds, callers), pairs, warm=False)
+    ours = functools.partial(_rate, _serve, _call, policy, seconds, callers)
+    return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 
 
-def _median_us(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, pause_s: float) -> float:
-    (times,) = _run(server, caller, hidden, seconds, 1, pause_s)
+def _median_us(server: Any, caller: Any, policy: Policy, seconds: float, pause_s: float) -> float:
+    (times,) = _run(server, caller, policy, seconds, 1, pause_s)
     return 1e6 * float(np.median(times))
 
 
-def _rate(server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, callers: int) -> float:
-    return sum(len(times) for times in _run(server, caller, hidden, seconds, callers)) / seconds
+def _rate(server: Any, caller: Any, policy: Policy, seconds: float, callers: int) -> float:
+    return sum(len(times) for times in _run(server, caller, policy, seconds, callers)) / seconds
 
 
-def _run(
-    server: Any, caller: Any, hidden: tuple[int, ...], seconds: float, callers: int, pause_s: float = 0.0
-) -> list[list[float]]:
+def _run(server: Any, caller: Any, policy: Policy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
     """The times of every call of every caller, once all of them are connected."""
     with contextlib.ExitStack() as stack:
-        serving = stack.enter_context(_child(server, hidden))
+        serving = stack.enter_context(_child(server, policy))
         port = _recv(serving)
-        calling = [stack.enter_context(_child(caller, port, hidden, seconds, pause_s)) for _ in range(callers)]
+        calling = [stack.enter_context(_child(caller, port, policy, seconds, pause_s)) for _ in range(callers)]
         for pipe in calling:
             assert _recv(pipe) == "ready"
         for pipe in calling:
@@ -95,8 +118,8 @@ def _run(
         return times
 
 
-def _serve(pipe: Connection, hidden: tuple[int, ...]) -> None:
-    run = forward(hidden)
+def _serve(pipe: Connection, policy: Policy) -> None:
+    run = forward(policy)
     with InferenceServer(0) as server:
         server.register_interface("policy", lambda payload: {"act": run(payload["obs"])}, Batching(max_size=32))
         server.start(threaded=True)
@@ -104,13 +127,13 @@ def _serve(pipe: Connection, hidden: tuple[int, ...]) -> None:
         pipe.recv()
 
 
-def _call(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float, pause_s: float) -> None:
+def _call(pipe: Connection, port: int, policy: Policy, seconds: float, pause_s: float) -> None:
     with InferenceClient("127.0.0.1", port) as client:
-        _loop(pipe, hidden, seconds, pause_s, lambda observation: client.call("policy", {"obs": observation})["act"])
+        _loop(pipe, policy, seconds, pause_s, lambda observation: client.call("policy", {"obs": observation})["act"])
 
 
-def _serve_bare(pipe: Connection, hidden: tuple[int, ...]) -> None:
-    run = forward(hidden)
+def _serve_bare(pipe: Connection, policy: Policy) -> None:
+    run = forward(policy)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     rep = context.socket(zmq.REP)
     pipe.send(rep.bind_to_random_port("tcp://127.0.0.1"))
@@ -127,7 +150,7 @@ def _serve_bare(pipe: Connection, hidden: tuple[int, ...]) -> None:
     context.term()
 
 
-def _call_bare(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: float, pause_s: float) -> None:
+def _call_bare(pipe: Connection, port: int, policy: Policy, seconds: float, pause_s: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     req = context.socket(zmq.REQ)
     req.connect(f"tcp://127.0.0.1:{port}")
@@ -136,14 +159,14 @@ def _call_bare(pipe: Connection, port: int, hidden: tuple[int, ...], seconds: fl
         req.send(observation.tobytes())
         return np.frombuffer(req.recv(), np.float32)
 
-    _loop(pipe, hidden, seconds, pause_s, ask)
+    _loop(pipe, policy, seconds, pause_s, ask)
     req.close(linger=0)
     context.term()
 
 
-def _loop(pipe: Connection, hidden: tuple[int, ...], seconds: float, pause_s: float, ask: Forward) -> None:
+def _loop(pipe: Connection, policy: Policy, seconds: float, pause_s: float, ask: Forward) -> None:
     """A caller's process: asks for `seconds`, one question after the other, and tells how long each took."""
-    run = forward(hidden)
+    run = forward(policy)
     observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)
     answers = [run(o) for o in observations]
     for observation, answer in zip(observations, answers, strict=True):
@@ -171,11 +194,12 @@ def _recv(pipe: Connection) -> Any:
 
 @contextlib.contextmanager
 def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
-    """A fresh process with one end of a pipe; ended in the end."""
+    """A fresh process with one end of a pipe, whose numpy has one thread; ended in the end."""
     spawn = multiprocessing.get_context("spawn")
     here, there = spawn.Pipe()
     process = spawn.Process(target=target, args=(there, *arguments))
-    process.start()
+    with _one_thread():
+        process.start()
     there.close()
     try:
         yield here
@@ -185,3 +209,18 @@ def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
             process.terminate()
             process.join()
         here.close()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """What is started meanwhile computes with one thread: processes with as many as there are cores are in each other's way."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -16,6 +16,7 @@ from rl4sys_zmq.bench.counting import CountingLearner
 from rl4sys_zmq.bench.diffs import measure_diffs
 from rl4sys_zmq.bench.fanout import CASES, LEVELS, measure_fanout
 from rl4sys_zmq.bench.footprint import measure_footprint, measure_overhead, measure_running
+from rl4sys_zmq.bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
 from rl4sys_zmq.bench.ingress import append_rate, ours, raw
 from rl4sys_zmq.bench.ingress_load import PAYLOADS, bytes_per_item
 from rl4sys_zmq.bench.machine import machine_record
@@ -34,6 +35,7 @@ P1_CASES = ((64, 1), (64, 4), (16, 1), (1, 1))
 """Trajectories in a message, and senders."""
 LARGE = ("P2", "P3")
 DURABLE_BATCHES = (64, 16)
+INFER_PAUSES_S = (0.0, 0.001)
 INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
 TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
@@ -187,6 +189,23 @@ def _in_memory(options: Options, say: Say, name: str, batch: int, actors: int) -
     return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
 
 
+def _infer(options: Options, say: Say) -> Record:
+    record = {}
+    for policy, pause_s in product(PERCEPTRONS, INFER_PAUSES_S):
+        label = f"round trip, {policy}, {f'{pause_s * 1e3:g} ms apart' if pause_s else 'tight loop'}, us"
+        record[label] = _line(say, label, measure_round_trip(policy, options.pairs, options.seconds, pause_s), 0)
+    for policy in (*PERCEPTRONS, *DEVICES):
+        label = f"{CALLERS} callers, {policy}, calls/s"
+        record[label] = _line(say, label, measure_calls(policy, options.pairs, options.seconds), 0, HIGHER)
+    for policy, callers in product((PERCEPTRONS[0], *DEVICES), (1, CALLERS)) if options.peers else ():
+        how = "--seconds", options.seconds, "--callers", callers, "--device-s", policy.device_s, "--hidden", *policy.hidden
+        if (peer := _peer(say, "infer_pickle", *how)) is not None:
+            label = f"{callers} caller{'s' * (callers > 1)}, {policy}: {peer['peer']}, calls/s"
+            say(f"{label:60} {peer['calls_per_s']:11.0f}; {peer['median_us']:.0f} us")
+            record[label] = peer
+    return record
+
+
 def _durable(options: Options, say: Say) -> Record:
     payload, record = PAYLOADS["P1"], {}
     for batch in DURABLE_BATCHES:
@@ -274,6 +293,7 @@ QUESTIONS: dict[str, Callable[[Options, Say], Record]] = {
     "fanout": _fanout,
     "ingress": _ingress,
     "durable": _durable,
+    "infer": _infer,
     "coding": _coding,
     "weights": _weights,
     "train": _train,

@@ -10,7 +10,7 @@ its first ``$hello`` until it has been silent for `SESSION_S`; with a session fo
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +26,10 @@ MAX_SESSIONS = 4096
 SESSION_S = 600.0
 """How long a silent session is remembered, in seconds. A caller repeats a call at least each few seconds while it waits."""
 
+PATIENCE = 0.25
+"""For which share of the time that its last batch took a lane waits for those it has just answered to ask again, unless told."""
+LEAST_PATIENCE_S, MOST_PATIENCE_S = 100e-6, 0.02
+"""Nobody asks again sooner; nobody waits longer. In seconds."""
 MAX_ANSWERS = 256
 """How many answers are kept for one session."""
 
@@ -52,7 +56,7 @@ class Method:
         role: what the caller's key must have.
         client_id: the client that the caller's key must be for; empty: any.
         max_batch: the most calls of one job.
-        max_wait_s: how long the first of them waits for more, in seconds; 0: what has come by then.
+        max_wait_s: how long the first of them waits for more, in seconds; 0: what has come by then; None: see `_Lane`.
         max_queue: how many may wait; more are refused (``busy``).
     """
 
@@ -61,7 +65,7 @@ class Method:
     lane: str = "main"
     role: str = "call"
     max_batch: int = 1
-    max_wait_s: float = 0.0
+    max_wait_s: float | None = 0.0
     max_queue: int = 1024
     client_id: str = ""
 
@@ -92,12 +96,29 @@ class Job:
     lane: str
     method: Method
     requests: list[Request]
+    began_s: float
 
 
 @dataclass(slots=True)
 class _Lane:
+    """What waits for its turn, and whom to wait for before a batch begins.
+
+    Callers that ask again once they are answered would fall into two groups, each waiting while the other's batch runs.
+    So a lane that has finished a batch waits until as many calls have come as the callers of its last two batches make at once,
+    but no later than `until_s`.
+    """
+
     queue: deque[Request] = field(default_factory=deque)
     busy: bool = False
+    last: Counter[int] = field(default_factory=Counter)
+    expected: int = 1
+    until_s: float = 0.0
+
+    def batch_over(self, requests: Sequence[Request], began_s: float, now: float) -> None:
+        before, self.last = self.last, Counter([r.call.session for r in requests])
+        self.expected = (before | self.last).total()
+        patience_s = min(PATIENCE * (now - began_s), MOST_PATIENCE_S)
+        self.until_s = now + patience_s if patience_s >= LEAST_PATIENCE_S else now
 
 
 @dataclass(slots=True)
@@ -114,11 +135,13 @@ class Desk:
     Attributes:
         counters: ``calls``, ``jobs``, ``again`` (the same call once more), ``refused.CODE``, ``failed``.
         methods: what can be called.
+        pressing: the last call that was taken can run at once, and needs no company: to look for more would only delay it.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self.methods: dict[str, Method] = {}
+        self.pressing = False
         self._lanes: dict[str, _Lane] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
 
@@ -130,7 +153,7 @@ class Desk:
         """
         if method.name in self.methods:
             raise ConfigError(f"{method.name!r} is registered already", key=method.name)
-        if method.max_batch < 1 or method.max_queue < 1 or not 0 <= method.max_wait_s < 60:
+        if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:
             raise ConfigError(
                 f"{method.name!r}: max_batch {method.max_batch} and max_queue {method.max_queue} must be at least 1, max_wait_s "
                 f"{method.max_wait_s} between 0 and 60",
@@ -192,10 +215,12 @@ class Desk:
         if session is not None:
             session.waiting[call.number] = request
         self.counters.add("calls")
+        self.pressing = method.max_batch == 1 and not lane.busy
         return None
 
     def next_job(self, now: float) -> Job | None:
         """What to run now, or None. Its lane is busy until `finish`."""
+        self.pressing = False
         for name, lane in self._lanes.items():
             if lane.busy or not lane.queue or self._due(lane) > now:
                 continue
@@ -205,7 +230,7 @@ class Desk:
                 requests.append(lane.queue.popleft())
             lane.busy = True
             self.counters.add("jobs")
-            return Job(name, method, requests)
+            return Job(name, method, requests, now)
         return None
 
     def wait_s(self, now: float) -> float | None:
@@ -217,9 +242,12 @@ class Desk:
         """Whether the caller does not wait any more."""
         return (now - request.came_s) * 1000 > request.call.timeout_ms
 
-    def finish(self, job: Job, answers: Sequence[list[Frame]]) -> None:
+    def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
         """A job is done: keeps what may be asked for again, and frees the lane."""
-        self._lanes[job.lane].busy = False
+        lane = self._lanes[job.lane]
+        lane.busy = False
+        if job.method.max_batch > 1:
+            lane.batch_over(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
             session = self._sessions.get(request.call.session)
             if session is None:
@@ -253,4 +281,6 @@ class Desk:
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(lane.queue) >= method.max_batch:
             return first.came_s
+        if method.max_wait_s is None:
+            return lane.until_s if len(lane.queue) < lane.expected else first.came_s
         return first.came_s + method.max_wait_s

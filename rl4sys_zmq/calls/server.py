@@ -42,6 +42,8 @@ QUIET_TICKS = 50
 """After so many ticks without a job the thread that stands by sleeps until the next one."""
 BEACON_S = 1.0
 LOOK_S = 0.1
+LEAST_POLL_S, NAP_S = 0.001, 0.000_1
+"""What a poll can wait at least, and how long a wait that is shorter sleeps before it looks again, in seconds."""
 MAX_DETAIL = 4000
 ACCESS_FILE = "clients.toml"
 CALL_ROLE, READ_ROLE = "call", "read_weights"
@@ -58,11 +60,13 @@ class Batching:
 
     Attributes:
         max_size: the most calls of one batch.
-        max_wait_s: how long the first waits for others, in seconds. With 0 a batch is what came while the last one ran.
+        max_wait_s: how long the first waits for others, in seconds. With 0 a batch is what came while the last one ran. With None
+            those who were just answered may ask again, for a quarter of the time that the last batch took (at most 20 ms): a lone
+            caller never waits.
     """
 
     max_size: int = 32
-    max_wait_s: float = 0.0
+    max_wait_s: float | None = None
 
 
 class _Hand(Worker):
@@ -393,32 +397,33 @@ class Server(Resource):
         assert self._router is not None
         beacon_s = look_s = time.monotonic()
         desk, poller, router = self._desk, self._poller, self._router
+        wait_s: float | None = 0.0
         while not self._stopping.is_set():
-            for _ in range(MOST_AT_ONCE):
-                if not self._take_one(router):
-                    break
+            if wait_s and wait_s < LEAST_POLL_S:  # for a batch to become fuller; a poll would take too long
+                time.sleep(min(wait_s, NAP_S))
+                wait_s = 0.0
+            ready = poller.poll(wait_s)
+            if self._wakeup in ready:
+                self._wakeup.clear()
+            if router in ready:
+                for _ in range(MOST_AT_ONCE):
+                    if not self._take_one(router) or desk.pressing:
+                        break
             if self._finished or self._posted:
                 self._send_out(router)
             now = time.monotonic()
-            if self._xpub is not None and now - look_s >= LOOK_S:
+            if self._xpub is not None and (now - look_s >= LOOK_S or self._xpub in ready):
                 look_s = now
                 self._look_at_subscribers(self._xpub)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
                     self._send_beacons(self._xpub)
             job = desk.next_job(now)
-            if job is not None:
-                if not self._run_job(hand, job, router):
-                    return
-                continue
-            wait_s = desk.wait_s(now)
+            if job is not None and not self._run_job(hand, job, router):
+                return
+            wait_s = desk.wait_s(time.monotonic())
             if self._xpub is not None:
                 wait_s = min(beacon_s + BEACON_S - now, wait_s if wait_s is not None else BEACON_S)
-            ready = poller.poll(wait_s)
-            if self._wakeup in ready:
-                self._wakeup.clear()
-            if self._xpub in ready:
-                look_s = 0.0
         self._say_closing(router)
 
     # ---- what comes in
@@ -533,7 +538,7 @@ class Server(Resource):
         return encode_reply(Reply(call.number, call.session, self._id, code, text, None))
 
     def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
-        self._desk.finish(job, answers)
+        self._desk.finish(job, answers, time.monotonic())
         for request, answer in zip(job.requests, answers, strict=True):
             self._send(router, request.peer, answer)
 

@@ -192,6 +192,9 @@ class Session:
         """For how long nothing is due unless something comes, in seconds; a day when nothing is under way."""
         if not self.under_way:
             return 86_400.0
+        if len(self.under_way) == 1 and self.welcome is not None:
+            (pending,) = self.under_way.values()
+            return max(0.0, min(pending.due_s, pending.deadline_s) - now)
         if self._hello is not None or self.welcome is None:
             due_s = self._hello.due_s if self._hello is not None else now
             return max(0.0, min([due_s, *(p.deadline_s for p in self.under_way.values())]) - now)

@@ -15,6 +15,7 @@ PARTS = {
     "ingress": ("ingress", "durable", "coding"),
     "weights": ("weights",),
     "fanout": ("fanout",),
+    "infer": ("infer",),
     "train": ("train",),
 }
 """What `--what` may say, and the questions that it means."""

@@ -217,7 +217,7 @@ def check(file: Path) -> None:
 @main.command()
 @option(
     "--what",
-    type=click.Choice(["step", "ingress", "weights", "fanout", "train"]),
+    type=click.Choice(["step", "ingress", "weights", "fanout", "infer", "train"]),
     multiple=True,
     help="Only this, repeatable.  [default: all]",
 )
@@ -229,7 +229,8 @@ def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: 
     """Measure the published figures on this machine, each beside a baseline that runs in turn with it.
 
     step: what acting costs, import, memory, a control loop, collected steps. ingress: trajectories in, also to disk.
-    weights: the bytes of diffs. fanout: an update's way to the actors. train: CartPole to 475.
+    weights: the bytes of diffs. fanout: an update's way to the actors.
+    infer: remote inference, beside REQ and REP. train: CartPole to 475.
     """
     from rl4sys_zmq.cli.app import require
     from rl4sys_zmq.cli.bench import bench as run

@@ -20,6 +20,8 @@ from rl4sys_zmq.transports.rights import Grants, cut_off, user_of
 __all__ = ["Endpoint"]
 
 _NOBODY = -1
+_LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+"""Flags of the last frame of a message and of those before. As numbers: to combine flags costs as much as to send a frame."""
 
 
 class Endpoint(Tracked):
@@ -82,7 +84,8 @@ class Endpoint(Tracked):
             TransportError: for an empty message, a router's without a body, or a call from another thread.
             Closed: after `close`.
         """
-        self.check_owner()
+        if self.owner != threading.get_ident() or self._closed:
+            self.check_owner()
         last = len(frames) - 1
         if last + 1 < self._fewest:
             raise TransportError(f"a {self.role} sends at least {self._fewest} frame(s), not {last + 1}")
@@ -93,7 +96,8 @@ class Endpoint(Tracked):
         result = Sent.OK
         for index, frame in enumerate(frames):
             try:
-                self.raw.send(_shared(frame), zmq.DONTWAIT if index == last else zmq.DONTWAIT | zmq.SNDMORE)
+                held = frame if type(frame) is bytes else _shared(frame)
+                self.raw.send(held, _LAST if index == last else _MORE)
             except zmq.Again:
                 result = Sent.FULL
                 if index == 0:
@@ -135,7 +139,7 @@ class Endpoint(Tracked):
             TransportError: for a call from another thread.
             Closed: after `close`.
         """
-        return self._recv(max_frames, zmq.DONTWAIT)
+        return self._recv(max_frames, _LAST)
 
     def recv_wait(self, timeout_s: float, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
         """Like `recv`, but waits for a message, at most `timeout_s` seconds. Only for a thread that may stand still.
@@ -153,7 +157,8 @@ class Endpoint(Tracked):
         return self._recv(max_frames, 0)
 
     def _recv(self, max_frames: int, flags: int) -> list[Frame] | None:
-        self.check_owner()
+        if self.owner != threading.get_ident() or self._closed:
+            self.check_owner()
         try:
             frame = self._first = self.raw.recv(flags, copy=False)
             frames = [_owned(frame)]
@@ -163,7 +168,7 @@ class Endpoint(Tracked):
                 self._grants.note(frame)
             count = 1
             while frame.more:
-                frame = self.raw.recv(zmq.DONTWAIT, copy=False)
+                frame = self.raw.recv(_LAST, copy=False)
                 count += 1
                 if count <= max_frames:
                     frames.append(_owned(frame))

@@ -30,6 +30,7 @@ class Poller(Resource):
     def __init__(self) -> None:
         self._raw = zmq.Poller()
         self._sources: dict[object, Source] = {}
+        self._sockets: list[Socket] = []
 
     def register(self, source: Source, *, read: bool = True, write: bool = False) -> None:
         """Adds a source, or changes what is waited for.
@@ -42,12 +43,14 @@ class Poller(Resource):
         key = _pollable(source)
         self._raw.register(key, (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0))
         self._sources[key] = source
+        self._sockets = [s for s in self._sources.values() if isinstance(s, Socket)]
 
     def unregister(self, source: Source) -> None:
         """Removes a source, before it is closed. One that is not there is left alone."""
         key = _pollable(source)
         if self._sources.pop(key, None) is not None:
             self._raw.unregister(key)
+            self._sockets = [s for s in self._sources.values() if isinstance(s, Socket)]
 
     def poll(self, timeout_s: float | None) -> set[Source]:
         """Waits until a source is ready, at most `timeout_s` seconds (0: does not wait; None: for ever).
@@ -57,9 +60,8 @@ class Poller(Resource):
         Raises:
             TransportError: when a source was closed and is still here, or belongs to another thread.
         """
-        for source in self._sources.values():
-            if isinstance(source, Socket):
-                source.check_owner()
+        for socket in self._sockets:
+            socket.check_owner()
         try:
             ready = self._raw.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
         except zmq.ZMQError as exc:
@@ -71,6 +73,7 @@ class Poller(Resource):
         for key in list(self._sources):
             self._raw.unregister(key)
         self._sources.clear()
+        self._sockets = []
 
 
 def _pollable(source: Source) -> zmq.Socket[bytes] | int:

@@ -24,8 +24,8 @@ ANSWERED, FAILED = "", "failed"
 """The codes of a reply besides those of `CallRefusal`."""
 
 _CODES = frozenset({ANSWERED, FAILED, *CallRefusal})
-_U64 = 1 << 64
 MAX_NAME = 256
+_INT = {int}
 
 
 class Call(NamedTuple):
@@ -125,6 +125,8 @@ def encode_notice(notice: Notice) -> list[Frame]:
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
     """Raises PayloadError when one of a message's frames has more than `limit` bytes: whoever receives it would hang up."""
+    if len(frames) == 1 and len(frames[0]) <= limit:
+        return
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
     if largest > limit:
         raise PayloadError("payload", f"a part of {largest} bytes; the limit is {limit}: send it in pieces, or coded")
@@ -151,21 +153,21 @@ def decode_call(frames: Sequence[Frame]) -> Call | Reply | Notice:
 
 def _read_call(number: int, fields: list[Any], body: Sequence[Frame]) -> Call:
     session, acked, timeout_ms, once, method, skeleton = fields
-    if not (_count(session) and _count(acked) and _count(timeout_ms) and type(once) is bool and _name(method)):
+    if not (_counts(session, acked, timeout_ms) and type(once) is bool and _name(method)):
         raise ProtocolError(Refusal.MALFORMED, "a call with a field of another kind")
     return Call(number, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
 
 
 def _read_reply(number: int, fields: list[Any], body: Sequence[Frame]) -> Reply:
     session, server, code, detail, skeleton = fields
-    if not (_count(session) and _count(server) and type(code) is str and code in _CODES and type(detail) is str):
+    if not (_counts(session, server) and type(code) is str and code in _CODES and type(detail) is str):
         raise ProtocolError(Refusal.MALFORMED, "a reply with a field of another kind")
     return Reply(number, session, server, code, detail, unpack_tree(skeleton, body))
 
 
 def _read_notice(number: int, fields: list[Any], body: Sequence[Frame]) -> Notice:
     server, latest, topic, skeleton = fields
-    if not (_count(server) and _count(latest) and _name(topic)):
+    if not (_counts(server, latest) and _name(topic)):
         raise ProtocolError(Refusal.MALFORMED, "a notice with a field of another kind")
     return Notice(number, server, latest, topic, unpack_tree(skeleton, body))
 
@@ -185,8 +187,9 @@ def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> lis
     return [seal(pack_prefix(kind, len(body), len(header), size, number), header, body), *body]
 
 
-def _count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _U64
+def _counts(*values: Any) -> bool:
+    """Whether all are numbers from 0 on; msgpack has none beyond 64 bits."""
+    return set(map(type, values)) == _INT and min(values) >= 0
 
 
 def _name(value: object) -> bool:

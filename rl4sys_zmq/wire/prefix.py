@@ -124,7 +124,7 @@ def read_prefix(frames: Sequence[Frame], *, verify: bool = True) -> tuple[int, i
         raise ProtocolError(Refusal.FEATURE, f"flags {flags:#010x} hold a feature that this side does not know")
     if count_frames != len(frames) - 1:
         raise ProtocolError(Refusal.FRAMES, f"{len(frames) - 1} body frames, {count_frames} announced")
-    if PREFIX_BYTES + header != len(head) or body != sum(len(f) for f in frames[1:]):
+    if PREFIX_BYTES + header != len(head) or body != (sum([len(f) for f in frames[1:]]) if count_frames else 0):
         raise ProtocolError(Refusal.MALFORMED, "the lengths in the prefix are not those of the frames")
     (expected,) = _CHECKSUM.unpack_from(head, 40)
     if verify and checksum(head, frames[1:]) != expected:

@@ -44,6 +44,7 @@ MAX_TREE_FRAMES = 128
 _DTYPES = {np.dtype(d): d for d in DTYPES}
 _BY_NAME = {d: np.dtype(d) for d in DTYPES}
 _PLAIN = frozenset({type(None), bool, float})
+_AS_IT_IS = _PLAIN | {int, str, bytes}
 _MANY = frozenset({dict, list, tuple})
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
 _ALIGN = 8
@@ -75,7 +76,10 @@ class _Packer:
         if kind in _MANY and len(value) > MAX_ITEMS:
             raise PayloadError("", f"{len(value)} entries in one {kind.__name__}; the limit is {MAX_ITEMS}: use an array")
         if kind is dict:
-            return {self.key(k): self.entry(k, v, depth) for k, v in value.items()}
+            return {
+                k if type(k) is str and len(k) <= MAX_KEY else self.key(k): v if type(v) in _PLAIN else self.entry(k, v, depth)
+                for k, v in value.items()
+            }
         if kind is list:
             return [self.entry(i, v, depth) for i, v in enumerate(value)]
         if kind is tuple:
@@ -194,13 +198,13 @@ class _Reader:
     """One tree that comes in."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:
-        self.frames = [memoryview(frame) for frame in frames]
-        self.left = sum(len(frame) for frame in self.frames)
+        self.frames = [memoryview(frame) for frame in frames] if frames else []
+        self.left = sum([len(frame) for frame in frames]) if frames else 0
         """How many bytes may still be pointed at: each once, or a short message could be made a tree that fills the memory."""
 
     def read(self, value: Any, depth: int) -> Tree:
         kind = type(value)
-        if kind in _PLAIN or kind is int or kind is str or kind is bytes:
+        if kind in _AS_IT_IS:
             return value
         if depth > MAX_DEPTH:
             raise ProtocolError(Refusal.MALFORMED, f"a tree nested deeper than {MAX_DEPTH}")
@@ -213,7 +217,7 @@ class _Reader:
             for key, held in value.items():
                 if type(key) is not str:
                     raise ProtocolError(Refusal.MALFORMED, "a key of a tree that is not a string")
-                out[key] = self.read(held, depth + 1)
+                out[key] = held if type(held) in _AS_IT_IS else self.read(held, depth + 1)
             return out
         if kind is list:
             return [self.read(v, depth + 1) for v in value]
@@ -227,7 +231,8 @@ class _Reader:
             dtype = _dtype(name)
             if type(data) is not bytes or elements(shape) * dtype.itemsize != len(data):
                 raise ProtocolError(Refusal.SHAPE, f"an array of shape {shape!r:.60} with other bytes than that")
-            return np.frombuffer(data, dtype).reshape(shape)
+            array = np.frombuffer(data, dtype)
+            return array if len(shape) == 1 else array.reshape(shape)
         if key == b"f" and len(held) == 4:
             name, shape, frame, at = held
             dtype = _dtype(name)

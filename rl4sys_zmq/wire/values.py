@@ -65,6 +65,7 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
     """
     if len(data) > MAX_HEADER_BYTES:
         raise ProtocolError(Refusal.TOO_LARGE, f"a header of {len(data)} bytes; the limit is {MAX_HEADER_BYTES}")
+    items = min(MAX_ITEMS, len(data))  # else a short message could announce, and allocate, long lists
     try:
         return msgpack.unpackb(
             data,
@@ -72,8 +73,8 @@ def unpack_plain(data: bytes | memoryview, pairs: Callable[[list[tuple[Any, Any]
             strict_map_key=True,
             max_str_len=MAX_STRING,
             max_bin_len=len(data),
-            max_array_len=min(MAX_ITEMS, len(data)),  # else a short message could announce, and allocate, long lists
-            max_map_len=min(MAX_ITEMS, len(data)),
+            max_array_len=items,
+            max_map_len=items,
             max_ext_len=0,
             object_pairs_hook=pairs,
         )

@@ -46,6 +46,18 @@ def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sum("M steps/s" in line for line in said) == 2
 
 
+def test_remote_inference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(questions, "PERCEPTRONS", questions.PERCEPTRONS[:1])
+    monkeypatch.setattr(questions, "DEVICES", ())
+    monkeypatch.setattr(questions, "INFER_PAUSES_S", (0.001,))
+    said: list[str] = []
+    record = questions.measure(["infer"], questions.Options(pairs=1, seconds=0.1), said.append)
+    trip, calls = record["results"]["infer"].values()
+    assert all(case["ours"] > 0 and case["baseline"] > 0 for case in (trip, calls))
+    assert (trip["better"], calls["better"]) == ("lower", "higher")
+    assert sum("64-64" in line for line in said) == 2
+
+
 def test_a_part_that_is_not_there() -> None:
     done = CliRunner().invoke(main, ["bench", "--what", "nothing"])
     assert done.exit_code == 2

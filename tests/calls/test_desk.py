@@ -1,0 +1,103 @@
+"""When the desk gives out a batch: whom it waits for, and for how long. The times are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl4sys_zmq.calls.desk import MOST_PATIENCE_S, PATIENCE, Desk, Method
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.wire.calls import Call
+
+
+class Table:
+    """A desk with one method, and callers by number."""
+
+    def __init__(self, max_batch: int = 8, max_wait_s: float | None = None) -> None:
+        self.desk = Desk(Counters())
+        self.desk.register(Method("m", list, "m", max_batch=max_batch, max_wait_s=max_wait_s))
+        self.number = 0
+
+    def ask(self, *callers: int, now: float) -> None:
+        for caller in callers:
+            self.number += 1
+            self.desk.open_session(caller, now)
+            self.desk.take(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
+
+    def batch(self, now: float, took_s: float = 0.0) -> list[int]:
+        """Who is served by the job that begins now, if any; it is over after `took_s`."""
+        job = self.desk.next_job(now)
+        if job is None:
+            return []
+        self.desk.finish(job, [[] for _ in job.requests], now + took_s)
+        return [r.call.session for r in job.requests]
+
+
+def test_a_batch_waits_for_those_who_were_just_answered() -> None:
+    table = Table()
+    table.ask(1, 2, now=0.0)
+    assert table.batch(0.0, took_s=0.01) == [1, 2]
+    table.ask(3, 4, now=0.005)
+    assert table.batch(0.01, took_s=0.01) == [3, 4]  # nobody knows yet that there are more than two
+    table.ask(1, 2, now=0.015)
+    assert table.batch(0.02) == []
+    assert table.desk.wait_s(0.02) == pytest.approx(PATIENCE * 0.01)
+    table.ask(3, now=0.0205)
+    assert table.batch(0.0205) == []
+    table.ask(4, now=0.021)
+    assert table.batch(0.021, took_s=0.01) == [1, 2, 3, 4]
+    table.ask(2, 3, 4, now=0.0312)
+    assert table.batch(0.0312) == []
+    table.ask(1, now=0.0313)
+    assert table.batch(0.0313) == [2, 3, 4, 1]
+
+
+def test_who_does_not_come_is_waited_for_once() -> None:
+    table = Table()
+    table.ask(1, 2, now=0.0)
+    assert table.batch(0.0, took_s=0.01) == [1, 2]
+    table.ask(1, now=0.011)
+    assert table.batch(0.012) == []
+    until = 0.01 + PATIENCE * 0.01
+    assert table.desk.wait_s(0.012) == pytest.approx(until - 0.012)
+    assert table.batch(until, took_s=0.01) == [1]
+    table.ask(1, now=1.0)
+    assert table.batch(1.0, took_s=0.01) == [1]  # long after the wait
+    table.ask(1, now=1.011)
+    assert table.batch(1.011) == [1]  # 2 is forgotten
+
+
+def test_nobody_waits_for_himself_or_for_long() -> None:
+    table = Table()
+    for turn in range(3):
+        table.ask(1, now=turn * 0.01)
+        assert table.batch(turn * 0.01, took_s=0.01) == [1]
+    table.ask(1, 1, now=1.0)
+    assert table.batch(1.0, took_s=9.0) == [1, 1]
+    table.ask(1, now=10.0)
+    assert table.batch(10.0) == []
+    assert table.desk.wait_s(10.0) == pytest.approx(MOST_PATIENCE_S)
+    quick = Table()
+    quick.ask(1, 2, now=0.0)
+    assert quick.batch(0.0, took_s=0.000_1) == [1, 2]
+    quick.ask(1, now=0.000_1)
+    assert quick.batch(0.000_1) == [1]  # nobody asks again within a quarter of that
+
+
+@pytest.mark.parametrize(("max_batch", "max_wait_s"), [(2, None), (8, 0.0), (1, 0.0)])
+def test_what_never_waits(max_batch: int, max_wait_s: float | None) -> None:
+    table = Table(max_batch, max_wait_s)
+    table.ask(1, 2, now=0.0)
+    served = table.batch(0.0, took_s=0.01)
+    table.ask(1, 2, now=0.01)
+    assert table.batch(0.01) == ([2] if max_batch == 1 else served)
+
+
+def test_a_call_that_needs_no_company_is_pressing() -> None:
+    alone, batched = Table(max_batch=1), Table()
+    for table in (alone, batched):
+        table.ask(1, now=0.0)
+    assert alone.desk.pressing and not batched.desk.pressing
+    job = alone.desk.next_job(0.0)
+    assert job is not None and not alone.desk.pressing
+    alone.ask(2, now=0.0)
+    assert not alone.desk.pressing  # its lane is busy

@@ -238,10 +238,6 @@ class Desk:
         dues = [self._due(lane) for lane in self._lanes.values() if lane.queue and not lane.busy]
         return max(0.0, min(dues) - now) if dues else None
 
-    def expired(self, request: Request, now: float) -> bool:
-        """Whether the caller does not wait any more."""
-        return (now - request.came_s) * 1000 > request.call.timeout_ms
-
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
         """A job is done: keeps what may be asked for again, and frees the lane."""
         lane = self._lanes[job.lane]
@@ -254,7 +250,7 @@ class Desk:
                 continue
             session.waiting.pop(request.call.number, None)
             if request.call.once and request.call.number >= session.acked:
-                session.answers[request.call.number] = answer
+                session.answers[request.call.number] = [bytes(frame) for frame in answer]  # not views of arrays that go on
                 if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
                     session.acked = min(session.answers) + 1
                     del session.answers[session.acked - 1]

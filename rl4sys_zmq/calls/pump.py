@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from rl4sys_zmq.calls.notices import topic_frame
 from rl4sys_zmq.calls.session import Pending, Session
 from rl4sys_zmq.errors import CallTimeout, Closed, ProtocolError, WorkerDied
 from rl4sys_zmq.resource import Resource, Worker
@@ -208,7 +209,7 @@ class Pump(Worker, Resource):
             subscription = self._wanted.popleft()
             self._subscriptions.setdefault(subscription.topic, []).append(subscription)
             if self._sub is not None:
-                self._sub.subscribe(subscription.topic.encode() + b"\0")
+                self._sub.subscribe(topic_frame(subscription.topic))
             self._ask_latest(subscription)
         if not self._subscriptions or self._session.welcome is None:
             return
@@ -221,7 +222,7 @@ class Pump(Worker, Resource):
             self._sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
             poller.register(self._sub)
             for topic in self._subscriptions:
-                self._sub.subscribe(topic.encode() + b"\0")
+                self._sub.subscribe(topic_frame(topic))
 
     def _reachable(self, pub: str) -> Address:
         """The publisher's address as this side dials it: on the host that answers calls when it is bound to all of its own."""

@@ -13,20 +13,22 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from rl4sys_zmq.calls.answers import Answers, each
 from rl4sys_zmq.calls.desk import Desk, Handler, Job, Method, Refuse
 from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.calls.guard import Guard
+from rl4sys_zmq.calls.notices import Notices
 from rl4sys_zmq.config import AccessList
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallbackStuck, CallRefusal, Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup, read_subscription
-from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Notice, Reply, check_size, decode_call, encode_notice, encode_reply
+from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
+from rl4sys_zmq.wire.calls import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
@@ -44,9 +46,8 @@ BEACON_S = 1.0
 LOOK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
 """What a poll can wait at least, and how long a wait that is shorter sleeps before it looks again, in seconds."""
-MAX_DETAIL = 4000
 ACCESS_FILE = "clients.toml"
-CALL_ROLE, READ_ROLE = "call", "read_weights"
+CALL_ROLE = "call"
 MOST_AT_ONCE = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
 NOTICE_HWM = 8
@@ -146,6 +147,8 @@ class Server(Resource):
         self._max_frame_bytes = max_frame_bytes
         self._id = _dice.getrandbits(63)
         self._desk = Desk(self.counters)
+        self._answers = Answers(name, self._id, self.counters, MAX_FRAME_BYTES)
+        self._notices = Notices(self._id, self.counters, MAX_FRAME_BYTES)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._stirred = threading.Event()
@@ -157,15 +160,13 @@ class Server(Resource):
         self._leader: _Hand | None = None
         self._running: _Running | None = None
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
-        self._posted: deque[list[Frame]] = deque()
-        self._topics: dict[str, tuple[int, list[Frame] | None, Tree]] = {}
         self._failure: BaseException | None = None
         self._router: Socket | None = None
         self._xpub: Socket | None = None
         self._address: Address | None = None
         self._pub_address: Address | None = None
-        for system, run in ((HELLO, self._hello), (LATEST, self._latest), (STATUS, self._status)):
-            self._desk.register(Method(system, _each(run), "$", CALL_ROLE))
+        for system, run in ((HELLO, self._hello), (LATEST, self._notices.latest), (STATUS, self._status)):
+            self._desk.register(Method(system, each(run), "$", CALL_ROLE))
 
     def register(
         self,
@@ -193,7 +194,7 @@ class Server(Resource):
         Raises:
             ConfigError: when the name is taken.
         """
-        handler: Handler = run if batching is not None else _each(run)
+        handler: Handler = run if batching is not None else each(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
             self._desk.register(Method(name, handler, lane or name, role, size, wait_s, max_queue, client_id))
@@ -251,6 +252,8 @@ class Server(Resource):
     def publish(self, topic: str, payload: Tree) -> int:
         """Tells every subscriber of a topic; returns the notice's number. Slow subscribers get the newest, not all.
 
+        The payload is copied: its arrays may change afterwards.
+
         Raises:
             PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`.
             Closed: after `stop`, and where nothing is published.
@@ -259,13 +262,7 @@ class Server(Resource):
             raise Closed(
                 f"{self.name} {'was stopped' if self._stopping.is_set() else 'publishes nothing: it has no pub address'}"
             )
-        with self._lock:
-            number = self._topics.get(topic, (0, None, None))[0] + 1
-            frames = [topic.encode() + b"\0", *encode_notice(Notice(number, self._id, number, topic, payload))]
-            check_size(frames, MAX_FRAME_BYTES)
-            self._topics[topic] = (number, frames, payload)
-            self._posted.append(frames)
-        self.counters.add("notices")
+        number = self._notices.post(topic, payload)
         self._wakeup.set()
         return number
 
@@ -280,7 +277,7 @@ class Server(Resource):
             "callers": self._desk.sessions,
             "waiting": self._desk.waiting(),
             "running_s": time.monotonic() - running.since_s if running is not None else 0.0,
-            "topics": {topic: held[0] for topic, held in self._topics.items()},
+            "topics": self._notices.numbers(),
             "counters": self.counters.snapshot(),
         }
 
@@ -409,15 +406,15 @@ class Server(Resource):
                 for _ in range(MOST_AT_ONCE):
                     if not self._take_one(router) or desk.pressing:
                         break
-            if self._finished or self._posted:
+            if self._finished or self._notices.waiting:
                 self._send_out(router)
             now = time.monotonic()
             if self._xpub is not None and (now - look_s >= LOOK_S or self._xpub in ready):
                 look_s = now
-                self._look_at_subscribers(self._xpub)
+                self._notices.look(self._xpub, self._guard)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
-                    self._send_beacons(self._xpub)
+                    self._notices.send_beacons(self._xpub)
             job = desk.next_job(now)
             if job is not None and not self._run_job(hand, job, router):
                 return
@@ -460,25 +457,10 @@ class Server(Resource):
             answer = self._desk.take(bytes(frames[0]), call, now)
         except Refuse as refusal:
             self.counters.add(f"refused.{refusal.code}")
-            answer = self._reply(call, refusal.code, refusal.detail)
+            answer = self._answers.refusal(call, refusal.code, refusal.detail)
         if answer is not None:
             self._send(router, bytes(frames[0]), answer)
         return True
-
-    def _look_at_subscribers(self, xpub: Socket) -> None:
-        """Grants what may be read, and tells a newcomer how far the topic is."""
-        while (frames := xpub.recv()) is not None:
-            notice = read_subscription(frames)
-            if notice is None or not notice[0]:
-                continue
-            topic = notice[1]
-            if xpub.authenticated and not self._guard.may(xpub.user, READ_ROLE):
-                self.counters.add(f"refused.{CallRefusal.FORBIDDEN}")
-                continue
-            xpub.grant(topic)
-            held = self._topics.get(topic.removesuffix(b"\0").decode("utf-8", "replace"))
-            if held is not None:
-                xpub.send([topic, *self._beacon(topic[:-1].decode(), held[0])])
 
     # ---- jobs
 
@@ -488,7 +470,7 @@ class Server(Resource):
         running = self._running = _Running(hand, job.lane, time.monotonic())
         if not self._stirred.is_set():
             self._stirred.set()
-        answers = self._answers(job)
+        answers = self._answers.run(job, time.monotonic())
         hand.callback = ""
         with self._lock:
             leads = self._running is running
@@ -500,42 +482,6 @@ class Server(Resource):
             return False
         self._finish(router, job, answers)
         return True
-
-    def _answers(self, job: Job) -> list[list[Frame]]:
-        """The callback's answers, ready to be sent; one that raises for a batch is asked once more for each call by itself."""
-        now = time.monotonic()
-        requests = job.requests
-        late = [r for r in requests if self._desk.expired(r, now)]
-        fresh = [r for r in requests if r not in late] if late else requests
-        given = _call(job.method.run, [r.call.payload for r in fresh]) if fresh else []
-        if isinstance(given, Exception):
-            alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
-            given = [g if isinstance(g, Exception) else g[0] for g in alone]
-        results = iter(given)
-        return [self._too_late(r.call) if late and r in late else self._answer(r.call, next(results)) for r in requests]
-
-    def _too_late(self, call: Call) -> list[Frame]:
-        self.counters.add(f"refused.{CallRefusal.EXPIRED}")
-        return self._reply(call, CallRefusal.EXPIRED, "the caller's time was over before its turn came")
-
-    def _answer(self, call: Call, result: Tree | Exception) -> list[Frame]:
-        if not isinstance(result, Exception):
-            try:
-                frames = encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", result))
-                check_size(frames, MAX_FRAME_BYTES)
-                return frames
-            except Exception as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
-                result = exc
-        if isinstance(result, Refuse):
-            self.counters.add(f"refused.{result.code}")
-            return self._reply(call, result.code, result.detail)
-        self.counters.add("failed")
-        log.warning("%s: a callback of %s failed", self.name, call.method, exc_info=result)
-        return self._reply(call, FAILED, f"{type(result).__name__}\n{result}")
-
-    def _reply(self, call: Call, code: str, detail: str) -> list[Frame]:
-        text = detail[:MAX_DETAIL].encode(errors="replace").decode()
-        return encode_reply(Reply(call.number, call.session, self._id, code, text, None))
 
     def _finish(self, router: Socket, job: Job, answers: list[list[Frame]]) -> None:
         self._desk.finish(job, answers, time.monotonic())
@@ -550,21 +496,12 @@ class Server(Resource):
         """What other threads have left: answers of long callbacks, and notices."""
         while self._finished:
             self._finish(router, *self._finished.popleft())
-        while self._posted:
-            frames = self._posted.popleft()
-            if self._xpub is not None:
-                self._xpub.send(frames)
-
-    def _send_beacons(self, xpub: Socket) -> None:
-        for topic, (number, _, _) in list(self._topics.items()):
-            xpub.send([topic.encode() + b"\0", *self._beacon(topic, number)])
-
-    def _beacon(self, topic: str, latest: int) -> list[Frame]:
-        return encode_notice(Notice(0, self._id, latest, topic, None))
+        if self._xpub is not None:
+            self._notices.send(self._xpub)
 
     def _say_closing(self, router: Socket) -> None:
         for request in self._desk.drop_all():
-            self._send(router, request.peer, self._reply(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
+            self._send(router, request.peer, self._answers.refusal(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
 
     def _close_sockets(self) -> None:
         """By the thread that stops the server, once no other uses them; or by the one that could not open them all."""
@@ -600,32 +537,5 @@ class Server(Resource):
             "terms": self._terms,
         }
 
-    def _latest(self, payload: Tree) -> Tree:
-        """The newest notice of a topic: its number and payload; number 0 and None when there is none yet."""
-        number, _, held = self._topics.get(payload, (0, None, None)) if isinstance(payload, str) else (0, None, None)
-        return {"server": self._id, "number": number, "payload": held}
-
     def _status(self, payload: Tree) -> Tree:
         return self.status()
-
-
-def _each(run: Callable[[Tree], Tree]) -> Handler:
-    """A callback for one payload as one for several."""
-
-    def handler(payloads: Sequence[Tree]) -> list[Tree]:
-        return [run(payload) for payload in payloads]
-
-    return handler
-
-
-def _call(run: Handler, payloads: list[Tree]) -> Sequence[Tree] | Exception:
-    """The border of a callback: what it raises is its caller's."""
-    try:
-        answers = run(payloads)
-        if len(answers) != len(payloads):
-            raise ValueError(f"the callback gave {len(answers)} answers to {len(payloads)} calls")
-        return answers
-    except Exception as exc:  # noqa: BLE001 (whatever it is, it is the caller's)
-        return exc
-    except SystemExit as exc:  # sys.exit() ends no thread of the server
-        return RuntimeError(f"the callback called sys.exit({exc.code!r})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from rl4sys_zmq.calls import Client, Server
 from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, PayloadError
 from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.wire.calls import Call, decode_call, encode_call
 
 WAIT_S = 10.0
 
@@ -97,3 +100,29 @@ def test_two_callbacks_hear_one_topic_and_both_end(transport: TransportUnderTest
     for numbers in heard:
         assert numbers == sorted(set(numbers))
         assert numbers[-1] == 21
+
+
+def test_arrays_may_change_after_they_were_published_or_answered(transport: TransportUnderTest) -> None:
+    """A robot's buffers and a trainer's weights go on changing: what was said stays what it was."""
+    weights = np.zeros(50_000)
+    with Server(transport.address(), name="changing", pub=transport.address()) as server:
+        server.register("state", lambda payload: weights)
+        server.start()
+        server.publish("weights", weights)
+        weights += 1.0
+        got: queue.Queue[float] = queue.Queue()
+        with Client(server.address) as client:
+            client.subscribe("weights", lambda payload, number: got.put(float(payload.max())))
+            assert got.get(timeout=10.0) == 0.0
+            session = client.new_session()
+            assert float(client.call("state", once=True)[0]) == 1.0
+            with Socket.dealer(server.address) as dealer:  # the same call, sent again after its array has changed
+                call = [encode_call(Call(n, session.id, 0, 10_000, n > 0, m, None)) for n, m in enumerate(["$hello", "state"])]
+                answers = []
+                for frames in (call[0], call[1], call[1]):
+                    dealer.send(frames)
+                    answer = dealer.recv_wait(10.0)
+                    assert answer is not None
+                    answers.append(decode_call(answer).payload)
+                    weights += 1.0
+        assert float(answers[1][0]) == float(answers[2][0]) == 2.0

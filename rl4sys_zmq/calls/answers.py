@@ -1,0 +1,93 @@
+"""From a job to the answers that go out: the border between a server and its user's callbacks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from rl4sys_zmq.calls.desk import Handler, Job, Refuse, Request
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.wire.calls import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["Answers", "each"]
+
+log = logging.getLogger(__name__)
+
+MAX_DETAIL = 4000
+"""Characters of what an error says."""
+
+
+class Answers:
+    """Runs callbacks and writes what comes of them. Any of a server's threads uses it."""
+
+    def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
+        self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
+
+    def run(self, job: Job, now: float) -> list[list[Frame]]:
+        """One answer for each request of a job.
+
+        A callback that raises for a batch is asked once more for each call by itself. What its caller has given up is not run.
+        """
+        requests = job.requests
+        late = [r for r in requests if _expired(r, now)]
+        fresh = [r for r in requests if r not in late] if late else requests
+        given = _call(job.method.run, [r.call.payload for r in fresh]) if fresh else []
+        if isinstance(given, Exception):
+            alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
+            given = [g if isinstance(g, Exception) else g[0] for g in alone]
+        results = iter(given)
+        return [self._too_late(r.call) if late and r in late else self._answer(r.call, next(results)) for r in requests]
+
+    def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
+        """The answer to a call that is refused or has failed."""
+        text = detail[:MAX_DETAIL].encode(errors="replace").decode()
+        return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
+
+    def _too_late(self, call: Call) -> list[Frame]:
+        self._counters.add(f"refused.{CallRefusal.EXPIRED}")
+        return self.refusal(call, CallRefusal.EXPIRED, "the caller's time was over before its turn came")
+
+    def _answer(self, call: Call, result: Tree | Exception) -> list[Frame]:
+        if not isinstance(result, Exception):
+            try:
+                frames = encode_reply(Reply(call.number, call.session, self._server, ANSWERED, "", result))
+                check_size(frames, self._max_frame_bytes)
+                return frames
+            except Exception as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
+                result = exc
+        if isinstance(result, Refuse):
+            self._counters.add(f"refused.{result.code}")
+            return self.refusal(call, result.code, result.detail)
+        self._counters.add("failed")
+        log.warning("%s: a callback of %s failed", self._name, call.method, exc_info=result)
+        return self.refusal(call, FAILED, f"{type(result).__name__}\n{result}")
+
+
+def each(run: Callable[[Tree], Tree]) -> Handler:
+    """A callback for one payload as one for several."""
+
+    def handler(payloads: Sequence[Tree]) -> list[Tree]:
+        return [run(payload) for payload in payloads]
+
+    return handler
+
+
+def _expired(request: Request, now: float) -> bool:
+    """Whether the caller does not wait any more."""
+    return (now - request.came_s) * 1000 > request.call.timeout_ms
+
+
+def _call(run: Handler, payloads: list[Tree]) -> Sequence[Tree] | Exception:
+    """What a callback raises is its caller's."""
+    try:
+        answers = run(payloads)
+        if len(answers) != len(payloads):
+            raise ValueError(f"the callback gave {len(answers)} answers to {len(payloads)} calls")
+        return answers
+    except Exception as exc:  # noqa: BLE001 (whatever it is, it is the caller's)
+        return exc
+    except SystemExit as exc:  # sys.exit() ends no thread of the server
+        return RuntimeError(f"the callback called sys.exit({exc.code!r})")

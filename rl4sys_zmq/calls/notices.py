@@ -1,0 +1,104 @@
+"""What a server tells whoever subscribed: the newest notice of each topic, and how far each topic is."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from rl4sys_zmq.calls.guard import Guard
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.transports import Socket, read_subscription
+from rl4sys_zmq.wire.calls import Notice, check_size, decode_call, encode_notice
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["Notices", "topic_frame"]
+
+READ_ROLE = "read_weights"
+
+
+def topic_frame(topic: str) -> bytes:
+    """What a subscriber asks for: the zero byte at the end keeps topics apart of which one begins with the other."""
+    return topic.encode() + b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Newest:
+    number: int
+    frames: list[Frame]
+
+
+class Notices:
+    """The topics of one server. `post` and the questions come from any thread, the rest from the one that has the sockets.
+
+    Notices are kept as the bytes that go out: what the caller does to its arrays after `post` changes nothing.
+    """
+
+    def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
+        self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
+        self._lock = threading.Lock()
+        self._newest: dict[str, _Newest] = {}
+        self._posted: deque[list[Frame]] = deque()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something is to be sent."""
+        return bool(self._posted)
+
+    def post(self, topic: str, payload: Tree) -> int:
+        """Takes a notice; returns its number.
+
+        Raises:
+            PayloadError: when the payload can't travel, or a part of it is too large.
+        """
+        with self._lock:
+            held = self._newest.get(topic)
+            number = held.number + 1 if held is not None else 1
+            frames = encode_notice(Notice(number, self._server, number, topic, payload))
+            check_size(frames, self._max_frame_bytes)
+            copied: list[Frame] = [topic_frame(topic), *(bytes(frame) for frame in frames)]
+            self._newest[topic] = _Newest(number, copied)
+            self._posted.append(copied)
+        self._counters.add("notices")
+        return number
+
+    def numbers(self) -> dict[str, int]:
+        """The newest number of each topic."""
+        return {topic: held.number for topic, held in self._newest.copy().items()}
+
+    def latest(self, topic: object) -> Tree:
+        """The newest notice of a topic: its number and payload; number 0 and None when there is none yet."""
+        held = self._newest.get(topic) if isinstance(topic, str) else None
+        if held is None:
+            return {"server": self._server, "number": 0, "payload": None}
+        return {"server": self._server, "number": held.number, "payload": decode_call(held.frames[1:]).payload}
+
+    def send(self, xpub: Socket) -> None:
+        """Sends what was posted."""
+        while self._posted:
+            xpub.send(self._posted.popleft())
+
+    def send_beacons(self, xpub: Socket) -> None:
+        """Says of each topic how far it is: the loss of a last message is invisible otherwise."""
+        for topic, number in self.numbers().items():
+            self._send_beacon(xpub, topic, number)
+
+    def look(self, xpub: Socket, guard: Guard) -> None:
+        """Grants new subscribers what they may read, and tells them how far it is."""
+        while (frames := xpub.recv()) is not None:
+            subscription = read_subscription(frames)
+            if subscription is None or not subscription[0]:
+                continue
+            if xpub.authenticated and not guard.may(xpub.user, READ_ROLE):
+                self._counters.add(f"refused.{CallRefusal.FORBIDDEN}")
+                continue
+            xpub.grant(subscription[1])
+            topic = subscription[1].removesuffix(b"\0").decode("utf-8", "replace")
+            held = self._newest.get(topic)
+            if held is not None:
+                self._send_beacon(xpub, topic, held.number)
+
+    def _send_beacon(self, xpub: Socket, topic: str, number: int) -> None:
+        xpub.send([topic_frame(topic), *encode_notice(Notice(0, self._server, number, topic, None))])

@@ -8,12 +8,10 @@ bytes as the weights have in float32.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import multiprocessing
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +21,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import RL4SysAgent
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.bench.processes import PATIENCE_S, child
 from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
@@ -33,7 +32,6 @@ __all__ = ["CASES", "LEVELS", "measure_fanout"]
 ALGORITHM = "WALKS"
 STEP = 1e-3
 """How far each weight moves in an update, at most, of weights of size 0.1: dense, as PPO's are."""
-PATIENCE_S = 30.0
 CASES = ((75, 1), (730, 1), (1000, 8), (1000, 32))
 """Kilobytes of the policy, and actors."""
 LEVELS = (0, 1)
@@ -93,7 +91,7 @@ def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -
 
     register_algorithm(ALGORITHM, build)
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, weights=WeightsConfig(level=level))
-    with Learner(config) as learner, _child(_follow, learner.address, actors, versions) as ear:
+    with Learner(config) as learner, child(_follow, learner.address, actors, versions) as ear:
         assert ear.recv() == "ready"
         for version in range(1, versions + 1):
             assert ear.recv() == version  # all of them have it
@@ -154,7 +152,7 @@ def _bare(nbytes: int, actors: int, versions: int) -> float:
     port = pub.bind_to_random_port("tcp://127.0.0.1")
     payload, sent = np.random.default_rng(0).bytes(nbytes), []
     try:
-        with _child(_listen, port, actors, versions) as ear:
+        with child(_listen, port, actors, versions) as ear:
             assert ear.recv() == "ready"
             for _ in range(actors):
                 pub.recv()
@@ -188,21 +186,3 @@ def _listen(pipe: Connection, port: int, actors: int, versions: int) -> None:
     _report(pipe, listen, actors, versions, gates)
     pipe.send(heard)
     context.term()
-
-
-@contextlib.contextmanager
-def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
-    """A fresh process with one end of a pipe; ended in the end."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=target, args=(there, *arguments))
-    process.start()
-    there.close()
-    try:
-        yield here
-        process.join(PATIENCE_S)
-    finally:
-        if process.is_alive():
-            process.terminate()
-            process.join()
-        here.close()

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,13 +24,13 @@ import zmq
 from numpy.typing import NDArray
 
 from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.bench.processes import PATIENCE_S, child
 from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer
 
 __all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "Policy", "measure_calls", "measure_round_trip"]
 
 INPUTS, OUTPUTS = 256, 4
 CALLERS = 8
-PATIENCE_S = 60.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 SOME = 8
 """How many different observations a caller has."""
@@ -106,9 +105,10 @@ def _rate(server: Any, caller: Any, policy: Policy, seconds: float, callers: int
 def _run(server: Any, caller: Any, policy: Policy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
     """The times of every call of every caller, once all of them are connected."""
     with contextlib.ExitStack() as stack:
-        serving = stack.enter_context(_child(server, policy))
-        port = _recv(serving)
-        calling = [stack.enter_context(_child(caller, port, policy, seconds, pause_s)) for _ in range(callers)]
+        with _one_thread():
+            serving = stack.enter_context(child(server, policy))
+            port = _recv(serving)
+            calling = [stack.enter_context(child(caller, port, policy, seconds, pause_s)) for _ in range(callers)]
         for pipe in calling:
             assert _recv(pipe) == "ready"
         for pipe in calling:
@@ -190,25 +190,6 @@ def _recv(pipe: Connection) -> Any:
     if not pipe.poll(PATIENCE_S):
         raise TimeoutError(f"a process of the measurement said nothing for {PATIENCE_S:g} s")
     return pipe.recv()
-
-
-@contextlib.contextmanager
-def _child(target: Any, *arguments: Any) -> Iterator[Connection]:
-    """A fresh process with one end of a pipe, whose numpy has one thread; ended in the end."""
-    spawn = multiprocessing.get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=target, args=(there, *arguments))
-    with _one_thread():
-        process.start()
-    there.close()
-    try:
-        yield here
-        process.join(PATIENCE_S)
-    finally:
-        if process.is_alive():
-            process.terminate()
-            process.join()
-        here.close()
 
 
 @contextlib.contextmanager

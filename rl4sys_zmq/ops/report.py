@@ -67,6 +67,9 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
             yield "!! nobody checks keys any more, so nobody gets in: restart the learner"
     elif "security" in report:
         yield "security: no keys; whoever reaches the port may do everything"
+    inference = report.get("inference", {})
+    if calls := inference.get("counters", {}).get("calls"):
+        yield f"inference at {inference['address']}: {calls:,} calls in {inference['counters']['jobs']:,} batches"
     if refused := _named(report["counters"], "refused."):
         yield f"messages refused: {refused}"
 

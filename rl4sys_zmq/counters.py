@@ -1,12 +1,13 @@
 """Counters and gauges that any room may raise; `ops` exports them.
 
-A `Counters` belongs to one object (an agent, a gateway, a client's learner thread) and is written by one thread. Readers
-take a `snapshot`, which is a copy. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
+A `Counters` belongs to one object (an agent, a gateway, a server of calls). Any thread may raise it, without a lock: each has
+numbers of its own, which readers add up. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import get_ident
 
 __all__ = ["Counters"]
 
@@ -15,16 +16,19 @@ class Counters:
     """Named integers that only grow, and named gauges that may take any value."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._counts: dict[int, dict[str, int]] = {}
         self._gauges: dict[str, float] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
         """Adds `amount` (not negative) to the counter `name`."""
-        self._counts[name] = self._counts.get(name, 0) + amount
+        mine = self._counts.get(get_ident())
+        if mine is None:
+            mine = self._counts[get_ident()] = {}
+        mine[name] = mine.get(name, 0) + amount
 
     def get(self, name: str) -> int:
         """The value of the counter `name`, 0 when it was never raised."""
-        return self._counts.get(name, 0)
+        return sum([counts.get(name, 0) for counts in self._counts.copy().values()])
 
     def under(self, prefix: str) -> dict[str, int]:
         """The counters below ``prefix.``, by the rest of their names."""
@@ -44,4 +48,8 @@ class Counters:
         return {**dict(self._items()), **self._gauges.copy()}
 
     def _items(self) -> Iterator[tuple[str, int]]:
-        return iter(self._counts.copy().items())
+        totals: dict[str, int] = {}
+        for counts in self._counts.copy().values():
+            for name, count in counts.copy().items():
+                totals[name] = totals.get(name, 0) + count
+        return iter(totals.items())

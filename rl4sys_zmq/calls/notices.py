@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from dataclasses import dataclass
 
 from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.errors import CallRefusal, PayloadError
 from rl4sys_zmq.transports import Socket, read_subscription
 from rl4sys_zmq.wire.calls import Notice, check_size, decode_call, encode_notice
 from rl4sys_zmq.wire.messages import Frame
@@ -19,9 +20,13 @@ __all__ = ["Notices", "topic_frame"]
 READ_ROLE = "read_weights"
 
 
-def topic_frame(topic: str) -> bytes:
-    """What a subscriber asks for: the zero byte at the end keeps topics apart of which one begins with the other."""
-    return topic.encode() + b"\0"
+MAX_TOPICS = 1024
+"""Of which a server says how far they are though nothing was published yet."""
+
+
+def topic_frame(topic: str, channel: bytes) -> bytes:
+    """What a subscriber asks for. The zero byte keeps topics apart of which one begins with the other."""
+    return topic.encode() + b"\0" + channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +39,19 @@ class Notices:
     """The topics of one server. `post` and the questions come from any thread, the rest from the one that has the sockets.
 
     Notices are kept as the bytes that go out: what the caller does to its arrays after `post` changes nothing.
+
+    Attributes:
+        channel: random bytes that end each topic on the wire. A subscription can't be taken back: when somebody loses the right
+            to hear, there is another channel, and whoever may hear asks for it in its next ``$hello``.
     """
 
     def __init__(self, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
         self._lock = threading.Lock()
         self._newest: dict[str, _Newest] = {}
-        self._posted: deque[list[Frame]] = deque()
+        self._posted: deque[tuple[str, list[Frame]]] = deque()
+        self._asked: set[str] = set()
+        self.channel = secrets.token_bytes(8)
 
     @property
     def waiting(self) -> bool:
@@ -53,14 +64,16 @@ class Notices:
         Raises:
             PayloadError: when the payload can't travel, or a part of it is too large.
         """
+        if "\0" in topic:
+            raise PayloadError("topic", f"{topic!r:.60} has a zero byte")
         with self._lock:
             held = self._newest.get(topic)
             number = held.number + 1 if held is not None else 1
             frames = encode_notice(Notice(number, self._server, number, topic, payload))
             check_size(frames, self._max_frame_bytes)
-            copied: list[Frame] = [topic_frame(topic), *(bytes(frame) for frame in frames)]
+            copied: list[Frame] = [bytes(frame) for frame in frames]
             self._newest[topic] = _Newest(number, copied)
-            self._posted.append(copied)
+            self._posted.append((topic, copied))
         self._counters.add("notices")
         return number
 
@@ -73,16 +86,21 @@ class Notices:
         held = self._newest.get(topic) if isinstance(topic, str) else None
         if held is None:
             return {"server": self._server, "number": 0, "payload": None}
-        return {"server": self._server, "number": held.number, "payload": decode_call(held.frames[1:]).payload}
+        return {"server": self._server, "number": held.number, "payload": decode_call(held.frames).payload}
 
     def send(self, xpub: Socket) -> None:
         """Sends what was posted."""
         while self._posted:
-            xpub.send(self._posted.popleft())
+            topic, frames = self._posted.popleft()
+            xpub.send([topic_frame(topic, self.channel), *frames])
+
+    def rotate(self) -> None:
+        """Nobody who hears now hears any more, but who asks again."""
+        self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
-        """Says of each topic how far it is: the loss of a last message is invisible otherwise."""
-        for topic, number in self.numbers().items():
+        """Says of each topic how far it is: the loss of a last message, and of the server, are invisible otherwise."""
+        for topic, number in {**dict.fromkeys(self._asked, 0), **self.numbers()}.items():
             self._send_beacon(xpub, topic, number)
 
     def look(self, xpub: Socket, guard: Guard) -> None:
@@ -91,14 +109,16 @@ class Notices:
             subscription = read_subscription(frames)
             if subscription is None or not subscription[0]:
                 continue
-            if xpub.authenticated and not guard.may(xpub.user, READ_ROLE):
+            name, _, channel = subscription[1].partition(b"\0")
+            if channel != self.channel or (xpub.authenticated and not guard.may(xpub.user, READ_ROLE)):
                 self._counters.add(f"refused.{CallRefusal.FORBIDDEN}")
                 continue
             xpub.grant(subscription[1])
-            topic = subscription[1].removesuffix(b"\0").decode("utf-8", "replace")
+            topic = name.decode("utf-8", "replace")
+            if len(self._asked) < MAX_TOPICS:
+                self._asked.add(topic)
             held = self._newest.get(topic)
-            if held is not None:
-                self._send_beacon(xpub, topic, held.number)
+            self._send_beacon(xpub, topic, held.number if held is not None else 0)
 
     def _send_beacon(self, xpub: Socket, topic: str, number: int) -> None:
-        xpub.send([topic_frame(topic), *encode_notice(Notice(0, self._server, number, topic, None))])
+        xpub.send([topic_frame(topic, self.channel), *encode_notice(Notice(0, self._server, number, topic, None))])

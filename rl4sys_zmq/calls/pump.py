@@ -25,6 +25,9 @@ NOTICE_HWM = 8
 FETCH_S = 5.0
 """How long the newest notice of a topic is waited for when it was missed, before it is asked for again, in seconds."""
 JOIN_S = 2.0
+LOOK_S = 1.0
+SILENT_S = 5.0
+"""A publisher that has said nothing for so long, though it says each second how far it is, is looked for anew, in seconds."""
 
 
 class Subscription(Worker):
@@ -98,8 +101,9 @@ class Pump(Worker, Resource):
         self._stopping = threading.Event()
         self._subscriptions: dict[str, list[Subscription]] = {}
         self._wanted: deque[Subscription] = deque()
-        self._pub = ""
+        self._pub = ("", b"")  # where notices come from, and on which channel
         self._sub: Socket | None = None
+        self._heard_s = 0.0
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
         """See `Client.submit`."""
@@ -143,6 +147,10 @@ class Pump(Worker, Resource):
                         if dealer.send(pending.frames) is Sent.FULL:
                             self._session.counters.add("full")
                     wait_s = self._session.wait_s(now)
+                if self._sub is not None:
+                    wait_s = min(wait_s, LOOK_S)
+                    if now - self._heard_s > SILENT_S:
+                        self._greet_again(now)
                 ready = poller.poll(wait_s)
                 self._wakeup.clear()
                 now = time.monotonic()
@@ -209,20 +217,30 @@ class Pump(Worker, Resource):
             subscription = self._wanted.popleft()
             self._subscriptions.setdefault(subscription.topic, []).append(subscription)
             if self._sub is not None:
-                self._sub.subscribe(topic_frame(subscription.topic))
+                self._sub.subscribe(topic_frame(subscription.topic, self._pub[1]))
             self._ask_latest(subscription)
         if not self._subscriptions or self._session.welcome is None:
             return
-        pub = self._session.welcome["pub"]
-        if pub and pub != self._pub:
+        pub, channel = self._session.welcome["pub"], self._session.welcome["channel"]
+        if pub and (pub, channel) != self._pub:
             if self._sub is not None:
                 poller.unregister(self._sub)
                 self._sub.close()
-            self._pub = pub
+            self._pub, self._heard_s = (pub, channel), time.monotonic()
             self._sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
             poller.register(self._sub)
             for topic in self._subscriptions:
-                self._sub.subscribe(topic_frame(topic))
+                self._sub.subscribe(topic_frame(topic, channel))
+
+    def _greet_again(self, now: float) -> None:
+        """Nothing has come, though a server says each second how far it is: it may be another one, at another place, by now."""
+        self._session.counters.add("redials")
+        self._heard_s = now
+        with self._lock:
+            self._session.welcome, self._pub = None, ("", b"")
+        for held in self._subscriptions.values():
+            for subscription in held:
+                self._ask_latest(subscription)
 
     def _reachable(self, pub: str) -> Address:
         """The publisher's address as this side dials it: on the host that answers calls when it is bound to all of its own."""
@@ -238,6 +256,7 @@ class Pump(Worker, Resource):
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
+            self._heard_s = time.monotonic()
             subscriptions = self._subscriptions.get(notice.topic) if isinstance(notice, Notice) else None
             if subscriptions is None or not isinstance(notice, Notice):
                 self._session.counters.add("refused")

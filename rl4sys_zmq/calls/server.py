@@ -257,11 +257,13 @@ class Server(Resource):
         Raises:
             PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`.
             Closed: after `stop`, and where nothing is published.
+            WorkerDied: when one of its threads has died.
         """
         if self._stopping.is_set() or self._pub is None:
             raise Closed(
                 f"{self.name} {'was stopped' if self._stopping.is_set() else 'publishes nothing: it has no pub address'}"
             )
+        self.raise_if_dead()
         number = self._notices.post(topic, payload)
         self._wakeup.set()
         return number
@@ -354,7 +356,8 @@ class Server(Resource):
 
     def _take_list(self, access: AccessList) -> None:
         """A new list of keys, in the thread that watches the file: each message is checked against the one in force."""
-        self._guard.replace(access)
+        if self._guard.replace(access):
+            self._notices.rotate()
 
     def _stand_by(self, hand: _Hand) -> None:
         """Waits until a callback takes too long, then leads."""
@@ -409,18 +412,21 @@ class Server(Resource):
             if self._finished or self._notices.waiting:
                 self._send_out(router)
             now = time.monotonic()
-            if self._xpub is not None and (now - look_s >= LOOK_S or self._xpub in ready):
-                look_s = now
-                self._notices.look(self._xpub, self._guard)
+            if self._xpub is not None:
+                if now - look_s >= LOOK_S or self._xpub in ready:
+                    look_s = now
+                    self._notices.look(self._xpub, self._guard)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
+                    if self._guard.lapsed(time.time()):
+                        self._notices.rotate()
                     self._notices.send_beacons(self._xpub)
             job = desk.next_job(now)
             if job is not None and not self._run_job(hand, job, router):
                 return
             wait_s = desk.wait_s(time.monotonic())
             if self._xpub is not None:
-                wait_s = min(beacon_s + BEACON_S - now, wait_s if wait_s is not None else BEACON_S)
+                wait_s = min(max(0.0, beacon_s + BEACON_S - now), wait_s if wait_s is not None else BEACON_S)
         self._say_closing(router)
 
     # ---- what comes in
@@ -534,6 +540,7 @@ class Server(Resource):
             "methods": [n for n in self._desk.methods if not n.startswith("$")],
             "max_frame_bytes": self._max_frame_bytes,
             "pub": self._pub_address.uri if self._pub_address is not None else "",
+            "channel": self._notices.channel,
             "terms": self._terms,
         }
 

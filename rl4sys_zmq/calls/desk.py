@@ -159,8 +159,10 @@ class Desk:
                 f"{method.max_wait_s} between 0 and 60",
                 key=method.name,
             )
-        self.methods = {**self.methods, method.name: method}  # replaced whole: others may be reading it
-        self._lanes.setdefault(method.lane, _Lane())
+        # Both are replaced whole: another thread may be going through them.
+        if method.lane not in self._lanes:
+            self._lanes = {**self._lanes, method.lane: _Lane()}
+        self.methods = {**self.methods, method.name: method}
 
     def open_session(self, session: int, now: float) -> None:
         """Knows a caller from now on; one that is known stays as it is."""
@@ -219,19 +221,22 @@ class Desk:
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """What to run now, or None. Its lane is busy until `finish`."""
+        """What to run now, or None: of all lanes that may go on, the one whose first call came first. It is busy until `finish`."""
         self.pressing = False
-        for name, lane in self._lanes.items():
-            if lane.busy or not lane.queue or self._due(lane) > now:
-                continue
-            method = lane.queue[0].method
-            requests = [lane.queue.popleft()]
-            while len(requests) < method.max_batch and lane.queue and lane.queue[0].method is method:
-                requests.append(lane.queue.popleft())
-            lane.busy = True
-            self.counters.add("jobs")
-            return Job(name, method, requests, now)
-        return None
+        chosen, lane = "", None
+        for name, other in self._lanes.items():
+            if other.queue and not other.busy and self._due(other) <= now:
+                if lane is None or other.queue[0].came_s < lane.queue[0].came_s:
+                    chosen, lane = name, other
+        if lane is None:
+            return None
+        method = lane.queue[0].method
+        requests = [lane.queue.popleft()]
+        while len(requests) < method.max_batch and lane.queue and lane.queue[0].method is method:
+            requests.append(lane.queue.popleft())
+        lane.busy = True
+        self.counters.add("jobs")
+        return Job(chosen, method, requests, now)
 
     def wait_s(self, now: float) -> float | None:
         """For how long nothing will be due unless something comes; None: for ever."""

@@ -101,3 +101,28 @@ def test_a_call_that_needs_no_company_is_pressing() -> None:
     assert job is not None and not alone.desk.pressing
     alone.ask(2, now=0.0)
     assert not alone.desk.pressing  # its lane is busy
+
+
+def test_lanes_take_turns_by_who_came_first() -> None:
+    """A lane that always has something to do keeps no other one waiting."""
+    desk = Desk(Counters())
+    for name in ("first", "second"):
+        desk.register(Method(name, list, name))
+    desk.open_session(1, 0.0)
+    order, number = [], 0
+
+    def ask(method: str, now: float) -> None:
+        nonlocal number
+        number += 1
+        desk.take(b"peer", Call(number, 1, 0, 1000, False, method, None), now)
+
+    ask("first", 0.0)
+    ask("first", 0.1)
+    ask("second", 0.2)
+    for now in (0.3, 0.4, 0.5, 0.6):
+        job = desk.next_job(now)
+        assert job is not None
+        order.append(job.lane)
+        desk.finish(job, [[]], now)
+        ask("first", now)
+    assert order == ["first", "first", "second", "first"]

@@ -221,15 +221,17 @@ class Desk:
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """What to run now, or None: of all lanes that may go on, the one whose first call came first. It is busy until `finish`."""
+        """What to run now, or None: of all lanes that may go on, the one whose first call came first; busy until `finish`."""
         self.pressing = False
-        chosen, lane = "", None
-        for name, other in self._lanes.items():
-            if other.queue and not other.busy and self._due(other) <= now:
-                if lane is None or other.queue[0].came_s < lane.queue[0].came_s:
-                    chosen, lane = name, other
-        if lane is None:
+        ready = [
+            (lane.queue[0].came_s, name)
+            for name, lane in self._lanes.items()
+            if lane.queue and not lane.busy and self._due(lane) <= now
+        ]
+        if not ready:
             return None
+        _, chosen = min(ready)
+        lane = self._lanes[chosen]
         method = lane.queue[0].method
         requests = [lane.queue.popleft()]
         while len(requests) < method.max_batch and lane.queue and lane.queue[0].method is method:

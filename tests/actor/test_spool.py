@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -702,6 +703,8 @@ class SpoolMachine(RuleBasedStateMachine):
         """What died with somebody's memory, and was counted by nobody."""
         self.uncounted = set()
         """What was dropped from memory, which the file does not know yet."""
+        self.counted = set()
+        """What the spool has dropped and counts: nobody else need answer for it."""
         self.learner = Learner()
         self.window = None
 
@@ -727,13 +730,23 @@ class SpoolMachine(RuleBasedStateMachine):
             entries = [e for e in entries if e.packed is not None]
         return [n for n in numbers(p for p in self.spool._read(entries) if p is not None) if n is not None]
 
+    @contextmanager
+    def dropping(self):
+        """What leaves the spool within is dropped by it."""
+        before = set(self.held())
+        yield
+        gone = before - set(self.held())
+        self.counted |= gone
+        self.excused -= gone
+
     # ---- what the actor does
 
     @rule(count=st.integers(1, 4))
     def put(self, count):
         before = self.spool.dropped.get("overflow", 0)
         held = {*self.held(memory=True), *range(self.put_count, self.put_count + count)}
-        self.spool.put(segments(*range(self.put_count, self.put_count + count)))
+        with self.dropping():
+            self.spool.put(segments(*range(self.put_count, self.put_count + count)))
         self.put_count += count
         if self.spool.error is None:
             assert not self.spool.untaken_items or self.spool.nbytes <= self.limits.max_bytes
@@ -744,7 +757,8 @@ class SpoolMachine(RuleBasedStateMachine):
     def wait(self, step):
         self.clock.now += step
         self.monotonic.now += step
-        self.spool.tick()
+        with self.dropping():
+            self.spool.tick()
 
     @precondition(lambda self: self.window is None)
     @rule()
@@ -757,6 +771,7 @@ class SpoolMachine(RuleBasedStateMachine):
         if packed is None:
             assert self.refusing
             return
+        self.counted -= set(learner.accepted)  # it had arrived: that it was dropped afterwards counts no more
         self.window = dict(enumerate(numbers(packed), self.spool.base_seq))
         assert self.spool.base_seq + len(packed) == learner.received
         for seq, number in self.window.items():
@@ -784,7 +799,8 @@ class SpoolMachine(RuleBasedStateMachine):
 
     @rule()
     def drop_head(self):
-        assert self.spool.drop_head(1, "lag") in (0, 1)
+        with self.dropping():
+            assert self.spool.drop_head(1, "lag") in (0, 1)
 
     @precondition(lambda self: self.window is not None)
     @rule()
@@ -804,7 +820,8 @@ class SpoolMachine(RuleBasedStateMachine):
         keep = self.learner.durable
         gone = dict(enumerate(self.learner.accepted[keep:], keep))
         # What it forgets though it had acked it is nobody's any more, also if the spool was killed before its disk knew.
-        self.excused |= {n for seq, n in gone.items() if seq < self.spool.base_seq or n in self.released} - {None}
+        forgotten = {n for seq, n in gone.items() if seq < self.spool.base_seq or n in self.released}
+        self.excused |= forgotten - {None} - self.counted
         del self.learner.accepted[keep:]
 
     @rule(refusing=st.booleans())
@@ -822,6 +839,7 @@ class SpoolMachine(RuleBasedStateMachine):
     @rule()
     def killed(self):
         self.excused |= {*self.held(memory=True), *self.uncounted}
+        self.counted -= self.uncounted
         self.uncounted.clear()
         self.starts += 1
         copy = killed(self.spool, self.folder)

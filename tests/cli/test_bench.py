@@ -37,7 +37,7 @@ def _small(init):  # type: ignore[no-untyped-def]
 def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, cases in {"P1_CASES": ((4, 1),), "LARGE": (), "DURABLE_BATCHES": (4,)}.items():
         monkeypatch.setattr(questions, name, cases)
-    options = questions.Options(pairs=1, seconds=0.1, folder=tmp_path)
+    options = questions.Options(pairs=1, seconds=0.5, folder=tmp_path)
     said: list[str] = []
     record = questions.measure(["ingress", "durable"], options, said.append)
     found = [*record["results"]["ingress"].values(), *record["results"]["durable"].values()]

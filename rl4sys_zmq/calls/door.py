@@ -77,9 +77,9 @@ class AccessWatcher(Worker):
                 log.error("the list of clients has not changed, because: %s", exc)
                 continue
             self.access, self.problem = access, ""
+            self.changed(access)
             self.loads += 1
             log.warning("the list of clients has changed: %s", ", ".join(sorted(access.by_name)) or "nobody")
-            self.changed(access)
 
     def stop(self) -> None:
         """Ends the thread."""

@@ -107,7 +107,7 @@ class TrainerClient(Resource):
             data_store: the only data store, which goes into the server's of this client's name; or
             data_stores: data stores by the names of the server's.
             log_level: of the logger ``rl4sys_zmq``; None leaves it alone.
-            wait_for_server: wait for as long as no server answers.
+            wait_for_server: wait for as long as no server answers, here alone; later calls have `timeout_ms`.
             timeout_ms: how long to wait for each answer, in milliseconds.
             keys: the file of this client's keys, for a server that has keys.
 
@@ -141,8 +141,7 @@ class TrainerClient(Resource):
         self._stopped = False
         self._client = Client(config.dial_address(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
         try:
-            self._greet(wait_for_server)
-            self.update()
+            self._begin(wait_for_server)
         except BaseException:
             self._client.close()
             raise
@@ -304,10 +303,12 @@ class TrainerClient(Resource):
 
     # ---- inside
 
-    def _greet(self, wait: bool) -> None:
+    def _begin(self, wait: bool) -> None:
+        """Greets, and sends what the data stores hold; with `wait` again for as long as a server is away."""
         while True:
             try:
                 self._client.call(STORES)
+                self.update()
             except (CallTimeout, CallRefused) as exc:
                 if not wait or (isinstance(exc, CallRefused) and exc.code is not CallRefusal.CLOSING):
                     raise

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.errors import (
     AddressInUse,
     CallFailed,
@@ -330,6 +331,24 @@ def test_waiting_for_the_server() -> None:
         waiting.join(WAIT_S)
         assert made
         made[0].stop()
+
+
+def test_waiting_for_a_server_that_goes_away_between_the_greeting_and_the_first_update(inproc: TransportUnderTest) -> None:
+    config = config_at(inproc)
+    marks: list[str] = []
+
+    def mark(payload: Any) -> int:
+        marks.append(payload["store"])
+        if len(marks) == 1:
+            raise Refuse(CallRefusal.CLOSING, "it stops")
+        return -1
+
+    with Server(config.bind_address().uri, name="trainer", terms=config.terms()) as leaving:
+        leaving.register("stores", lambda payload: ["a"])
+        leaving.register("mark", mark)
+        leaving.start()
+        with TrainerClient("c", leaving.address, config, data_stores={"a": QueuedDataStore(1)}, wait_for_server=True):
+            assert marks == ["a", "a"]
 
 
 def _free_port() -> int:

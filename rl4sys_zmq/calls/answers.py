@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from rl4sys_zmq.calls.desk import Handler, Job, Refuse, Request
@@ -26,12 +27,12 @@ class Answers:
     def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
         self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
 
-    def run(self, job: Job, now: float) -> list[list[Frame]]:
+    def run(self, job: Job) -> list[list[Frame]]:
         """One answer for each request of a job.
 
         A callback that raises for a batch is asked once more for each call by itself. What its caller has given up is not run.
         """
-        requests = job.requests
+        requests, now = job.requests, time.monotonic()
         late = [r for r in requests if _expired(r, now)]
         fresh = [r for r in requests if r not in late] if late else requests
         given = _call(job.method.run, [r.call.payload for r in fresh]) if fresh else []

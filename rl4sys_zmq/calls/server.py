@@ -1,9 +1,8 @@
-"""A server of calls: one bound ROUTER, one bound XPUB if it publishes, and as many threads as callbacks that take long.
+"""A server of calls: one bound ROUTER, one bound XPUB if it publishes, and a crew of threads.
 
-One thread at a time *leads*: it alone touches the sockets and the desk. It reads what has come, runs the next job itself, and
-answers, so that a quick callback costs no change of threads. A second thread stands by. When a callback runs for longer than
-`TAKEOVER_S`, the one that stands by takes the lead (the sockets change hands under a lock) and another stands by; the first
-hands its answers over when the callback returns, and ends. So a callback that blocks holds up its own lane and nothing else.
+The thread that leads (`rl4sys_zmq.calls.crew`) alone touches the sockets and the desk: it reads what has come, runs the next
+callback, and answers. A callback that blocks loses it the lead; its answers go out by way of whoever leads then. So a callback
+holds up its own lane and nothing else.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from rl4sys_zmq.calls.answers import Answers, each
+from rl4sys_zmq.calls.crew import Crew
 from rl4sys_zmq.calls.desk import Desk, Handler, Job, Method, Refuse
 from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.calls.notices import Notices
 from rl4sys_zmq.config import AccessList
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallbackStuck, CallRefusal, Closed, ConfigError, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.calls import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
@@ -37,11 +37,6 @@ log = logging.getLogger(__name__)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest array that a call, an answer or a notice may carry, and the largest of its parts."""
-TAKEOVER_S = 0.05
-"""How long a callback may run before another thread takes the sockets over, in seconds."""
-TICK_S = 0.02
-QUIET_TICKS = 50
-"""After so many ticks without a job the thread that stands by sleeps until the next one."""
 BEACON_S = 1.0
 LOOK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
@@ -68,29 +63,6 @@ class Batching:
 
     max_size: int = 32
     max_wait_s: float | None = None
-
-
-class _Hand(Worker):
-    """One of the server's threads."""
-
-    def __init__(self, name: str, body: Callable[[_Hand], None]) -> None:
-        super().__init__(name)
-        self._body = body
-        self.callback = ""
-        """The lane and method that it runs, empty while it runs none."""
-
-    def run(self) -> None:
-        self._body(self)
-
-    def stop(self) -> None:
-        """The server tells its threads to stop all at once."""
-
-
-@dataclass(slots=True)
-class _Running:
-    hand: _Hand
-    lane: str
-    since_s: float
 
 
 class Server(Resource):
@@ -150,17 +122,10 @@ class Server(Resource):
         self._answers = Answers(name, self._id, self.counters, MAX_FRAME_BYTES)
         self._notices = Notices(self._id, self.counters, MAX_FRAME_BYTES)
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._stirred = threading.Event()
-        self._bound = threading.Event()
+        self._crew = Crew(name, self._lead, self._adopt, self.counters)
         self._wakeup = Wakeup()
         self._poller = Poller()
-        self._hands: list[_Hand] = []
-        self._made = 0
-        self._leader: _Hand | None = None
-        self._running: _Running | None = None
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
-        self._failure: BaseException | None = None
         self._router: Socket | None = None
         self._xpub: Socket | None = None
         self._address: Address | None = None
@@ -207,17 +172,17 @@ class Server(Resource):
             TransportError: when it cannot be bound.
             Closed: after `stop`.
         """
-        if self._stopping.is_set():
-            raise Closed(f"{self.name} was stopped; make a new one")
         with self._lock:
-            if self._hands:
+            if self._crew.stopping.is_set():
+                raise Closed(f"{self.name} was stopped; make a new one")
+            if self._crew.started:
                 return self
-            self._new_hand(self._open)
-        self._bound.wait()
-        if self._failure is not None:
-            failure = self._failure
-            self.stop()
-            raise failure
+            try:
+                self._open()
+            except BaseException:
+                self.stop()
+                raise
+            self._crew.start()
         return self
 
     def run(self) -> None:
@@ -228,7 +193,7 @@ class Server(Resource):
         """
         self.start()
         try:
-            while not self._stopping.wait(1.0):
+            while not self._crew.stopping.wait(1.0):
                 self.raise_if_dead()
         finally:
             self.stop()
@@ -259,10 +224,9 @@ class Server(Resource):
             Closed: after `stop`, and where nothing is published.
             WorkerDied: when one of its threads has died.
         """
-        if self._stopping.is_set() or self._pub is None:
-            raise Closed(
-                f"{self.name} {'was stopped' if self._stopping.is_set() else 'publishes nothing: it has no pub address'}"
-            )
+        stopped = self._crew.stopping.is_set()
+        if stopped or self._pub is None:
+            raise Closed(f"{self.name} {'was stopped' if stopped else 'publishes nothing: it has no pub address'}")
         self.raise_if_dead()
         number = self._notices.post(topic, payload)
         self._wakeup.set()
@@ -270,7 +234,6 @@ class Server(Resource):
 
     def status(self) -> dict[str, Any]:
         """What it has done: addresses, methods, callers, what waits by lane, counters."""
-        running = self._running
         return {
             "name": self.name,
             "address": self._address.uri if self._address else "",
@@ -278,15 +241,14 @@ class Server(Resource):
             "methods": sorted(n for n in self._desk.methods if not n.startswith("$")),
             "callers": self._desk.sessions,
             "waiting": self._desk.waiting(),
-            "running_s": time.monotonic() - running.since_s if running is not None else 0.0,
+            "running_s": self._crew.running_s,
             "topics": self._notices.numbers(),
             "counters": self.counters.snapshot(),
         }
 
     def raise_if_dead(self) -> None:
         """Raises WorkerDied when one of its threads has died."""
-        for hand in list(self._hands):
-            hand.raise_if_dead()
+        self._crew.raise_if_dead()
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuses what waits (``closing``), joins the threads and closes the sockets. A second call does nothing.
@@ -296,55 +258,47 @@ class Server(Resource):
         Raises:
             CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns.
         """
-        self._stopping.set()
+        self._crew.stop()
         self._wakeup.set()
-        self._stirred.set()
-        hands, me = list(self._hands), threading.get_ident()
-        if any(hand.ident == me for hand in hands):
+        if self._crew.is_inside:
             return
-        deadline = time.monotonic() + timeout_s
-        for hand in hands:
-            if not hand.join(max(0.0, deadline - time.monotonic())):
-                raise CallbackStuck(self.name, hand.callback or "no lane", timeout_s)
+        self._crew.join(timeout_s)
         self._close_sockets()
 
     def close(self) -> None:
         """`stop` with its default time."""
         self.stop()
 
-    # ---- threads
+    # ---- sockets
 
-    def _new_hand(self, body: Callable[[_Hand], None]) -> None:
-        self._made += 1
-        self._hands = [h for h in self._hands if h.alive] + [_Hand(f"rl4sys-{self.name}-{self._made}", body)]
-        self._hands[-1].start()
+    def _open(self) -> None:
+        secure = self._open_door()
+        self._router = Socket.router(
+            self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
+        )
+        self._address = self._router.bound
+        if self._pub is not None:
+            self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
+            self._pub_address = self._xpub.bound
+            self._poller.register(self._xpub)
+        self._poller.register(self._router)
+        self._poller.register(self._wakeup)
 
-    def _open(self, hand: _Hand) -> None:
-        """The first thread: binds, then leads."""
-        try:
-            secure = self._open_door()
-            self._router = Socket.router(
-                self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
-            )
-            self._address = self._router.bound
-            if self._pub is not None:
-                self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
-                self._pub_address = self._xpub.bound
-                self._poller.register(self._xpub)
-            self._poller.register(self._router)
-            self._poller.register(self._wakeup)
-        except BaseException as exc:
-            self._failure = exc
-            self._close_sockets()
-            self._bound.set()
-            if isinstance(exc, RL4SysError):
-                return  # it is raised in `start`
-            raise
-        self._leader = hand
-        with self._lock:
-            self._new_hand(self._stand_by)
-        self._bound.set()
-        self._lead(hand)
+    def _adopt(self) -> None:
+        for socket in (self._router, self._xpub):
+            if socket is not None and not socket.closed:
+                socket.adopt()
+
+    def _close_sockets(self) -> None:
+        """By the thread that stops the server, once no other uses them."""
+        self._poller.close()
+        self._adopt()
+        for socket in (self._router, self._xpub):
+            if socket is not None:
+                socket.close()
+        self._wakeup.close()
+        if self._door is not None:
+            self._door.close()
 
     def _open_door(self) -> Secure | None:
         if self._keys is None:
@@ -359,46 +313,15 @@ class Server(Resource):
         if self._guard.replace(access):
             self._notices.rotate()
 
-    def _stand_by(self, hand: _Hand) -> None:
-        """Waits until a callback takes too long, then leads."""
-        quiet = 0
-        while not self._stopping.is_set():
-            self._stirred.wait()
-            running = self._running
-            if running is None:
-                quiet += 1
-                if quiet > QUIET_TICKS:
-                    self._stirred.clear()
-                    quiet = 0
-                    if self._running is not None or self._stopping.is_set():  # it began between the two lines above
-                        self._stirred.set()
-            else:
-                quiet = 0
-                if time.monotonic() - running.since_s > TAKEOVER_S and self._take_over(hand, running):
-                    self._lead(hand)
-                    return
-            self._stopping.wait(TICK_S)
+    # ---- the leader's loop
 
-    def _take_over(self, hand: _Hand, running: _Running) -> bool:
-        with self._lock:
-            if self._running is not running or self._stopping.is_set():
-                return False
-            self._leader, self._running = hand, None
-            for socket in (self._router, self._xpub):
-                if socket is not None:
-                    socket.adopt()
-            self._new_hand(self._stand_by)
-        self.counters.add("takeovers")
-        log.info("%s: a callback of %s runs for more than %g s; another thread goes on", self.name, running.lane, TAKEOVER_S)
-        return True
-
-    def _lead(self, hand: _Hand) -> None:
+    def _lead(self) -> None:
         """The loop of whoever has the sockets; returns when it has them no more."""
         assert self._router is not None
         beacon_s = look_s = time.monotonic()
         desk, poller, router = self._desk, self._poller, self._router
         wait_s: float | None = 0.0
-        while not self._stopping.is_set():
+        while not self._crew.stopping.is_set():
             if wait_s and wait_s < LEAST_POLL_S:  # for a batch to become fuller; a poll would take too long
                 time.sleep(min(wait_s, NAP_S))
                 wait_s = 0.0
@@ -422,7 +345,7 @@ class Server(Resource):
                         self._notices.rotate()
                     self._notices.send_beacons(self._xpub)
             job = desk.next_job(now)
-            if job is not None and not self._run_job(hand, job, router):
+            if job is not None and not self._run_job(job, router):
                 return
             wait_s = desk.wait_s(time.monotonic())
             if self._xpub is not None:
@@ -470,18 +393,10 @@ class Server(Resource):
 
     # ---- jobs
 
-    def _run_job(self, hand: _Hand, job: Job, router: Socket) -> bool:
+    def _run_job(self, job: Job, router: Socket) -> bool:
         """Runs a job and answers; False when another thread has taken the lead meanwhile."""
-        hand.callback = job.lane if job.method.name == job.lane else f"{job.lane} ({job.method.name})"
-        running = self._running = _Running(hand, job.lane, time.monotonic())
-        if not self._stirred.is_set():
-            self._stirred.set()
-        answers = self._answers.run(job, time.monotonic())
-        hand.callback = ""
-        with self._lock:
-            leads = self._running is running
-            if leads:
-                self._running = None
+        what = job.lane if job.method.name == job.lane else f"{job.lane} ({job.method.name})"
+        answers, leads = self._crew.run(what, self._answers.run, job)
         if not leads:
             self._finished.append((job, answers))
             self._wakeup.set()
@@ -508,17 +423,6 @@ class Server(Resource):
     def _say_closing(self, router: Socket) -> None:
         for request in self._desk.drop_all():
             self._send(router, request.peer, self._answers.refusal(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
-
-    def _close_sockets(self) -> None:
-        """By the thread that stops the server, once no other uses them; or by the one that could not open them all."""
-        self._poller.close()
-        for socket in (self._router, self._xpub):
-            if socket is not None and not socket.closed:
-                socket.adopt()
-                socket.close()
-        self._wakeup.close()
-        if self._door is not None:
-            self._door.close()
 
     # ---- what every server answers
 

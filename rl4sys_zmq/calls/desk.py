@@ -257,7 +257,7 @@ class Desk:
                 continue
             session.waiting.pop(request.call.number, None)
             if request.call.once and request.call.number >= session.acked:
-                session.answers[request.call.number] = [bytes(frame) for frame in answer]  # not views of arrays that go on
+                session.answers[request.call.number] = answer
                 if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
                     session.acked = min(session.answers) + 1
                     del session.answers[session.acked - 1]

@@ -71,9 +71,8 @@ class Notices:
             number = held.number + 1 if held is not None else 1
             frames = encode_notice(Notice(number, self._server, number, topic, payload))
             check_size(frames, self._max_frame_bytes)
-            copied: list[Frame] = [bytes(frame) for frame in frames]
-            self._newest[topic] = _Newest(number, copied)
-            self._posted.append((topic, copied))
+            self._newest[topic] = _Newest(number, frames)
+            self._posted.append((topic, frames))
         self._counters.add("notices")
         return number
 

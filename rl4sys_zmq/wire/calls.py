@@ -89,7 +89,7 @@ class Notice(NamedTuple):
 
 
 def encode_call(call: Call) -> list[Frame]:
-    """The frames of a call.
+    """The frames of a call. Its large arrays are not copied: they must not change until the call is over.
 
     Raises:
         PayloadError: when the payload can't travel.
@@ -102,24 +102,24 @@ def encode_call(call: Call) -> list[Frame]:
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """The frames of a reply.
+    """The frames of a reply. Everything is copied: it may be sent again when the callback has gone on with its arrays.
 
     Raises:
         PayloadError: when the payload can't travel.
     """
-    skeleton, body = pack_tree(reply.payload)
+    skeleton, body = pack_tree(reply.payload, copy=True)
     return _frames(REPLY, reply.number, [reply.session, reply.server, reply.code, reply.detail, skeleton], body)
 
 
 def encode_notice(notice: Notice) -> list[Frame]:
-    """The frames of a notice.
+    """The frames of a notice. Everything is copied: newcomers get it later.
 
     Raises:
         PayloadError: when the payload can't travel.
     """
     if not _name(notice.topic):
         raise PayloadError("topic", f"{notice.topic!r:.60} is no name: 1 to {MAX_NAME} characters")
-    skeleton, body = pack_tree(notice.payload)
+    skeleton, body = pack_tree(notice.payload, copy=True)
     return _frames(NOTICE, notice.number, [notice.server, notice.latest, notice.topic, skeleton], body)
 
 

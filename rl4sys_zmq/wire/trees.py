@@ -35,7 +35,7 @@ INLINE_BYTES = 2048
 """Up to this size an array or a string stays in the skeleton, as long as there is room."""
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
-"""From this size on an array gets a frame of its own, which is neither copied to be sent nor copied on arrival."""
+"""From this size on an array gets a frame of its own, which is not copied on arrival, and need not be to be sent."""
 MAX_KEY = MAX_STRING // 4
 """Of a dict's key, in characters: so many fit a header's string in any script."""
 MAX_TREE_FRAMES = 128
@@ -53,7 +53,8 @@ _ALIGN = 8
 class _Packer:
     """One tree on its way out."""
 
-    def __init__(self) -> None:
+    def __init__(self, copy: bool) -> None:
+        self.copy = copy
         self.shared: list[Frame] = []
         self.shared_bytes = 0
         self.own: list[Frame] = []
@@ -154,7 +155,7 @@ class _Packer:
     def place(self, data: Frame, size: int) -> list[int]:
         """Where the bytes go: frame, offset, length. Frame 0 is the shared one."""
         if size >= OWN_FRAME_BYTES and len(self.own) < MAX_TREE_FRAMES - 1:
-            self.own.append(data)
+            self.own.append(bytes(data) if self.copy else data)
             return [len(self.own), 0, size]
         at = self.shared_bytes
         self.shared.append(data)
@@ -164,15 +165,18 @@ class _Packer:
         return [0, at, size]
 
 
-def pack_tree(value: Tree) -> tuple[Any, list[Frame]]:
+def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
     """Writes a tree as its skeleton and frames (none when it is small).
 
-    Arrays of more than 64 KiB are not copied: they must not change until the message has been sent.
+    Args:
+        value: the tree.
+        copy: also arrays of 64 KiB and more. Otherwise these must not change until the message has been sent: the checksum would
+            be another's.
 
     Raises:
         PayloadError: for what cannot travel, with its path in the tree.
     """
-    packer = _Packer()
+    packer = _Packer(copy)
     try:
         skeleton = packer.pack(value, 0)
     except PayloadError as exc:

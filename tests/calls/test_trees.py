@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.wire.calls import Reply, decode_call, encode_reply
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, OWN_FRAME_BYTES, pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import unpack_plain
 
@@ -44,12 +45,20 @@ def test_more_large_arrays_than_frames():
     assert_same(tree, there_and_back(tree))
 
 
-def test_a_large_array_is_not_copied():
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_large_array_is_copied_only_on_demand(copy):
     array = np.zeros(OWN_FRAME_BYTES, np.uint8)
-    (skeleton, frames) = pack_tree({"image": array})
+    (skeleton, frames) = pack_tree({"image": array}, copy=copy)
     array[3] = 7
-    assert bytes(frames[1])[3] == 7
-    assert unpack_tree(skeleton, frames)["image"][3] == 7
+    assert unpack_tree(skeleton, frames)["image"][3] == (0 if copy else 7)
+
+
+@pytest.mark.parametrize("large", [np.zeros(OWN_FRAME_BYTES, np.uint8), np.zeros((512, 512), np.float32).T])
+def test_an_answer_does_not_change_with_the_callbacks_buffer(large):
+    frames = encode_reply(Reply(1, 2, 3, "", "", {"image": large}))
+    large += 1
+    answer = decode_call(frames).payload
+    assert not answer["image"].any()
 
 
 def test_many_small_arrays_leave_the_header_when_it_is_full():

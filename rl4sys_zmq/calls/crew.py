@@ -1,8 +1,8 @@
 """Threads of which one leads: quick work costs no change of threads, and work that takes long holds nobody up.
 
-The one that *leads* owns what the crew is for (a server's sockets), and runs each job itself. Another stands by. When a job runs
-for longer than `TAKEOVER_S`, the one that stands by takes the lead: what the leader owns changes hands under a lock, and one more
-stands by. The first ends when its job is done.
+The one that *leads* owns what the crew is for (a server's sockets), and runs each job itself. Another stands by. When a job is
+known to take long, or runs for longer than `TAKEOVER_S`, the one that stands by takes the lead: what the leader owns changes
+hands under a lock, and one more stands by. The first ends when its job is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Crew"]
 log = logging.getLogger(__name__)
 
 TAKEOVER_S = 0.05
-"""How long a job may run before another thread takes the lead, in seconds."""
+"""How long a job may run before another thread takes the lead, in seconds, unless it is known to take long."""
 TICK_S = 0.02
 """How often the one that stands by looks, in seconds."""
 QUIET_TICKS = 50
@@ -35,10 +35,12 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class _Running:
-    """A job that runs; which one it is says the object, not its fields."""
+    """A job that the leader runs; which one it is says the object, not its fields."""
 
     what: str
     since_s: float
+    over_s: float
+    """When another takes the lead."""
 
 
 class _Hand(Worker):
@@ -77,6 +79,8 @@ class Crew:
         self._lock = threading.Lock()
         self._stirred = threading.Event()
         """Jobs run; while it is clear the one that stands by sleeps."""
+        self._look = threading.Event()
+        """The one that stands by looks at once."""
         self._hands: list[_Hand] = []
         self._made = 0
         self._leader: _Hand | None = None
@@ -88,22 +92,26 @@ class Crew:
             self._add(self._begin)
             self._add(self._stand_by)
 
-    def run(self, what: str, job: Callable[[Given], Made], given: Given) -> tuple[Made, bool]:
+    def run(self, what: str, job: Callable[[Given], Made], given: Given, *, long: bool = False) -> tuple[Made, bool]:
         """Does a job that may take long; called by the leader's loop.
 
         Args:
             what: the job's name, for messages.
             job: what to do
             given: with this.
+            long: it is known to take long, more than the change of threads that gives the lead away at once.
 
         Returns:
             What came of it, and whether the thread still leads.
         """
         hand = self._leader
         assert hand is not None
-        running = hand.job = self._running = _Running(what, time.monotonic())
+        now = time.monotonic()
+        running = hand.job = self._running = _Running(what, now, now if long else now + TAKEOVER_S)
         if not self._stirred.is_set():
             self._stirred.set()
+        if long:
+            self._look.set()
         made = job(given)
         hand.job = None
         with self._lock:
@@ -129,6 +137,11 @@ class Crew:
         me = threading.get_ident()
         return any(hand.ident == me for hand in list(self._hands))
 
+    @property
+    def is_hurt(self) -> bool:
+        """Whether one of the threads has died."""
+        return any(hand.error is not None for hand in list(self._hands))
+
     def raise_if_dead(self) -> None:
         """Raises WorkerDied when one of the threads has died."""
         for hand in list(self._hands):
@@ -138,6 +151,7 @@ class Crew:
         """Tells all threads to end. Whatever the leader waits for besides must be woken by the caller."""
         self.stopping.set()
         self._stirred.set()
+        self._look.set()
 
     def join(self, timeout_s: float) -> None:
         """Waits for the end of all threads, after `stop`.
@@ -146,10 +160,11 @@ class Crew:
             CallbackStuck: when a job still runs after `timeout_s` seconds; its thread ends when it returns.
         """
         deadline = time.monotonic() + timeout_s
-        for hand in list(self._hands):
+        hands = list(self._hands)
+        for hand in hands:
             if not hand.join(max(0.0, deadline - time.monotonic())):
-                job = hand.job
-                raise CallbackStuck(self._name, job.what if job is not None else "no lane", timeout_s)
+                jobs = [other.job.what for other in hands if other.alive and other.job is not None]
+                raise CallbackStuck(self._name, ", ".join(jobs) or "no lane", timeout_s)
 
     # ---- threads
 
@@ -181,10 +196,11 @@ class Crew:
                         self._stirred.set()
             else:
                 quiet = 0
-                if time.monotonic() - running.since_s > TAKEOVER_S and self._take_over(hand, running):
+                if time.monotonic() >= running.over_s and self._take_over(hand, running):
                     self._lead()
                     return
-            self.stopping.wait(TICK_S)
+            self._look.wait(TICK_S)
+            self._look.clear()
 
     def _take_over(self, hand: _Hand, running: _Running) -> bool:
         with self._lock:
@@ -194,5 +210,5 @@ class Crew:
             self._adopt()
             self._add(self._stand_by)
         self._counters.add("takeovers")
-        log.info("%s: a callback of %s runs for more than %g s; another thread goes on", self._name, running.what, TAKEOVER_S)
+        log.debug("%s: a callback of %s takes long; another thread goes on", self._name, running.what)
         return True

@@ -30,6 +30,8 @@ PATIENCE = 0.25
 """For which share of the time that its last batch took a lane waits for those it has just answered to ask again, unless told."""
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 100e-6, 0.02
 """Nobody asks again sooner; nobody waits longer. In seconds."""
+LONG_S = 0.003
+"""A lane whose last job took longer, in seconds, will take long again: to give its next job to another thread costs a tenth."""
 MAX_ANSWERS = 256
 """How many answers are kept for one session."""
 
@@ -91,12 +93,21 @@ class Request:
 
 @dataclass(slots=True)
 class Job:
-    """Requests that one run of a callback serves."""
+    """Requests that one run of a callback serves.
+
+    Attributes:
+        lane: in which it runs.
+        method: whose callback.
+        requests: in the order in which they came.
+        began_s: when it began, on the caller's clock.
+        long: the last one of its lane took longer than `LONG_S`.
+    """
 
     lane: str
     method: Method
     requests: list[Request]
     began_s: float
+    long: bool = False
 
 
 @dataclass(slots=True)
@@ -110,6 +121,7 @@ class _Lane:
 
     queue: deque[Request] = field(default_factory=deque)
     busy: bool = False
+    took_s: float = 0.0
     last: Counter[int] = field(default_factory=Counter)
     expected: int = 1
     until_s: float = 0.0
@@ -238,7 +250,7 @@ class Desk:
             requests.append(lane.queue.popleft())
         lane.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now)
+        return Job(chosen, method, requests, now, lane.took_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
         """For how long nothing will be due unless something comes; None: for ever."""
@@ -248,7 +260,7 @@ class Desk:
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
         """A job is done: keeps what may be asked for again, and frees the lane."""
         lane = self._lanes[job.lane]
-        lane.busy = False
+        lane.busy, lane.took_s = False, now - job.began_s
         if job.method.max_batch > 1:
             lane.batch_over(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
@@ -272,6 +284,11 @@ class Desk:
     def waiting(self) -> dict[str, int]:
         """How many calls wait, by lane."""
         return {name: len(lane.queue) for name, lane in self._lanes.items()}
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job runs."""
+        return any(lane.busy for lane in self._lanes.values())
 
     @property
     def sessions(self) -> int:

@@ -251,7 +251,7 @@ class Server(Resource):
         self._crew.raise_if_dead()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Refuses what waits (``closing``), joins the threads and closes the sockets. A second call does nothing.
+        """Refuses what waits (``closing``), answers what runs, joins the threads, closes the sockets. A second call does nothing.
 
         Called by a callback it only tells the threads to end; its owner's `stop` does the rest.
 
@@ -350,7 +350,7 @@ class Server(Resource):
             wait_s = desk.wait_s(time.monotonic())
             if self._xpub is not None:
                 wait_s = min(max(0.0, beacon_s + BEACON_S - now), wait_s if wait_s is not None else BEACON_S)
-        self._say_closing(router)
+        self._wind_up(router)
 
     # ---- what comes in
 
@@ -396,7 +396,7 @@ class Server(Resource):
     def _run_job(self, job: Job, router: Socket) -> bool:
         """Runs a job and answers; False when another thread has taken the lead meanwhile."""
         what = job.lane if job.method.name == job.lane else f"{job.lane} ({job.method.name})"
-        answers, leads = self._crew.run(what, self._answers.run, job)
+        answers, leads = self._crew.run(what, self._answers.run, job, long=job.long)
         if not leads:
             self._finished.append((job, answers))
             self._wakeup.set()
@@ -420,9 +420,15 @@ class Server(Resource):
         if self._xpub is not None:
             self._notices.send(self._xpub)
 
-    def _say_closing(self, router: Socket) -> None:
+    def _wind_up(self, router: Socket) -> None:
+        """What waits is refused; what runs in other threads is answered yet."""
         for request in self._desk.drop_all():
             self._send(router, request.peer, self._answers.refusal(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
+        self._poller.unregister(router)
+        while self._desk.busy and not self._crew.is_hurt:
+            if self._wakeup in self._poller.poll(LOOK_S):
+                self._wakeup.clear()
+            self._send_out(router)
 
     # ---- what every server answers
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.calls import Batching, Client, Refuse, Server
+from rl4sys_zmq.calls.desk import LONG_S
 from rl4sys_zmq.errors import (
     AddressInUse,
     CallbackStuck,
@@ -308,6 +309,50 @@ def test_stopping(server: Server) -> None:
     with pytest.raises(Closed):
         client.submit("block")
     client.close()
+
+
+def test_what_runs_while_the_server_stops_is_answered(server: Server) -> None:
+    leave, entered = threading.Event(), threading.Event()
+
+    def block(payload: Any) -> Any:
+        entered.set()
+        leave.wait(WAIT_S)
+        return payload
+
+    server.register("block", block)
+    server.start()
+    with client_of(server) as client:
+        running = client.submit("block", "answered")
+        assert entered.wait(WAIT_S)
+        while not server.status()["counters"].get("takeovers"):
+            client.call("$status")
+        with pytest.raises(CallbackStuck, match="block"):
+            server.stop(0.05)
+        leave.set()
+        server.stop()
+        assert running.result(WAIT_S) == "answered"
+
+
+def test_lanes_that_take_long_run_side_by_side(server: Server) -> None:
+    """Once a lane is known to take long its jobs don't hold up others even for the time that an unknown one may."""
+    together = threading.Barrier(3)
+
+    def meet(payload: Any) -> Any:
+        if payload == "slow":
+            threading.Event().wait(2 * LONG_S)
+        else:
+            together.wait(WAIT_S)
+        return payload
+
+    for lane in ("a", "b", "c"):
+        server.register(lane, meet)
+    server.start()
+    with client_of(server) as client:
+        for lane in ("a", "b", "c"):
+            client.call(lane, "slow")
+        for _ in range(20):
+            assert [f.result(WAIT_S) for f in [client.submit(lane, 1) for lane in ("a", "b", "c")]] == [1, 1, 1]
+        assert server.status()["counters"]["takeovers"] >= 3
 
 
 def test_a_callback_may_stop_its_server(server: Server) -> None:

@@ -22,7 +22,7 @@ class Line:
     def __init__(self) -> None:
         self.jobs: queue.Queue[Job] = queue.Queue()
         self.made: queue.Queue[tuple[object, bool, int]] = queue.Queue()
-        self.owner = 0
+        self.owner, self.long = 0, False
         self.counters = Counters()
         self.crew = Crew("line", self._lead, self._adopt, self.counters)
 
@@ -43,7 +43,7 @@ class Line:
         while not self.crew.stopping.is_set():
             job = self.jobs.get()
             assert self.owner == threading.get_ident()
-            made, leads = self.crew.run("a job", lambda job: job(), job)
+            made, leads = self.crew.run("a job", lambda job: job(), job, long=self.long)
             self.made.put((made, leads, threading.get_ident()))
             if not leads:
                 return
@@ -80,6 +80,17 @@ def test_a_long_job_loses_its_thread_the_lead(line: Line) -> None:
     assert [leads for _, leads, _ in ends] == [False] * 3
     assert len({second, *(thread for _, _, thread in ends)}) == 4
     assert line.do(lambda: "on") == ("on", True, second)
+
+
+def test_a_job_that_is_known_to_take_long_gives_the_lead_away_at_once(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.calls.crew.TAKEOVER_S", 3600.0)
+    line.long = True
+    meet = threading.Barrier(3)
+    for _ in range(10):
+        for _ in range(3):
+            line.jobs.put(lambda: meet.wait(WAIT_S))
+        leads = [line.made.get(timeout=WAIT_S)[1] for _ in range(3)]
+        assert leads.count(False) >= 2  # the last to come may be done before another has the lead
 
 
 def test_a_stuck_job_is_named() -> None:

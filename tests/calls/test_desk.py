@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4sys_zmq.calls.desk import MOST_PATIENCE_S, PATIENCE, Desk, Method
+from rl4sys_zmq.calls.desk import LONG_S, MOST_PATIENCE_S, PATIENCE, Desk, Method
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.wire.calls import Call
 
@@ -126,3 +126,16 @@ def test_lanes_take_turns_by_who_came_first() -> None:
         desk.finish(job, [[]], now)
         ask("first", now)
     assert order == ["first", "first", "second", "first"]
+
+
+def test_a_lane_is_known_to_take_long_by_its_last_job() -> None:
+    table = Table(max_batch=1)
+    known = []
+    for now, took_s in ((0.0, LONG_S / 2), (1.0, 2 * LONG_S), (2.0, LONG_S / 2), (3.0, LONG_S / 2)):
+        table.ask(1, now=now)
+        job = table.desk.next_job(now)
+        assert job is not None and table.desk.busy
+        known.append(job.long)
+        table.desk.finish(job, [[]], now + took_s)
+        assert not table.desk.busy
+    assert known == [False, False, True, False]

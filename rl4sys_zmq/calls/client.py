@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from rl4sys_zmq.calls.session import Session
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.transports import Address, Secure, Sent, Socket, curve_client, read_client_keys
+from rl4sys_zmq.transports import Address, Secure, Sent, Socket, TooManyFrames, curve_client, read_client_keys
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["Client"]
@@ -32,19 +33,15 @@ MAX_TIMEOUT_S = 86_400.0
 
 
 class _Line(Resource):
-    """One connection, used by one thread at a time."""
+    """One connection, used by one thread at a time. It is dialled when it is needed."""
 
     def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
         self._address, self._secure = address, secure
         self.session = session
-        self._socket = self._dial()
-
-    def adopt(self) -> None:
-        """The calling thread has it now."""
-        self._socket.adopt()
+        self._socket: Socket | None = None
 
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
-        session, socket = self.session, self._socket
+        session, socket = self.session, self._dialled()
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=once)
         try:
@@ -52,11 +49,15 @@ class _Line(Resource):
                 if closed.is_set():
                     raise Closed(f"the client of {self._address.uri} was closed during {method}")
                 if session.silent(now):
-                    socket = self._dial_anew()
+                    self.hang_up()
+                    socket = self._dialled()
                 for due in session.due(now):
                     if socket.send(due.frames) is Sent.FULL:
-                        session.counters.add("full")
-                frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
+                        session.not_sent(due, now)
+                try:
+                    frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
+                except TooManyFrames:
+                    frames = []
                 now = time.monotonic()
                 if frames is not None:
                     session.take(frames, now)
@@ -65,22 +66,30 @@ class _Line(Resource):
         finally:
             if not pending.done:  # Ctrl-C, or the client was closed: it must not be said again with the line's next call
                 session.end(pending, Closed(f"the wait for {method} was ended"))
+                self.hang_up()
         if pending.error is None:
             return pending.answer
         if isinstance(pending.error, CallTimeout):
-            self._dial_anew()
+            self.hang_up()
         raise pending.error
 
+    def hang_up(self) -> None:
+        """What the connection may still have queued must not reach a server that comes later."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
+
     def close(self) -> None:
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.adopt()
+        self.hang_up()
 
-    def _dial(self) -> Socket:
-        return Socket.dealer(self._address, secure=self._secure)
-
-    def _dial_anew(self) -> Socket:
-        """Another connection; what the old one may still have queued must not reach a server that comes later."""
-        self._socket.close()
-        self._socket = self._dial()
+    def _dialled(self) -> Socket:
+        """The connection, as the calling thread's."""
+        if self._socket is None:
+            self._socket = Socket.dealer(self._address, secure=self._secure)
+        else:
+            self._socket.adopt()
         return self._socket
 
 
@@ -188,7 +197,6 @@ class Client(Resource):
             lines, self._idle = self._idle, []
             pump, self._pump = self._pump, None
         for line in lines:
-            line.adopt()
             line.close()
         if pump is not None:
             pump.close()
@@ -202,10 +210,7 @@ class Client(Resource):
             if self._closed.is_set():
                 raise Closed(f"the client of {self._address.uri} is closed")
             line = self._idle.pop() if self._idle else None
-        if line is None:
-            return _Line(self._address, self.new_session(), self._secure)
-        line.adopt()
-        return line
+        return line if line is not None else _Line(self._address, self.new_session(), self._secure)
 
     def _give_back(self, line: _Line) -> None:
         with self._lock:
@@ -224,7 +229,9 @@ class Client(Resource):
             return self._pump
 
 
-def _checked(timeout_s: float) -> float:
-    if not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise ConfigError(f"timeout_s is {timeout_s}; it is more than 0 and at most a day", key="timeout_s")
-    return float(timeout_s)
+def _checked(timeout_s: object) -> float:
+    if isinstance(timeout_s, Real) and 0 < (seconds := float(timeout_s)) <= MAX_TIMEOUT_S:
+        return seconds
+    raise ConfigError(
+        f"timeout_s is {timeout_s!r:.60}; it is a number of seconds, more than 0 and at most a day", key="timeout_s"
+    )

@@ -135,6 +135,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Session:
+    since: int
     heard_s: float
     waiting: dict[int, Request] = field(default_factory=dict)
     answers: dict[int, list[Frame]] = field(default_factory=dict)
@@ -176,15 +177,21 @@ class Desk:
             self._lanes = {**self._lanes, method.lane: _Lane()}
         self.methods = {**self.methods, method.name: method}
 
-    def open_session(self, session: int, now: float) -> None:
-        """Knows a caller from now on; one that is known stays as it is."""
-        if session in self._sessions:
-            return
+    def open_session(self, session: int, number: int, now: float) -> int:
+        """A greeting, the call of that number: knows the caller from now on; one that is known stays as it is.
+
+        Returns:
+            The number of the greeting since which it is known.
+        """
+        known = self._sessions.get(session)
+        if known is not None:
+            return known.since
         while len(self._sessions) >= MAX_SESSIONS or (
             self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
         ):
             self._sessions.popitem(last=False)
-        self._sessions[session] = _Session(now)
+        self._sessions[session] = _Session(number, now)
+        return number
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
         """A call has come: it waits from now on, or it did already.

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from rl4sys_zmq.calls.notices import topic_frame
-from rl4sys_zmq.calls.session import Pending, Session
-from rl4sys_zmq.errors import CallTimeout, Closed, ProtocolError, WorkerDied
+from rl4sys_zmq.calls.session import WINDOW, Pending, Session
+from rl4sys_zmq.errors import Closed, ProtocolError, WorkerDied
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.transports import Address, Poller, Secure, Sent, Socket, Wakeup
+from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.calls import Notice, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 NOTICE_HWM = 8
 FETCH_S = 5.0
-"""How long the newest notice of a topic is waited for when it was missed, before it is asked for again, in seconds."""
+"""How long the newest notice of a topic is waited for when it was missed, and how often it is asked for as long as nothing is
+published, in seconds."""
 JOIN_S = 2.0
 LOOK_S = 1.0
 SILENT_S = 5.0
@@ -36,6 +37,9 @@ class Subscription(Worker):
     Attributes:
         topic: which.
         number: of the last notice that was handed over; 0 before.
+        ended: it was stopped.
+        asking: the newest notice was asked for, and has not come yet.
+        asked_s: when it was asked for last.
     """
 
     def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: Session) -> None:
@@ -46,9 +50,9 @@ class Subscription(Worker):
         self._counters = session.counters
         self._ready = threading.Condition()
         self._newest: tuple[Tree, int] | None = None
-        self._ended = False
+        self.ended = False
         self._server, self._seen = 0, 0
-        self.asked_s = float("-inf")
+        self.asking, self.asked_s = False, float("-inf")
 
     def offer(self, server: int, number: int, payload: Tree) -> None:
         """A notice has come; an older one than the last is dropped."""
@@ -69,16 +73,16 @@ class Subscription(Worker):
         """The thread's body."""
         while True:
             with self._ready:
-                while self._newest is None and not self._ended:
+                while self._newest is None and not self.ended:
                     self._ready.wait()
-                if self._ended:
+                if self.ended:
                     return
                 assert self._newest is not None
                 (payload, number), self._newest = self._newest, None
             self._counters.add("notices")
             try:
                 self._callback(payload, number)
-            except Exception:
+            except (Exception, SystemExit):  # sys.exit() would end this thread alone, in silence
                 self._counters.add("callback_failed")
                 log.exception("the callback for notices of %s failed", self.topic)
             self.number = number
@@ -86,7 +90,7 @@ class Subscription(Worker):
     def stop(self) -> None:
         """Ends it; a callback that runs is not interrupted."""
         with self._ready:
-            self._ended = True
+            self.ended = True
             self._ready.notify()
 
 
@@ -117,8 +121,7 @@ class Pump(Worker, Resource):
                     future.set_result(pending.answer)
 
         with self._lock:
-            if self._stopping.is_set():
-                raise Closed(f"the client of {self._address.uri} is closed")
+            self._check_open()
             self._session.begin(method, payload, time.monotonic(), timeout_s, once=once, tell=tell)
         self._wakeup.set()
         return future
@@ -126,41 +129,70 @@ class Pump(Worker, Resource):
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
         """See `Client.subscribe`."""
         subscription = Subscription(topic, callback, self._session)
-        subscription.start()
-        self._wanted.append(subscription)
+        with self._lock:
+            self._check_open()
+            subscription.start()
+            self._wanted.append(subscription)
         self._wakeup.set()
         return subscription
 
     def run(self) -> None:
         """The thread's body."""
+        error: BaseException | None = None
+        try:
+            self._serve()
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            self._end(error)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Ends the thread and the subscriptions; what is under way is `Closed`. A callback of theirs may call it."""
+        self.stop()
+        me = threading.get_ident()
+        if self.ident != me:
+            self.join()
+        for subscription in self._all():
+            if me not in (subscription.ident, self.ident) and not subscription.join(JOIN_S):
+                log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
+
+    def _check_open(self) -> None:
+        self.raise_if_dead()
+        if self._stopping.is_set():
+            raise Closed(f"the client of {self._address.uri} is closed")
+
+    def _serve(self) -> None:
         poller = Poller()
         dealer = self._dial()
         poller.register(dealer)
         poller.register(self._wakeup)
         try:
             while not self._stopping.is_set():
+                self._follow(poller)
                 now = time.monotonic()
                 with self._lock:
                     if self._session.silent(now):
                         dealer = self._dial_anew(poller, dealer, now)
                     for pending in self._session.due(now):
                         if dealer.send(pending.frames) is Sent.FULL:
-                            self._session.counters.add("full")
+                            self._session.not_sent(pending, now)
                     wait_s = self._session.wait_s(now)
-                if self._sub is not None:
-                    wait_s = min(wait_s, LOOK_S)
-                    if now - self._heard_s > SILENT_S:
-                        self._greet_again(now)
-                ready = poller.poll(wait_s)
+                ready = poller.poll(min(wait_s, LOOK_S) if self._subscriptions else wait_s)
                 self._wakeup.clear()
                 now = time.monotonic()
                 with self._lock:
                     if dealer in ready:
-                        while (frames := dealer.recv(MAX_TREE_FRAMES + 2)) is not None:
+                        while (frames := self._recv(dealer)) is not None:
                             self._session.take(frames, now)
-                    if any(isinstance(p.error, CallTimeout) for p in self._session.expire(now)):
+                    if self._session.expire(now):
                         dealer = self._dial_anew(poller, dealer, now)
-                self._follow(poller)
+                self._tell()
                 if self._sub is not None and self._sub in ready:
                     self._hear(self._sub)
         finally:
@@ -169,35 +201,34 @@ class Pump(Worker, Resource):
             if self._sub is not None:
                 self._sub.close()
 
-    def stop(self) -> None:
-        """Ends the thread."""
+    def _end(self, error: BaseException | None) -> None:
+        """Nobody may wait for a thread that is gone."""
         self._stopping.set()
-        self._wakeup.set()
-
-    def close(self) -> None:
-        """Ends the thread and the subscriptions; what is under way is `Closed`."""
-        self.stop()
-        self.join()
-        subscriptions = [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
-        for subscription in subscriptions:
-            subscription.stop()
-        for subscription in subscriptions:
-            if subscription.ident != threading.get_ident() and not subscription.join(JOIN_S):
-                log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
         with self._lock:
             for pending in list(self._session.under_way.values()):
-                self._session.end(pending, Closed(f"the client of {self._address.uri} was closed during {pending.method}"))
+                closed = Closed(f"the client of {self._address.uri} was closed during {pending.method}")
+                self._session.end(pending, closed if error is None else WorkerDied(f"thread {self.name} died: {error!r}"))
+        self._tell()
+        for subscription in self._all():
+            subscription.stop()
         self._wakeup.close()
 
-    def on_death(self, error: BaseException) -> None:
-        """Nobody may wait for a thread that is gone."""
-        with self._lock:
-            self._stopping.set()
-            for pending in list(self._session.under_way.values()):
-                self._session.end(pending, WorkerDied(f"thread {self.name} died: {error!r}"))
+    def _tell(self) -> None:
+        """Calls whoever waits for what is over: without the lock, since that may call this."""
+        while self._session.over:
+            pending = self._session.over.popleft()
+            if pending.tell is not None:
+                pending.tell(pending)
+
+    def _recv(self, socket: Socket) -> list[Frame] | None:
+        """A message; an empty list for one that is none, None when there is none."""
+        try:
+            return socket.recv(MAX_TREE_FRAMES + 2)
+        except TooManyFrames:
+            return []
 
     def _dial(self) -> Socket:
-        return Socket.dealer(self._address, secure=self._secure)
+        return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
 
     def _dial_anew(self, poller: Poller, dealer: Socket, now: float) -> Socket:
         """Another connection; what the old one may still have queued must not reach a server that comes later."""
@@ -205,42 +236,65 @@ class Pump(Worker, Resource):
         dealer.close()
         dealer = self._dial()
         poller.register(dealer)
-        for pending in self._session.under_way.values():
-            pending.due_s = now
+        self._session.dialled(now)
         return dealer
 
     # ---- notices
 
+    def _all(self) -> list[Subscription]:
+        return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
+
     def _follow(self, poller: Poller) -> None:
         """Subscribes to what is wanted, where the server says that its notices leave; asks for what was missed."""
+        self._drop_ended()
         while self._wanted:
             subscription = self._wanted.popleft()
-            self._subscriptions.setdefault(subscription.topic, []).append(subscription)
-            if self._sub is not None:
+            held = self._subscriptions.setdefault(subscription.topic, [])
+            held.append(subscription)
+            if self._sub is not None and len(held) == 1:
                 self._sub.subscribe(topic_frame(subscription.topic, self._pub[1]))
             self._ask_latest(subscription)
-        if not self._subscriptions or self._session.welcome is None:
+        if not self._subscriptions:
             return
-        pub, channel = self._session.welcome["pub"], self._session.welcome["channel"]
-        if pub and (pub, channel) != self._pub:
-            if self._sub is not None:
-                poller.unregister(self._sub)
-                self._sub.close()
-            self._pub, self._heard_s = (pub, channel), time.monotonic()
-            self._sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
-            poller.register(self._sub)
-            for topic in self._subscriptions:
-                self._sub.subscribe(topic_frame(topic, channel))
+        now = time.monotonic()
+        if self._sub is not None and now - self._heard_s > SILENT_S:
+            # Nothing has come, though a server says each second how far it is: it may be another one, elsewhere, by now.
+            self._session.counters.add("redials")
+            self._heard_s = now
+            with self._lock:
+                self._session.greet()
+                self._pub = ("", b"")
+        if self._sub is None or not self._pub[0]:
+            for subscription in self._all():
+                if now - subscription.asked_s >= FETCH_S:
+                    self._ask_latest(subscription)
+        self._dial_publisher(poller)
 
-    def _greet_again(self, now: float) -> None:
-        """Nothing has come, though a server says each second how far it is: it may be another one, at another place, by now."""
-        self._session.counters.add("redials")
-        self._heard_s = now
-        with self._lock:
-            self._session.welcome, self._pub = None, ("", b"")
-        for held in self._subscriptions.values():
-            for subscription in held:
-                self._ask_latest(subscription)
+    def _drop_ended(self) -> None:
+        for topic, held in list(self._subscriptions.items()):
+            if any(subscription.ended for subscription in held):
+                self._subscriptions[topic] = left = [s for s in held if not s.ended]
+                if not left:
+                    del self._subscriptions[topic]
+                    if self._sub is not None:
+                        self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
+
+    def _dial_publisher(self, poller: Poller) -> None:
+        """Listens where the server says that its notices leave."""
+        welcome = self._session.welcome
+        if welcome is None:
+            return
+        pub, channel = welcome["pub"], welcome["channel"]
+        if not pub or (pub, channel) == self._pub:
+            return
+        if self._sub is not None:
+            poller.unregister(self._sub)
+            self._sub.close()
+        self._pub, self._heard_s = (pub, channel), time.monotonic()
+        self._sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+        poller.register(self._sub)
+        for topic in self._subscriptions:
+            self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
         """The publisher's address as this side dials it: on the host that answers calls when it is bound to all of its own."""
@@ -250,7 +304,7 @@ class Pump(Worker, Resource):
         return address
 
     def _hear(self, sub: Socket) -> None:
-        while (frames := sub.recv(MAX_TREE_FRAMES + 2)) is not None:
+        while (frames := self._recv(sub)) is not None:
             try:
                 notice = decode_call(frames[1:])
             except ProtocolError:
@@ -268,13 +322,13 @@ class Pump(Worker, Resource):
                     self._ask_latest(subscription)
 
     def _ask_latest(self, subscription: Subscription) -> None:
-        now = time.monotonic()
-        if now - subscription.asked_s < FETCH_S:
+        if subscription.asking:
             return
-        subscription.asked_s = now
+        now = time.monotonic()
+        subscription.asking, subscription.asked_s = True, now
 
         def tell(pending: Pending) -> None:
-            subscription.asked_s = float("-inf")
+            subscription.asking = False
             if pending.error is not None:
                 log.info("the newest notice of %s did not come: %s", subscription.topic, pending.error)
             elif pending.answer["number"] > 0:

@@ -28,7 +28,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
-from rl4sys_zmq.wire.calls import Call, decode_call
+from rl4sys_zmq.wire.calls import ANSWERED, Call, Reply, decode_call, encode_reply
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
@@ -130,7 +130,7 @@ class Server(Resource):
         self._xpub: Socket | None = None
         self._address: Address | None = None
         self._pub_address: Address | None = None
-        for system, run in ((HELLO, self._hello), (LATEST, self._notices.latest), (STATUS, self._status)):
+        for system, run in ((LATEST, self._notices.latest), (STATUS, self._status)):
             self._desk.register(Method(system, each(run), "$", CALL_ROLE))
 
     def register(
@@ -373,6 +373,7 @@ class Server(Resource):
             self.counters.add(f"refused.{exc.code}")
             log.debug("%s: a message that is no call: %s", self.name, exc)
             return True
+        answer: list[Frame] | None
         try:
             if peer is not None:
                 method = self._desk.methods.get(call.method)
@@ -382,8 +383,10 @@ class Server(Resource):
                 if method is not None and method.client_id and not peer.serves(method.client_id):
                     raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} is not for client {method.client_id!r}")
             if call.method == HELLO:
-                self._desk.open_session(call.session, now)
-            answer = self._desk.take(bytes(frames[0]), call, now)
+                welcome = {**self._hello(call.payload), "since": self._desk.open_session(call.session, call.number, now)}
+                answer = encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", welcome))
+            else:
+                answer = self._desk.take(bytes(frames[0]), call, now)
         except Refuse as refusal:
             self.counters.add(f"refused.{refusal.code}")
             answer = self._answers.refusal(call, refusal.code, refusal.detail)

@@ -20,7 +20,7 @@ class Table:
     def ask(self, *callers: int, now: float) -> None:
         for caller in callers:
             self.number += 1
-            self.desk.open_session(caller, now)
+            self.desk.open_session(caller, 0, now)
             self.desk.take(b"peer", Call(self.number, caller, 0, 1000, False, "m", None), now)
 
     def batch(self, now: float, took_s: float = 0.0) -> list[int]:
@@ -108,7 +108,7 @@ def test_lanes_take_turns_by_who_came_first() -> None:
     desk = Desk(Counters())
     for name in ("first", "second"):
         desk.register(Method(name, list, name))
-    desk.open_session(1, 0.0)
+    desk.open_session(1, 0, 0.0)
     order, number = [], 0
 
     def ask(method: str, now: float) -> None:

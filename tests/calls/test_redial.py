@@ -15,7 +15,7 @@ from rl4sys_zmq.testing import ChaosProxy, Faults
 
 
 def test_a_session_asks_for_another_connection_after_silence() -> None:
-    session = sessions.Session("tcp://x", Counters())
+    session = sessions.Session("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
     session.begin("m", np.zeros(sessions.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
     due_s, dialled = 100.0, []
     while due_s < 120.0:

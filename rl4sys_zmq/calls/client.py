@@ -8,8 +8,10 @@ change of threads would cost as much as the network: lines are kept in a pool, a
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from numbers import Real
@@ -17,11 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.calls.pump import Pump, Subscription
-from rl4sys_zmq.calls.session import Session
+from rl4sys_zmq.calls.session import HELLO, Session
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address, Secure, Sent, Socket, TooManyFrames, curve_client, read_client_keys
+from rl4sys_zmq.wire.calls import Call, Notice, encode_call, encode_notice
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["Client"]
@@ -43,7 +46,7 @@ class _Line(Resource):
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
         session, socket = self.session, self._dialled()
         now = time.monotonic()
-        pending = session.begin(method, payload, now, timeout_s, once=once)
+        pending = session.begin(method, payload, now, timeout_s, once=bool(once))
         try:
             while not pending.done:
                 if closed.is_set():
@@ -119,7 +122,9 @@ class Client(Resource):
         Raises:
             TransportError: for an address that nobody can be at.
             ConfigError: for keys that can't be read, or a time that is none.
+            PayloadError: for terms that can't travel.
         """
+        encode_call(Call(0, 0, 0, 0, False, HELLO, terms if terms is None else dict(terms)))
         self._address = Address.parse(address)
         self._timeout_s = _checked(timeout_s)
         self._terms = terms
@@ -129,6 +134,7 @@ class Client(Resource):
         self._idle: list[_Line] = []
         self._pump: Pump | None = None
         self._closed = threading.Event()
+        _clients.add(self)
 
     @property
     def address(self) -> str:
@@ -153,7 +159,9 @@ class Client(Resource):
             CallRefused: the server would not run it.
             CallFailed: the callback raised.
             CallLost: with `once`, when the server has forgotten this client: whether it ran is unknown.
-            PayloadError: the payload can't travel.
+            PayloadError: the payload can't travel, or `method` is no name.
+            ConfigError: `timeout_s` is no such time.
+            TransportError: no connection could be made, for want of descriptors, say.
             Closed: the client was closed.
         """
         line = self._take_line()
@@ -166,7 +174,9 @@ class Client(Resource):
         """Calls without waiting: the future gets the answer, or raises what `call` would. Arrays must not change until then.
 
         Raises:
-            PayloadError: the payload can't travel.
+            PayloadError: the payload can't travel, or `method` is no name.
+            ConfigError: `timeout_s` is no such time.
+            WorkerDied: the client's thread has died.
             Closed: the client was closed.
         """
         return self._pumping().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
@@ -178,12 +188,16 @@ class Client(Resource):
     def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
         """Has `callback` called with the payload and number of each notice of a topic, in a thread of the subscription.
 
-        The newest wins: what comes while the callback runs replaces what waits, numbers never go back, and a newcomer gets the
-        newest that there is. What the callback raises is logged and counted (``callback_failed``).
+        The newest wins: what comes while the callback runs replaces what waits, numbers never go back within one life of the
+        server, and a newcomer gets the newest that there is. What the callback raises is logged and counted
+        (``callback_failed``).
 
         Raises:
+            PayloadError: `topic` is no name.
+            WorkerDied: the client's thread has died.
             Closed: the client was closed.
         """
+        encode_notice(Notice(0, 0, 0, topic, None))
         return self._pumping().subscribe(topic, callback)
 
     def stats(self) -> dict[str, Any]:
@@ -204,6 +218,11 @@ class Client(Resource):
     def new_session(self) -> Session:
         """The state of a further connection to the same server."""
         return Session(self._address.uri, self.counters, self._terms)
+
+    def _after_fork(self) -> None:
+        """In a forked child: makes its own connections and thread when they are needed. Subscriptions stay with the parent."""
+        self._lock = threading.Lock()
+        self._idle, self._pump = [], None
 
     def _take_line(self) -> _Line:
         with self._lock:
@@ -227,6 +246,17 @@ class Client(Resource):
                 self._pump = Pump(self._address, self.new_session(), self._secure)
                 self._pump.start()
             return self._pump
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+def _fork() -> None:
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_fork)
 
 
 def _checked(timeout_s: object) -> float:

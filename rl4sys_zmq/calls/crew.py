@@ -135,7 +135,7 @@ class Crew:
     def is_inside(self) -> bool:
         """Whether the calling thread is one of the crew's."""
         me = threading.get_ident()
-        return any(hand.ident == me for hand in list(self._hands))
+        return any(hand.alive and hand.ident == me for hand in list(self._hands))  # idents are given again
 
     @property
     def is_hurt(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal, PayloadError
+from rl4sys_zmq.errors import CallRefusal
 from rl4sys_zmq.transports import Socket, read_subscription
 from rl4sys_zmq.wire.calls import Notice, check_size, decode_call, encode_notice
 from rl4sys_zmq.wire.messages import Frame
@@ -64,8 +64,6 @@ class Notices:
         Raises:
             PayloadError: when the payload can't travel, or a part of it is too large.
         """
-        if "\0" in topic:
-            raise PayloadError("topic", f"{topic!r:.60} has a zero byte")
         with self._lock:
             held = self._newest.get(topic)
             number = held.number + 1 if held is not None else 1

@@ -122,7 +122,7 @@ class Pump(Worker, Resource):
 
         with self._lock:
             self._check_open()
-            self._session.begin(method, payload, time.monotonic(), timeout_s, once=once, tell=tell)
+            self._session.begin(method, payload, time.monotonic(), timeout_s, once=bool(once), tell=tell)
         self._wakeup.set()
         return future
 

@@ -286,7 +286,7 @@ class Server(Resource):
 
     def _adopt(self) -> None:
         for socket in (self._router, self._xpub):
-            if socket is not None and not socket.closed:
+            if socket is not None and not socket.closed and not socket.inherited:
                 socket.adopt()
 
     def _close_sockets(self) -> None:

@@ -257,6 +257,11 @@ class Endpoint(Tracked):
             self.owner = threading.get_ident()
         self.check_owner()
 
+    @property
+    def inherited(self) -> bool:
+        """Whether it is the parent's, in a forked child: there it can only be closed, which leaves the parent's alone."""
+        return self.owner == _NOBODY
+
     def disown(self) -> None:
         """Lets go of it in a forked child."""
         self.owner = _NOBODY

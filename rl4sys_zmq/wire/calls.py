@@ -17,7 +17,7 @@ from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
 
-__all__ = ["Call", "Notice", "Reply", "check_size", "decode_call", "encode_call", "encode_notice", "encode_reply"]
+__all__ = ["Call", "Notice", "Reply", "check_name", "check_size", "decode_call", "encode_call", "encode_notice", "encode_reply"]
 
 CALL, REPLY, NOTICE = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
@@ -94,8 +94,7 @@ def encode_call(call: Call) -> list[Frame]:
     Raises:
         PayloadError: when the payload can't travel.
     """
-    if not _name(call.method):
-        raise PayloadError("method", f"{call.method!r:.60} is no name: 1 to {MAX_NAME} characters")
+    check_name(call.method, "method")
     skeleton, body = pack_tree(call.payload)
     fields = [call.session, call.acked, call.timeout_ms, call.once, call.method, skeleton]
     return _frames(CALL, call.number, fields, body)
@@ -117,10 +116,17 @@ def encode_notice(notice: Notice) -> list[Frame]:
     Raises:
         PayloadError: when the payload can't travel.
     """
-    if not _name(notice.topic):
-        raise PayloadError("topic", f"{notice.topic!r:.60} is no name: 1 to {MAX_NAME} characters")
+    check_name(notice.topic, "topic")
+    if "\0" in notice.topic:
+        raise PayloadError("topic", f"{notice.topic!r:.60} has a zero byte")
     skeleton, body = pack_tree(notice.payload, copy=True)
     return _frames(NOTICE, notice.number, [notice.server, notice.latest, notice.topic, skeleton], body)
+
+
+def check_name(name: object, what: str) -> None:
+    """Raises PayloadError for what cannot be the name of a method or topic (`what`)."""
+    if not _name(name):
+        raise PayloadError(what, f"{name!r:.60} is no name: 1 to {MAX_NAME} characters")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:

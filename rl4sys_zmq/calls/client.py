@@ -126,6 +126,7 @@ class Client(Resource):
         """
         encode_call(Call(0, 0, 0, 0, False, HELLO, terms if terms is None else dict(terms)))
         self._address = Address.parse(address)
+        self._address.check_dialled()
         self._timeout_s = _checked(timeout_s)
         self._terms = terms
         self._secure = curve_client(read_client_keys(Path(keys))[1]) if keys is not None else None

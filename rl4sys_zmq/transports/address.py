@@ -44,6 +44,8 @@ class Address:
         """
         if isinstance(text, Address):
             return text
+        if not isinstance(text, str):
+            raise TransportError(f"an address is a string, not {text!r:.60}")
         scheme, separator, rest = text.strip().partition("://")
         if not separator:
             scheme, rest = "tcp", text.strip()
@@ -70,6 +72,11 @@ class Address:
     def is_v6(self) -> bool:
         """True for a tcp address whose host is an IPv6 literal."""
         return ":" in self.host
+
+    def check_dialled(self) -> None:
+        """Raises TransportError when nobody can ever listen there."""
+        if self.is_fresh or self.host == "*":
+            raise TransportError(f"{self.uri} cannot be dialled; name the host and the port (or path) that the other side binds")
 
     @property
     def is_fresh(self) -> bool:

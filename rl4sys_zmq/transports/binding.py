@@ -97,8 +97,7 @@ def dial_socket(raw: zmq.Socket[bytes], address: Address) -> None:
     Raises:
         TransportError: when nobody can ever listen there.
     """
-    if address.is_fresh or address.host == "*":
-        raise TransportError(f"{address.uri} cannot be dialled; name the host and the port (or path) that the other side binds")
+    address.check_dialled()
     try:
         raw.connect(address.uri)
     except zmq.ZMQError as exc:

@@ -100,7 +100,7 @@ def _build(form: Tree) -> Space:
         case "Text":
             return spaces.Text(form["most"], min_length=form["least"], charset=form["characters"])
         case "Dict":
-            return spaces.Dict({key: _build(held) for key, held in form["spaces"]})
+            return spaces.Dict([(key, _build(held)) for key, held in form["spaces"]])  # a dict would be sorted
         case "Tuple":
             return spaces.Tuple([_build(held) for held in form["spaces"]])
         case "OneOf":

@@ -31,6 +31,7 @@ ALL = [
     spaces.Text(6),
     spaces.Text(6, min_length=0, charset="αβγ"),
     spaces.Dict({"b": BOX, "a": spaces.Dict({"c": spaces.Discrete(2)})}),
+    spaces.Dict([("z", spaces.Dict([("y", BOX), ("x", spaces.Discrete(2))])), ("a", BOX)]),
     spaces.Tuple((BOX, spaces.Tuple((spaces.Discrete(2),)))),
     spaces.Sequence(BOX),
     spaces.Sequence(spaces.Discrete(3), stack=True),
@@ -49,6 +50,7 @@ def travel(tree: Any) -> Any:
 def test_a_space_and_its_elements_come_back(space: Any) -> None:
     built = build_space(travel(describe_space(space)))
     assert built == space
+    assert str(built) == str(space)  # a Dict's order, too: seeds and `flatten` go by it
     assert type(built) is type(space)
     assert built.dtype == space.dtype
     space.seed(3)

@@ -242,11 +242,9 @@ class GymEnvServer(Resource):
     def _reset_one(self, index: int, seat: _Seat, seed: int | None, options: Tree) -> Tree:
         with _callback(seat, "its reset failed"):
             observation, info = seat.env.reset(seed=seed, options=None if options is None else thaw(options))
-        self._server.counters.add("resets")
-        sent = self._observation(index, seat, observation)
-        seat.pending = ""
-        used = getattr(seat.env.unwrapped, "_np_random_seed", None)
-        return sent, self._info(info), str(used) if isinstance(used, int) else None
+            self._server.counters.add("resets")
+            used = getattr(seat.env.unwrapped, "_np_random_seed", None)
+            return self._observation(index, seat, observation), self._info(info), str(used) if isinstance(used, int) else None
 
     def _step(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
         """Steps each with its action; one that `anew` names is reset instead, as `AutoresetMode.NEXT_STEP` says."""
@@ -271,12 +269,12 @@ class GymEnvServer(Resource):
     def _step_one(self, index: int, seat: _Seat, action: Any) -> Tree:
         with _callback(seat, "its last step failed"):
             observation, reward, terminated, truncated, info = seat.env.step(action)
-        seat.steps += 1
-        self._server.counters.add("steps")
-        if terminated or truncated:
-            seat.episodes += 1
-            self._server.counters.add("episodes")
-        return self._observation(index, seat, observation), reward, terminated, truncated, self._info(info)
+            seat.steps += 1
+            self._server.counters.add("steps")
+            if terminated or truncated:
+                seat.episodes += 1
+                self._server.counters.add("episodes")
+            return self._observation(index, seat, observation), reward, terminated, truncated, self._info(info)
 
     def _render(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
         return [seat.env.render() for _, seat in seats]
@@ -300,15 +298,15 @@ class GymEnvServer(Resource):
 
 @contextmanager
 def _callback(seat: _Seat, problem: str) -> Iterator[None]:
-    """The border of an environment: after what it raises it must be reset, and a `sys.exit` in it ends nothing of ours."""
+    """The border of an environment: unless all goes well it must be reset, and a `sys.exit` in it ends nothing of ours."""
+    seat.pending = problem
     try:
         yield
     except Exception:
-        seat.pending = problem
         raise
     except BaseException as exc:
-        seat.pending = problem
         raise RuntimeError(f"the environment raised {type(exc).__name__}: {exc}") from exc
+    seat.pending = ""
 
 
 def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> list[Env]:

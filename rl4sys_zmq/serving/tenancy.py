@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from rl4sys_zmq.calls import Client
-from rl4sys_zmq.errors import CallError, CallLost, CallRefusal, CallRefused, CallTimeout, ConfigError, RL4SysError
+from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.serving.environments import SERVICE
 from rl4sys_zmq.serving.spaces import Space, build_space, thaw
@@ -127,47 +127,44 @@ class Tenancy(Resource):
     def reset(self, payload: dict[str, Tree]) -> Tree:
         """A reset, with a new lease when the old one is no more."""
         try:
-            return self._reset(payload)
+            return self.call("reset", payload)
         except CallRefused as refused:
             if refused.code not in (CallRefusal.GONE, CallRefusal.OCCUPIED):
                 raise
         self.take()
-        return self._reset(payload)
+        return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
         """Calls a method on the environments of the lease and waits, once.
+
+        Unless it is answered, or was not run at all, nobody knows where the episodes stand, and they are not stepped before a
+        reset.
 
         Raises:
             CallRefused: ``GONE`` or ``OCCUPIED`` when there is no episode any more: reset.
             CallError: what else may become of a call.
         """
-        self._check(verb)
+        before = self._unsure
+        if before and verb == "step":
+            text = f"{before}, so nobody knows where the episode stands; call reset()"
+            raise CallRefused(verb, self.client.address, CallRefusal.GONE, text)
+        if verb != "render":
+            self._unsure = f"the last {verb} failed"
         try:
-            return self.client.call(*self._said(verb, payload), once=True)
-        except (CallTimeout, CallLost) as exc:
-            self._note(exc)
+            answer = self.client.call(*self._said(verb, payload), once=True)
+        except (CallRefused, PayloadError):
+            self._unsure = before
             raise
+        except (CallTimeout, CallLost) as exc:
+            exc.add_note("call reset() to go on")
+            raise
+        if verb != "render":
+            self._unsure = ""
+        return answer
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
-        """`call` without waiting; give what its future raises to `result`."""
-        self._check(verb)
+        """Calls without waiting. It is the caller who knows then whether the episodes go on."""
         return self.client.submit(*self._said(verb, payload), once=True)
-
-    def result(self, future: Future[Tree]) -> Tree:
-        """The answer of a future of `submit`.
-
-        Raises:
-            CallError: as `call`.
-        """
-        try:
-            return future.result()
-        except (CallTimeout, CallLost) as exc:
-            self._note(exc)
-            raise
-
-    def doubt(self, why: str) -> None:
-        """Nobody knows where the episodes stand: they are not stepped before a reset."""
-        self._unsure = why
 
     def close(self) -> None:
         """Gives the environments back, as well as that can be done within a second. A second call does nothing."""
@@ -184,22 +181,8 @@ class Tenancy(Resource):
         if keeper is not None:
             keeper.join()
 
-    def _reset(self, payload: dict[str, Tree]) -> Tree:
-        self._unsure = ""
-        return self.call("reset", payload)
-
     def _said(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
         return f"{verb}.{self.seats[0]}", {"token": self.token, **payload}
-
-    def _check(self, verb: str) -> None:
-        if self._unsure and verb == "step":
-            text = f"{self._unsure}, so nobody knows where the episode stands; call reset()"
-            raise CallRefused(verb, self.client.address, CallRefusal.GONE, text)
-
-    def _note(self, exc: CallError) -> None:
-        """Whether it ran is unknown."""
-        self.doubt(f"the last call brought no answer ({type(exc).__name__})")
-        exc.add_note("call reset() to go on")
 
 
 def _of(about: Tree, name: str, kind: Any) -> Any:

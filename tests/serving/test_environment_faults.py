@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import threading
 from typing import Any
 
@@ -45,9 +46,10 @@ def test_an_environment_that_raises_is_its_callers_and_goes_on_after_reset(
     env.reset(seed=1)
     with pytest.raises(error, match=words):
         env.step(action)
-    with pytest.raises(CallRefused, match="its last step failed; call reset") as refused:
+    with pytest.raises(CallRefused, match=r"the last step failed, .*; call reset") as refused:
         env.step(0)
     assert refused.value.code is CallRefusal.GONE
+    assert trouble[0].status()["envs"][0]["pending"] == "its last step failed"
     env.reset()
     env.step(0)
     env.close()
@@ -71,6 +73,43 @@ def test_the_check_of_observations_can_be_left_out(serve: Any) -> None:
     env = RemoteEnv(serve(Trouble, check_observations=False).address)
     env.reset(seed=1)
     assert env.step(3)[0] == np.array([-1.0])
+    env.close()
+
+
+class Odd(Counting):
+    """What it gives after an action other than 0 is none of what a step gives."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return [
+            (observation, reward, terminated, truncated, info),
+            (observation, fractions.Fraction(1, 2), terminated, truncated, info),
+            (observation, 1 << 70, terminated, truncated, info),
+            (observation, reward, np.zeros(2, bool), truncated, info),
+            ([[1.0], [1.0, 2.0]], reward, terminated, truncated, info),
+            (observation, reward, terminated, truncated),
+            (object(), reward, terminated, truncated, info),
+        ][int(action)]
+
+
+@pytest.mark.parametrize("action", range(1, 7))
+def test_a_step_whose_answer_is_none_ends_the_episode(serve: Any, action: int) -> None:
+    odd = Odd()
+    odd.action_space = gymnasium.spaces.Discrete(7)
+    env = RemoteEnv(serve(odd, check_observations=False).address)
+    env.reset(seed=1)
+    with pytest.raises(CallFailed):
+        env.step(action)
+    with pytest.raises(CallRefused, match="call reset") as refused:
+        env.step(0)
+    assert refused.value.code is CallRefusal.GONE
+    with pytest.raises(PayloadError):  # asks nothing, so it changes nothing
+        env.reset(options={"lock": threading.Lock()})
+    with pytest.raises(CallRefused, match="call reset"):
+        env.step(0)
+    assert odd.steps == 1
+    env.reset()
+    env.step(0)
     env.close()
 
 

@@ -12,10 +12,10 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError  # noqa: E402
+from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError, PayloadError  # noqa: E402
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
 
-from .worlds import ROOM, Trouble, same  # noqa: E402
+from .worlds import ROOM, Counting, Trouble, same  # noqa: E402
 
 
 def local(env_id: str, count: int) -> SyncVectorEnv:
@@ -89,6 +89,33 @@ def test_when_one_fails_all_begin_anew(serve: Any) -> None:
         envs.close()
 
 
+class Words(Counting):
+    """Its actions are words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Text(4)
+
+
+@pytest.mark.parametrize("word", [object(), "\ud800", 7], ids=["object", "surrogate", "number"])
+def test_an_action_for_a_second_server_that_cannot_go_there_loses_no_step_of_the_first(serve: Any, word: Any) -> None:
+    first, second = Words(), Words()
+    envs = RemoteVectorEnv([serve(first).address, serve(second).address])
+    try:
+        envs.reset()
+        with pytest.raises((PayloadError, CallRefused)):
+            envs.step(("x", word))
+        made = first.steps
+        with pytest.raises(CallRefused, match="call reset") as refused:
+            envs.step(("x", "y"))
+        assert refused.value.code is CallRefusal.GONE
+        assert (first.steps, second.steps) == (made, 0)  # nothing was under way any more
+        envs.reset()
+        envs.step(("x", "y"))
+    finally:
+        envs.close()
+
+
 def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
     envs = RemoteVectorEnv(serve("CartPole-v1", 2).address)
     try:
@@ -99,6 +126,7 @@ def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
         envs.reset(seed=1)
         with pytest.raises(ConfigError, match="3 actions for 2"):
             envs.step(np.array([0, 1, 0]))
+        envs.step(np.array([0, 1]))
     finally:
         envs.close()
     with pytest.raises(ConfigError, match="0 servers"):

@@ -156,7 +156,7 @@ def to_tree(space: Space, value: Any, *, cast: bool = False) -> Tree:
 
 
 def from_tree(space: Space, tree: Tree) -> Any:
-    """The element that a tree is: with arrays that may be written, and a graph as a `GraphInstance`."""
+    """The element that a tree is: with arrays that may be written, and a graph as a `GraphInstance`. What is none is left as it is."""
     match space:
         case spaces.Dict() if type(tree) is dict:
             return {k: from_tree(space.spaces[k], v) if k in space.spaces else thaw(v) for k, v in tree.items()}
@@ -164,8 +164,9 @@ def from_tree(space: Space, tree: Tree) -> Any:
             return tuple([from_tree(s, v) for s, v in zip(space.spaces, tree, strict=True)])
         case spaces.Sequence() if not space.stack and type(tree) is tuple:
             return tuple([from_tree(space.feature_space, v) for v in tree])
-        case spaces.OneOf() if type(tree) is tuple and len(tree) == 2 and 0 <= tree[0] < len(space.spaces):
-            return tree[0], from_tree(space.spaces[int(tree[0])], tree[1])
+        case spaces.OneOf() if type(tree) is tuple and len(tree) == 2 and isinstance(tree[0], (int, np.integer)):
+            if 0 <= tree[0] < len(space.spaces):
+                return tree[0], from_tree(space.spaces[int(tree[0])], tree[1])
         case spaces.Graph() if type(tree) is tuple and len(tree) == 3:
             return spaces.GraphInstance(*[thaw(part) for part in tree])
     return thaw(tree)
@@ -175,6 +176,11 @@ def misfit(space: Space, value: Any, path: str = "") -> str:
     """What an environment could make nothing of: another structure or shape. Empty when there is nothing of that kind.
 
     Bounds are the environment's affair: many clip an action that is out of them.
+
+    Args:
+        space: the action space.
+        value: an action as it came: a tree.
+        path: where in the action it is.
     """
     match space:
         case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
@@ -196,7 +202,11 @@ def misfit(space: Space, value: Any, path: str = "") -> str:
             parts = enumerate(zip(space.spaces, value, strict=True))
             return next(filter(None, [misfit(s, v, f"{path}[{i}]") for i, (s, v) in parts]), "")
         case _:
-            if not space.contains(value):
+            try:
+                fits = space.contains(from_tree(space, value))
+            except Exception:  # noqa: BLE001 (Gymnasium goes through whatever it is given)
+                fits = False
+            if not fits:
                 return f"{path or 'it'} is {value!r:.60}, and the space is {space}"
     return ""
 

@@ -38,6 +38,10 @@ ALL = [
     spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
     spaces.Graph(spaces.Box(0, 1, (2,)), None),
     spaces.OneOf((BOX, spaces.Discrete(3))),
+    spaces.Dict({"g": spaces.Graph(spaces.Discrete(3), None)}),
+    spaces.Tuple((spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)), BOX)),
+    spaces.Sequence(spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3))),
+    spaces.OneOf((spaces.Discrete(3), spaces.Graph(spaces.Box(0, 1, (2,)), None))),
 ]
 
 
@@ -59,7 +63,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
         back = from_tree(built, travel(to_tree(space, value, cast=True)))
         assert back in space
         assert same(back, value)
-        assert misfit(space, to_tree(space, value)) == ""
+        assert misfit(space, travel(to_tree(space, value))) == ""
 
 
 def test_what_comes_back_may_be_written() -> None:
@@ -121,6 +125,14 @@ def test_a_description_that_is_none_is_refused(form: Any) -> None:
         (spaces.Tuple((BOX, BOX)), (np.zeros((2, 3)),)),
         (spaces.Tuple((BOX, spaces.Discrete(2))), (np.zeros((2, 3)), None)),
         (spaces.Text(3), 7),
+        (spaces.OneOf((BOX, BOX)), ("0", 1)),
+        (spaces.OneOf((BOX, BOX)), (np.zeros(2), 1)),
+        (spaces.OneOf((BOX, BOX)), (2, np.zeros((2, 3)))),
+        (spaces.Graph(BOX, None), (1, None, None)),
+        (spaces.Graph(BOX, None), (np.zeros((1, 3)), None, None)),
+        (spaces.Sequence(BOX), 7),
+        (spaces.Sequence(BOX, stack=True), 7),
+        (spaces.Sequence(spaces.Graph(BOX, None)), ((1, 2, 3),)),
     ],
 )
 def test_what_does_not_fit_is_found(space: Any, value: Any) -> None:

@@ -156,7 +156,7 @@ def to_tree(space: Space, value: Any, *, cast: bool = False) -> Tree:
 
 
 def from_tree(space: Space, tree: Tree) -> Any:
-    """The element that a tree is: with arrays that may be written, and a graph as a `GraphInstance`. What is none is left as it is."""
+    """The element that a tree is: with arrays that may be written, and a graph as a `GraphInstance`. What is none stays."""
     match space:
         case spaces.Dict() if type(tree) is dict:
             return {k: from_tree(space.spaces[k], v) if k in space.spaces else thaw(v) for k, v in tree.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from pathlib import Path
@@ -15,8 +16,8 @@ pytest.importorskip("Box2D")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
-from rl4sys_zmq.errors import AddressInUse, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError  # noqa: E402
-from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv  # noqa: E402
+from rl4sys_zmq.errors import AddressInUse, CallFailed, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError  # noqa: E402
+from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv, RemoteVectorEnv  # noqa: E402
 
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
 
@@ -154,15 +155,54 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
     env = RemoteEnv(server.address)
     try:
         kept = env._tenancy._keeper
-        assert kept is not None
         heard_s = server._leases.holders()[0].heard_s
         for _ in range(1000):  # until the keeper has spoken
             if server._leases.holders()[0].heard_s > heard_s:
                 break
-            kept._stopping.wait(0.01)
+            kept.join(0.01)
         assert server._leases.holders()[0].heard_s > heard_s
     finally:
         env.close()
+
+
+def test_what_was_taken_without_an_answer_is_what_reset_takes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve("CartPole-v1", 3, lease_s=3600)
+    env = RemoteEnv(server.address)
+    server._leases.give(env._tenancy._keeper.token)  # as though the server had been started again
+    others = [RemoteEnv(server.address), RemoteEnv(server.address)]
+    take = server._leases.take
+
+    def lose(*args: Any) -> Any:
+        take(*args)
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server._leases, "take", lose)
+        with pytest.raises(CallFailed, match="TimeoutError"):
+            env.reset(seed=1)
+    for act in (env.render, lambda: env.step(0)):
+        with pytest.raises(CallRefused, match="call reset"):
+            act()
+    env.reset(seed=1)
+    env.step(0)
+    assert env.env_index == 2
+    assert server.status()["taken"] == 3
+    for one in (env, *others):
+        one.close()
+    assert server.status()["taken"] == 0
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_an_environment_that_is_dropped_is_given_back(serve: Any, kind: Any) -> None:
+    server = serve("CartPole-v1", lease_s=3600)
+    env = kind(server.address)
+    env.reset(seed=1)
+    env.itself = env  # dropped, and found by the collector
+    keeper = (env._tenancy if kind is RemoteEnv else env._parts[0])._keeper
+    del env
+    gc.collect()
+    assert keeper.join(10.0)
+    assert server.status()["taken"] == 0
 
 
 def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:

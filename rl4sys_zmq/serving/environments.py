@@ -23,7 +23,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.addresses import listening
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.serving.spaces import Space, describe_space, from_tree, misfit, thaw, to_tree, what_travels
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.wire.trees import Tree, pack_tree
 
 __all__ = ["DEFAULT_PORT", "SERVICE", "GymEnvServer"]
 
@@ -95,7 +95,8 @@ class GymEnvServer(Resource):
             insecure: see there.
 
         Raises:
-            ConfigError: when the environment cannot be made, has a space that cannot travel, or a number is no sensible one.
+            ConfigError: when an environment cannot be made or described, whatever it raises; is made twice; has a space that
+                cannot travel; or when a number is no sensible one.
             TransportError: for an address that is none.
         """
         if not 1 <= count <= MAX_COUNT:
@@ -105,17 +106,20 @@ class GymEnvServer(Resource):
         self.count = count
         self._check = check_observations
         self._owned = not isinstance(env, gymnasium.Env)
-        self._seats = [_Seat(made) for made in _make(env, count, dict(make_kwargs or {}))]
+        self._seats: list[_Seat] = []
         try:
-            first = self._seats[0].env
-            self.observation_space: Space = first.observation_space
-            self.action_space: Space = first.action_space
-            for i, seat in enumerate(self._seats):
-                for name in ("observation_space", "action_space"):
-                    here, there = getattr(self, name), getattr(seat.env, name)
-                    if here != there:
-                        raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
-            self._about = _describe(first, count, lease_s)
+            with _told_as_config(env):
+                for made in _make(env, count, dict(make_kwargs or {})):
+                    self._seats.append(_Seat(made))
+                first = self._seats[0].env
+                self.observation_space: Space = first.observation_space
+                self.action_space: Space = first.action_space
+                for i, seat in enumerate(self._seats):
+                    for name in ("observation_space", "action_space"):
+                        here, there = getattr(self, name), getattr(seat.env, name)
+                        if here != there:
+                            raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
+                self._about = _describe(first, count, lease_s)
             self._server = Server(listening(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
             self._close_envs()
@@ -309,24 +313,32 @@ def _callback(seat: _Seat, problem: str) -> Iterator[None]:
     seat.pending = ""
 
 
-def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> list[Env]:
+@contextmanager
+def _told_as_config(env: Env | str | Callable[[], Env]) -> Iterator[None]:
+    """The border of what makes environments and of what they say of themselves."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as exc:
+        raise ConfigError(f"environment {env!r:.80}: {type(exc).__name__}: {' '.join(str(exc).split())}", key="env") from exc
+
+
+def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> Iterator[Env]:
     if isinstance(env, gymnasium.Env):
         if count != 1:
             raise ConfigError(f"one environment was given, and count is {count}; give its id, or what makes one", key="count")
-        return [env]
-    made: list[Env] = []
-    try:
-        for _ in range(count):
-            made.append(gymnasium.make(env, **{"disable_env_checker": True, **kwargs}) if isinstance(env, str) else env())
-            if not isinstance(made[-1], gymnasium.Env):
-                raise ConfigError(f"{env!r:.80} makes a {type(made.pop()).__name__}, which is no gymnasium.Env", key="env")
-    except Exception as exc:
-        for one in made:
-            one.close()
-        if isinstance(exc, (gymnasium.error.Error, ModuleNotFoundError)) or (isinstance(env, str) and isinstance(exc, TypeError)):
-            raise ConfigError(f"environment {env!r:.80}: {' '.join(str(exc).split())}", key="env") from exc
-        raise
-    return made
+        yield env
+        return
+    known: list[Env] = []
+    for _ in range(count):
+        made = gymnasium.make(env, **{"disable_env_checker": True, **kwargs}) if isinstance(env, str) else env()
+        if not isinstance(made, gymnasium.Env):
+            raise ConfigError(f"{env!r:.80} makes a {type(made).__name__}, which is no gymnasium.Env", key="env")
+        if any(made.unwrapped is one for one in known):  # two lanes would step it at the same time
+            raise ConfigError(f"{env!r:.80} makes one environment twice", key="env")
+        known.append(made.unwrapped)
+        yield made
 
 
 def _describe(env: Env, count: int, lease_s: float) -> Tree:
@@ -335,7 +347,7 @@ def _describe(env: Env, count: int, lease_s: float) -> Tree:
     metadata, _ = what_travels(dict(env.metadata), "metadata")
     modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
     kwargs, _ = what_travels(dict(spec.kwargs), "kwargs") if spec is not None else ({}, [])
-    return {
+    about = {
         "count": count,
         "lease_s": float(lease_s),
         "observation_space": describe_space(env.observation_space, "observation_space"),
@@ -346,6 +358,8 @@ def _describe(env: Env, count: int, lease_s: float) -> Tree:
         "kwargs": kwargs,
         "max_episode_steps": spec.max_episode_steps if spec is not None else None,
     }
+    pack_tree(about)  # rather here than when the first client comes
+    return about
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:

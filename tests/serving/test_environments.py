@@ -217,6 +217,12 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
         ("CartPoll-v1", 1, "CartPole"),
         ("CartPole-v77", 1, "v1"),
         (lambda: 7, 1, "makes a int"),
+        (5, 1, "'int' object is not callable"),
+        (lambda: 1 / 0, 1, "ZeroDivisionError"),
+        (lambda: counting, 2, "makes one environment twice"),
+        (lambda: gymnasium.wrappers.TimeLimit(counting, 3), 2, "makes one environment twice"),
+        (gymnasium.Env, 1, "AttributeError: .*observation_space"),
+        (Undescribed, 1, "TypeError: .*not iterable"),
     ]:
         with pytest.raises(ConfigError, match=words):
             GymEnvServer(env, count, bind="inproc://envs-none")
@@ -226,6 +232,35 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
         GymEnvServer("CartPole-v1", bind="tcp://0.0.0.0:0")
     with pytest.raises(ConfigError, match="lease_s"):
         GymEnvServer("CartPole-v1", lease_s=0.0)
+
+
+class Undescribed(Counting):
+    """Its metadata are none."""
+
+    metadata = 5
+
+
+def test_environments_that_cannot_be_served_are_closed() -> None:
+    made: list[Closing] = []
+
+    def make() -> Closing:
+        if len(made) == 2:
+            raise OSError("no licence")
+        made.append(Closing())
+        return made[-1]
+
+    with pytest.raises(ConfigError, match="OSError: no licence"):
+        GymEnvServer(make, 3, bind="inproc://envs-none")
+    assert [env.closed for env in made] == [1, 1]
+
+
+class Closing(Counting):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def test_environments_of_one_server_are_alike() -> None:

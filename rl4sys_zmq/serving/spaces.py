@@ -141,11 +141,16 @@ def to_tree(space: Space, value: Any, *, cast: bool = False) -> Tree:
     Args:
         space: of which.
         value: the element.
-        cast: give arrays the dtype of their space.
+        cast: give arrays the dtype of their space; what makes no array then raises what NumPy does.
     """
     match space:
         case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
-            return np.asarray(value, space.dtype if cast else None)
+            try:
+                return np.asarray(value, space.dtype if cast else None)
+            except Exception:  # a ragged list, a tensor that gives no array
+                if cast:
+                    raise
+                return value
         case spaces.Dict() if isinstance(value, Mapping):
             return {k: to_tree(space.spaces[k], v, cast=cast) if k in space.spaces else v for k, v in value.items()}
         case spaces.Tuple() if isinstance(value, (tuple, list)) and len(value) == len(space.spaces):

@@ -159,6 +159,26 @@ def test_an_action_or_option_that_cannot_travel_is_refused_by_its_place(trouble:
     env.close()
 
 
+class Tensor:
+    """As one that wants gradients: it gives no array."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("detach it first")
+
+
+def test_an_action_that_makes_no_array_is_told_as_one_that_cannot_travel_or_does_not_fit(serve: Any) -> None:
+    env = RemoteEnv(serve(ROOM).address)
+    env.reset(seed=1)
+    action = env.action_space.sample()
+    with pytest.raises(PayloadError, match=r"actions'\]\[0\]\['move'\]: a value of type .*Tensor cannot travel"):
+        env.step({**action, "move": Tensor()})
+    with pytest.raises(CallRefused, match=r"\['move'\] is a list") as refused:
+        env.step({**action, "move": [[1.0], [1.0, 2.0]]})
+    assert refused.value.code is CallRefusal.INVALID
+    env.step(action)
+    env.close()
+
+
 def test_what_of_an_info_cannot_travel_is_left_out_and_counted(trouble: Any) -> None:
     server, _ = trouble
     env = RemoteEnv(server.address)

@@ -46,7 +46,7 @@ def describe_space(space: Space, path: str = "space") -> Tree:
         case spaces.Discrete():
             return {"type": kind, "n": int(space.n), "start": int(space.start), "dtype": _dtype(space.dtype, path)}
         case spaces.MultiBinary():
-            return {"type": kind, "shape": list(space.shape)}
+            return {"type": kind, "n": list(space.n) if isinstance(space.n, tuple) else space.n}  # 3 and (3,) are not equal
         case spaces.MultiDiscrete():
             return {"type": kind, "nvec": space.nvec, "start": space.start, "dtype": _dtype(space.dtype, path)}
         case spaces.Text():
@@ -93,8 +93,8 @@ def _build(form: Tree) -> Space:
             other = {} if form["dtype"] == "int64" else {"dtype": np.dtype(form["dtype"]).type}
             return spaces.Discrete(form["n"], start=form["start"], **other)
         case "MultiBinary":
-            shape = _shape(form["shape"])
-            return spaces.MultiBinary(shape[0] if len(shape) == 1 else list(shape))
+            n = form["n"]
+            return spaces.MultiBinary(list(_shape(n)) if isinstance(n, list) else _shape([n])[0])
         case "MultiDiscrete":
             return spaces.MultiDiscrete(form["nvec"].copy(), np.dtype(form["dtype"]).type, start=form["start"].copy())
         case "Text":

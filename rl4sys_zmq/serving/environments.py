@@ -34,6 +34,8 @@ SERVICE = "gym-envs"
 LEASE_S = 60.0
 MAX_COUNT = 1024
 MAX_SEED_DIGITS = 100
+INFO_DEPTH = 2
+"""An info is in the tuple of one environment, in the list of all."""
 
 Env = gymnasium.Env[Any, Any]
 
@@ -292,7 +294,9 @@ class GymEnvServer(Resource):
         return to_tree(space, observation, cast=True)
 
     def _info(self, info: Any) -> Tree:
-        kept, dropped = what_travels(info, "info")
+        if not isinstance(info, Mapping):
+            raise TypeError(f"the environment gave the info {info!r:.60}, which is no dict")
+        kept, dropped = what_travels(info, "info", INFO_DEPTH)
         if dropped:
             if not self._server.counters.get("info.dropped"):
                 log.warning("%s cannot travel: left out, as are all such from here on", ", ".join(dropped))

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from rl4sys_zmq.errors import ConfigError, PayloadError
 from rl4sys_zmq.wire.trees import Tree, pack_tree
+from rl4sys_zmq.wire.values import MAX_DEPTH
 
 __all__ = ["Space", "build_space", "describe_space", "from_tree", "misfit", "thaw", "to_tree", "what_travels"]
 
@@ -233,24 +234,38 @@ def thaw(tree: Tree) -> Any:
     return tree
 
 
-def what_travels(value: Any, path: str) -> tuple[Tree, list[str]]:
-    """A value (an ``info``, say) without what cannot travel, and the paths of that."""
-    if type(value) is dict and not value:
+def what_travels(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
+    """A value (an ``info``, say) without what cannot travel, and the paths of that.
+
+    Args:
+        value: what is to travel.
+        path: its name.
+        depth: how many lists, tuples and dicts it will be in when it travels.
+    """
+    return _what_travels(value, path, depth, set())
+
+
+def _what_travels(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list[str]]:
+    if type(value) is dict and not value and depth < MAX_DEPTH:
         return value, []
+    nested = value
+    for _ in range(depth):
+        nested = [nested]
     try:
-        pack_tree(value)
+        pack_tree(nested)
         return value, []
     except PayloadError:
         pass
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or depth >= MAX_DEPTH or id(value) in seen:
         return None, [path]
+    seen.add(id(value))  # it may be in itself
     kept, dropped = {}, []
     for key, held in value.items():
         where = f"{path}[{key!r:.40}]"
         if not isinstance(key, str):
             dropped.append(where)
             continue
-        part, missing = what_travels(held, where)
+        part, missing = _what_travels(held, where, depth + 1, seen)
         if missing != [where]:
             kept[key] = part
         dropped += missing

@@ -89,13 +89,14 @@ class Odd(Counting):
             ([[1.0], [1.0, 2.0]], reward, terminated, truncated, info),
             (observation, reward, terminated, truncated),
             (object(), reward, terminated, truncated, info),
+            (observation, reward, terminated, truncated, None),
         ][int(action)]
 
 
-@pytest.mark.parametrize("action", range(1, 7))
+@pytest.mark.parametrize("action", range(1, 8))
 def test_a_step_whose_answer_is_none_ends_the_episode(serve: Any, action: int) -> None:
     odd = Odd()
-    odd.action_space = gymnasium.spaces.Discrete(7)
+    odd.action_space = gymnasium.spaces.Discrete(8)
     env = RemoteEnv(serve(odd, check_observations=False).address)
     env.reset(seed=1)
     with pytest.raises(CallFailed):
@@ -185,6 +186,32 @@ def test_what_of_an_info_cannot_travel_is_left_out_and_counted(trouble: Any) -> 
     env.reset(seed=1)
     assert env.step(5)[4] == {"fine": 1, "more": {"n": 2}}
     assert server.status()["counters"]["info.dropped"] == 3
+    env.close()
+
+
+class Deep(Counting):
+    """Its infos are deeper than an answer may be, or have no end."""
+
+    def step(self, action: Any) -> Any:
+        info: dict[str, Any] = {"fine": 1}
+        at = info
+        for _ in range(60):
+            at["more"] = {}
+            at = at["more"]
+        if action == 1:
+            at.update(one=info, two=info, lock=threading.Lock())
+            info.update(one=info, two=at, lock=threading.Lock())
+        return *super().step(action)[:4], info
+
+
+@pytest.mark.parametrize("action", [0, 1])
+def test_of_an_info_that_is_too_deep_the_rest_arrives(serve: Any, action: int) -> None:
+    env = RemoteEnv(serve(Deep).address)
+    env.reset(seed=1)
+    info = env.step(action)[4]
+    assert (info["fine"], "lock" in info) == (1, False)
+    assert info["more"]["more"]["more"]
+    env.step(0)
     env.close()
 
 

@@ -150,3 +150,11 @@ def test_what_cannot_travel_is_named() -> None:
     kept, dropped = what_travels({"a": 1, "b": {"c": object(), "d": [1, object()]}, 3: 3, "e": 1 << 70}, "info")
     assert kept == {"a": 1, "b": {}}
     assert dropped == ["info['b']['c']", "info['b']['d']", "info[3]", "info['e']"]
+
+
+def test_what_has_no_end_is_left_out_once_it_comes_again() -> None:
+    info: dict[str, Any] = {"fine": 1, "inner": {"n": 2}}
+    info["self"] = info["inner"]["back"] = info
+    kept, dropped = what_travels(info, "info")
+    assert kept == {"fine": 1, "inner": {"n": 2}}
+    assert dropped == ["info['inner']['back']", "info['self']"]

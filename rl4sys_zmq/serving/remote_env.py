@@ -70,6 +70,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Raises:
             CallError: as `step`.
             PayloadError: for options that cannot travel, with their place.
+            gymnasium.error.Error: for a seed that is none, as any environment does.
         """
         super().reset(seed=seed)
         payload = {"only": [True], "seeds": [None if seed is None else str(seed)], "options": options}

@@ -110,12 +110,12 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Observations ``[num_envs, ...]`` and infos, as `SyncVectorEnv` puts them together.
 
         Raises:
-            CallError: as `RemoteEnv.reset`.
+            CallError, PayloadError: as `RemoteEnv.reset`; then all must be reset.
+            ConfigError: for seeds, options or a mask that are none; nothing was asked.
         """
-        if seed is None or isinstance(seed, int):
-            seed = [None if seed is None else seed + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} environments", key="seed")
+        seeds = self._each_seed(seed)
+        if not isinstance(options, dict | None):
+            raise ConfigError(f"options are a {type(options).__name__}, and no dict", key="options")
         options = dict(options) if options is not None else None
         mask = (
             np.ones(self.num_envs, np.bool_) if options is None else options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
@@ -126,7 +126,6 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             raise ConfigError(
                 "at first, and when a call has failed, reset all environments, not those of a reset_mask", key="reset_mask"
             )
-        seeds = [None if s is None else str(s) for s in seed]
         payload = {"only": mask.tolist(), "seeds": seeds}
         self._unsure = True
         answers = [
@@ -161,7 +160,10 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         if self._unsure:
             text = "not all environments were reset since the beginning, or since a call failed; call reset()"
             raise CallRefused("step", self._parts[0].client.address, CallRefusal.GONE, text)
-        each = [to_tree(self.single_action_space, a) for a in iterate(self.action_space, actions)]
+        try:
+            each = [to_tree(self.single_action_space, a) for a in iterate(self.action_space, actions)]
+        except Exception as exc:  # Gymnasium goes through whatever it is given
+            raise ConfigError(f"{actions!r:.80} is no batch of actions: {exc}", key="actions") from exc
         if len(each) != self.num_envs:
             raise ConfigError(f"{len(each)} actions for {self.num_envs} environments", key="actions")
         anew = self._ended.tolist()
@@ -205,6 +207,21 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         finally:
             wait(futures)  # all of them, though one fails: none may be under way when the next begins
         return [answer for future in futures for answer in future.result()]
+
+    def _each_seed(self, seed: Any) -> list[str | None]:
+        """As they travel."""
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.num_envs)]
+        if not isinstance(seed, (Sequence, np.ndarray)):
+            raise ConfigError(f"the seed {seed!r:.60} is no number, and no sequence of them", key="seed")
+        if len(seed) != self.num_envs:
+            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} environments", key="seed")
+        for one in seed:
+            if one is not None and (not isinstance(one, (int, np.integer)) or one < 0):
+                raise ConfigError(f"the seed {one!r:.60} is no number from 0 on", key="seed")
+        return [None if one is None else str(int(one)) for one in seed]
 
     def _slices(self) -> list[tuple[Tenancy, slice]]:
         out, at = [], 0

@@ -110,6 +110,8 @@ class Tenancy(Resource):
             ConfigError: for a description that is none, or a time that is none.
             TransportError: for an address that nobody can be at.
         """
+        if not isinstance(timeout_s, (int, float)):
+            raise ConfigError(f"timeout_s is {timeout_s!r:.60}, and no number of seconds", key="timeout_s")
         self.client = Client(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.seats: list[int] = []
         self._keeper = _Keeper(self)

@@ -16,7 +16,16 @@ pytest.importorskip("Box2D")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
-from rl4sys_zmq.errors import AddressInUse, CallFailed, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError  # noqa: E402
+from rl4sys_zmq.errors import (  # noqa: E402
+    AddressInUse,
+    CallFailed,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    ConfigError,
+    TransportError,
+)
 from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv, RemoteVectorEnv  # noqa: E402
 
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
@@ -273,6 +282,20 @@ def test_an_address_in_use_is_said(serve: Any) -> None:
     server = serve("CartPole-v1")
     with pytest.raises(AddressInUse), GymEnvServer("CartPole-v1", bind=server.address) as other:
         other.start()
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+@pytest.mark.parametrize("timeout_s", [None, "a", 0, -1.0, float("nan")])
+def test_a_time_that_is_none_is_said(kind: Any, timeout_s: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout_s"):
+        kind("inproc://nobody", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, lambda address: RemoteVectorEnv([address])])
+@pytest.mark.parametrize("address", [None, 5, b"tcp://127.0.0.1:5"])
+def test_an_address_that_is_none_is_said(kind: Any, address: Any) -> None:
+    with pytest.raises(TransportError, match="no address"):
+        kind(address)
 
 
 def test_nobody_there_and_somebody_else_there(serve: Any) -> None:

@@ -191,11 +191,14 @@ class GymEnvServer(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuses what waits, joins the threads and closes the environments that it made. A second call does nothing.
 
+        Called by an environment, in a step, it only tells the threads to end; its owner's `stop` does the rest.
+
         Raises:
             CallbackStuck: when an environment does not return within `timeout_s` seconds; the environments stay open then.
         """
         self._server.stop(timeout_s)
-        self._close_envs()
+        if not self._leases.in_use:
+            self._close_envs()
 
     def close(self) -> None:
         """`stop` with its default time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fractions
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -380,6 +381,40 @@ def test_a_payload_beyond_the_limit_is_refused(serve: Any) -> None:
         env.reset(options={"at": np.zeros(9_000_000)})
     assert refused.value.code is CallRefusal.TOO_LARGE
     env.reset(seed=1)
+    env.close()
+
+
+class Stopping(Counting):
+    """Its step stops the server that it is at, and then notes whether it was closed meanwhile."""
+
+    server: GymEnvServer
+    closed = closed_in_step = False
+
+    def step(self, action: Any) -> Any:
+        self.server.stop()
+        self.closed_in_step = self.closed
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_environment_that_stops_its_server_is_closed_by_the_servers_owner() -> None:
+    made: list[Stopping] = []
+
+    def make() -> Stopping:
+        made.append(Stopping())
+        return made[-1]
+
+    server = GymEnvServer(make, bind=0)
+    made[0].server = server
+    server.start()
+    env = RemoteEnv(server.address, timeout_s=1.0)
+    env.reset(seed=1)
+    with suppress(CallError):
+        env.step(0)
+    server.stop()
+    assert (made[0].steps, made[0].closed_in_step, made[0].closed) == (1, False, True)
     env.close()
 
 

@@ -351,9 +351,9 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
 def _describe(env: Env, count: int, lease_s: float) -> Tree:
     """What a client must know to be such an environment."""
     spec = env.spec
-    metadata, _ = what_travels(dict(env.metadata), "metadata")
+    metadata, _ = what_travels(dict(env.metadata), "metadata", 1)
     modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
-    kwargs, _ = what_travels(dict(spec.kwargs), "kwargs") if spec is not None else ({}, [])
+    kwargs, _ = what_travels(dict(spec.kwargs), "kwargs", 1) if spec is not None else ({}, [])
     about = {
         "count": count,
         "lease_s": float(lease_s),

@@ -25,8 +25,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     """Environments of one or more servers, stepped together; otherwise as `gymnasium.vector.SyncVectorEnv`.
 
     A server steps its environments one after the other within one call, the servers among themselves at the same time. An
-    environment whose episode has ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a call
-    that raised, all begin anew: call `reset`.
+    environment whose episode has ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or reset that raised,
+    all begin anew: call `reset`.
 
     Attributes:
         num_envs: how many there are.
@@ -157,7 +157,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallError, PayloadError: as `RemoteEnv.step`, of the first that failed; then all must be reset.
             ConfigError: for actions that are no batch of so many; nothing was asked.
         """
-        if self._unsure:
+        if self._unsure and not self.closed:
             text = "not all environments were reset since the beginning, or since a call failed; call reset()"
             raise CallRefused("step", self._parts[0].client.address, CallRefusal.GONE, text)
         try:

@@ -13,10 +13,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl4sys_zmq.calls import Client
-from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError, RL4SysError
+from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError, PayloadError, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.serving.environments import SERVICE
 from rl4sys_zmq.serving.spaces import Space, build_space, thaw
@@ -110,7 +111,7 @@ class Tenancy(Resource):
             ConfigError: for a description that is none, or a time that is none.
             TransportError: for an address that nobody can be at.
         """
-        if not isinstance(timeout_s, (int, float)):
+        if not isinstance(timeout_s, (int, float, np.number)):
             raise ConfigError(f"timeout_s is {timeout_s!r:.60}, and no number of seconds", key="timeout_s")
         self.client = Client(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
         self.seats: list[int] = []
@@ -190,7 +191,7 @@ class Tenancy(Resource):
             self._unsure = f"the last {verb} failed"
         try:
             answer = self.client.call(*self._said(verb, payload), once=True)
-        except (CallRefused, PayloadError):
+        except (CallRefused, Closed, PayloadError):
             self._unsure = before
             raise
         except (CallTimeout, CallLost) as exc:

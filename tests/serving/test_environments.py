@@ -310,12 +310,16 @@ def test_nobody_there_and_somebody_else_there(serve: Any) -> None:
     assert refused.value.code is CallRefusal.MISMATCH
 
 
-def test_after_close_nothing_is_called(serve: Any) -> None:
-    env = RemoteEnv(serve("CartPole-v1").address)
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_after_close_nothing_is_called(serve: Any, kind: Any) -> None:
+    env = kind(serve("CartPole-v1").address)
     env.reset(seed=1)
     env.close()
-    with pytest.raises(Closed):
-        env.step(0)
+    for _ in range(2):
+        with pytest.raises(Closed):
+            env.step(0 if kind is RemoteEnv else np.zeros(1, int))
+        with pytest.raises(Closed):
+            env.reset()
 
 
 def test_agentlaces_wrappers() -> None:

@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
-    """One environment of a `GymEnvServer`. Nobody else steps it until it is closed.
+    """One environment of a `GymEnvServer`. Nobody else steps it until it is closed, or dropped.
 
     Each step and reset runs at most once, whatever becomes of messages and connections. After an error that says so, `reset` goes
     on; with a server that was started again, too.

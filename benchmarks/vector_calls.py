@@ -64,7 +64,7 @@ def a_call_each(tenants: list[Tenancy]) -> float:
     anew, rounds, began = [True] * COUNT, 0, time.perf_counter()
     while time.perf_counter() - began < SECONDS:
         futures = [t.submit("step", {"actions": [np.int64(0)], "anew": [again]}) for t, again in zip(tenants, anew, strict=True)]
-        answers = [t.result(future)[0] for t, future in zip(tenants, futures, strict=True)]
+        answers = [future.result()[0] for future in futures]
         anew = [bool(terminated or truncated) for _, _, terminated, truncated, _ in answers]
         rounds += 1
     return rounds / (time.perf_counter() - began)

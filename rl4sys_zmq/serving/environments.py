@@ -23,7 +23,7 @@ from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.addresses import listening
 from rl4sys_zmq.serving.leases import LeaseTable
 from rl4sys_zmq.serving.spaces import Space, describe_space, from_tree, misfit, thaw, to_tree, what_travels
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.wire.trees import Tree, pack_tree
 
 __all__ = ["DEFAULT_PORT", "SERVICE", "GymEnvServer"]
 
@@ -34,6 +34,8 @@ SERVICE = "gym-envs"
 LEASE_S = 60.0
 MAX_COUNT = 1024
 MAX_SEED_DIGITS = 100
+INFO_DEPTH = 2
+"""An info is in the tuple of one environment, in the list of all."""
 
 Env = gymnasium.Env[Any, Any]
 
@@ -95,7 +97,8 @@ class GymEnvServer(Resource):
             insecure: see there.
 
         Raises:
-            ConfigError: when the environment cannot be made, has a space that cannot travel, or a number is no sensible one.
+            ConfigError: when an environment cannot be made or described, whatever it raises; is made twice; has a space that
+                cannot travel; or when a number is no sensible one.
             TransportError: for an address that is none.
         """
         if not 1 <= count <= MAX_COUNT:
@@ -105,17 +108,20 @@ class GymEnvServer(Resource):
         self.count = count
         self._check = check_observations
         self._owned = not isinstance(env, gymnasium.Env)
-        self._seats = [_Seat(made) for made in _make(env, count, dict(make_kwargs or {}))]
+        self._seats: list[_Seat] = []
         try:
-            first = self._seats[0].env
-            self.observation_space: Space = first.observation_space
-            self.action_space: Space = first.action_space
-            for i, seat in enumerate(self._seats):
-                for name in ("observation_space", "action_space"):
-                    here, there = getattr(self, name), getattr(seat.env, name)
-                    if here != there:
-                        raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
-            self._about = _describe(first, count, lease_s)
+            with _told_as_config(env):
+                for made in _make(env, count, dict(make_kwargs or {})):
+                    self._seats.append(_Seat(made))
+                first = self._seats[0].env
+                self.observation_space: Space = first.observation_space
+                self.action_space: Space = first.action_space
+                for i, seat in enumerate(self._seats):
+                    for name in ("observation_space", "action_space"):
+                        here, there = getattr(self, name), getattr(seat.env, name)
+                        if here != there:
+                            raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
+                self._about = _describe(first, count, lease_s)
             self._server = Server(listening(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
             self._close_envs()
@@ -185,11 +191,14 @@ class GymEnvServer(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuses what waits, joins the threads and closes the environments that it made. A second call does nothing.
 
+        Called by an environment, in a step, it only tells the threads to end; its owner's `stop` does the rest.
+
         Raises:
             CallbackStuck: when an environment does not return within `timeout_s` seconds; the environments stay open then.
         """
         self._server.stop(timeout_s)
-        self._close_envs()
+        if not self._leases.in_use:
+            self._close_envs()
 
     def close(self) -> None:
         """`stop` with its default time."""
@@ -242,11 +251,9 @@ class GymEnvServer(Resource):
     def _reset_one(self, index: int, seat: _Seat, seed: int | None, options: Tree) -> Tree:
         with _callback(seat, "its reset failed"):
             observation, info = seat.env.reset(seed=seed, options=None if options is None else thaw(options))
-        self._server.counters.add("resets")
-        sent = self._observation(index, seat, observation)
-        seat.pending = ""
-        used = getattr(seat.env.unwrapped, "_np_random_seed", None)
-        return sent, self._info(info), str(used) if isinstance(used, int) else None
+            self._server.counters.add("resets")
+            used = getattr(seat.env.unwrapped, "_np_random_seed", None)
+            return self._observation(index, seat, observation), self._info(info), str(used) if isinstance(used, int) else None
 
     def _step(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
         """Steps each with its action; one that `anew` names is reset instead, as `AutoresetMode.NEXT_STEP` says."""
@@ -271,12 +278,12 @@ class GymEnvServer(Resource):
     def _step_one(self, index: int, seat: _Seat, action: Any) -> Tree:
         with _callback(seat, "its last step failed"):
             observation, reward, terminated, truncated, info = seat.env.step(action)
-        seat.steps += 1
-        self._server.counters.add("steps")
-        if terminated or truncated:
-            seat.episodes += 1
-            self._server.counters.add("episodes")
-        return self._observation(index, seat, observation), reward, terminated, truncated, self._info(info)
+            seat.steps += 1
+            self._server.counters.add("steps")
+            if terminated or truncated:
+                seat.episodes += 1
+                self._server.counters.add("episodes")
+            return self._observation(index, seat, observation), reward, terminated, truncated, self._info(info)
 
     def _render(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
         return [seat.env.render() for _, seat in seats]
@@ -290,7 +297,9 @@ class GymEnvServer(Resource):
         return to_tree(space, observation, cast=True)
 
     def _info(self, info: Any) -> Tree:
-        kept, dropped = what_travels(info, "info")
+        if not isinstance(info, Mapping):
+            raise TypeError(f"the environment gave the info {info!r:.60}, which is no dict")
+        kept, dropped = what_travels(info, "info", INFO_DEPTH)
         if dropped:
             if not self._server.counters.get("info.dropped"):
                 log.warning("%s cannot travel: left out, as are all such from here on", ", ".join(dropped))
@@ -300,44 +309,52 @@ class GymEnvServer(Resource):
 
 @contextmanager
 def _callback(seat: _Seat, problem: str) -> Iterator[None]:
-    """The border of an environment: after what it raises it must be reset, and a `sys.exit` in it ends nothing of ours."""
+    """The border of an environment: unless all goes well it must be reset, and a `sys.exit` in it ends nothing of ours."""
+    seat.pending = problem
     try:
         yield
     except Exception:
-        seat.pending = problem
         raise
     except BaseException as exc:
-        seat.pending = problem
         raise RuntimeError(f"the environment raised {type(exc).__name__}: {exc}") from exc
+    seat.pending = ""
 
 
-def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> list[Env]:
+@contextmanager
+def _told_as_config(env: Env | str | Callable[[], Env]) -> Iterator[None]:
+    """The border of what makes environments and of what they say of themselves."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as exc:
+        raise ConfigError(f"environment {env!r:.80}: {type(exc).__name__}: {' '.join(str(exc).split())}", key="env") from exc
+
+
+def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]) -> Iterator[Env]:
     if isinstance(env, gymnasium.Env):
         if count != 1:
             raise ConfigError(f"one environment was given, and count is {count}; give its id, or what makes one", key="count")
-        return [env]
-    made: list[Env] = []
-    try:
-        for _ in range(count):
-            made.append(gymnasium.make(env, **{"disable_env_checker": True, **kwargs}) if isinstance(env, str) else env())
-            if not isinstance(made[-1], gymnasium.Env):
-                raise ConfigError(f"{env!r:.80} makes a {type(made.pop()).__name__}, which is no gymnasium.Env", key="env")
-    except Exception as exc:
-        for one in made:
-            one.close()
-        if isinstance(exc, (gymnasium.error.Error, ModuleNotFoundError)) or (isinstance(env, str) and isinstance(exc, TypeError)):
-            raise ConfigError(f"environment {env!r:.80}: {' '.join(str(exc).split())}", key="env") from exc
-        raise
-    return made
+        yield env
+        return
+    known: list[Env] = []
+    for _ in range(count):
+        made = gymnasium.make(env, **{"disable_env_checker": True, **kwargs}) if isinstance(env, str) else env()
+        if not isinstance(made, gymnasium.Env):
+            raise ConfigError(f"{env!r:.80} makes a {type(made).__name__}, which is no gymnasium.Env", key="env")
+        if any(made.unwrapped is one for one in known):  # two lanes would step it at the same time
+            raise ConfigError(f"{env!r:.80} makes one environment twice", key="env")
+        known.append(made.unwrapped)
+        yield made
 
 
 def _describe(env: Env, count: int, lease_s: float) -> Tree:
     """What a client must know to be such an environment."""
     spec = env.spec
-    metadata, _ = what_travels(dict(env.metadata), "metadata")
+    metadata, _ = what_travels(dict(env.metadata), "metadata", 1)
     modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
-    kwargs, _ = what_travels(dict(spec.kwargs), "kwargs") if spec is not None else ({}, [])
-    return {
+    kwargs, _ = what_travels(dict(spec.kwargs), "kwargs", 1) if spec is not None else ({}, [])
+    about = {
         "count": count,
         "lease_s": float(lease_s),
         "observation_space": describe_space(env.observation_space, "observation_space"),
@@ -348,6 +365,8 @@ def _describe(env: Env, count: int, lease_s: float) -> Tree:
         "kwargs": kwargs,
         "max_episode_steps": spec.max_episode_steps if spec is not None else None,
     }
+    pack_tree(about)  # rather here than when the first client comes
+    return about
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:

@@ -60,6 +60,11 @@ class LeaseTable:
         """How many seats somebody has."""
         return self.count - self._seats.count(None)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether a call of any lease runs."""
+        return any(lease is not None and lease.since_s is not None for lease in self._seats)
+
     def holders(self) -> list[Lease | None]:
         """Who has each seat."""
         return list(self._seats)
@@ -83,11 +88,11 @@ class LeaseTable:
         if index is not None and not 0 <= index < self.count:
             raise Refuse(CallRefusal.UNKNOWN, f"there is no environment {index}; there are {self.count}, from 0 on")
         with self._lock:
-            known = self._leases.get(token)
-            if known is not None and not known.given:
+            known = self._held(token)
+            if known is not None:
                 known.heard_s = now
                 return known.seats
-            if known is not None or token in self._ended:
+            if token in self._leases or token in self._ended:
                 raise self._gone(token)  # a copy of the call that took it, which has been given back since
             wanted = range(self.count) if index is None else [index]
             free = [i for i in wanted if self._free(self._seats[i], now)]
@@ -114,8 +119,8 @@ class LeaseTable:
                 of it runs.
         """
         with self._lock:
-            lease = self._leases.get(token)
-            if lease is None or lease.given:
+            lease = self._held(token)
+            if lease is None:
                 raise self._gone(token)
             if lease.since_s is not None:
                 raise Refuse(CallRefusal.BUSY, "another call of this lease still runs")
@@ -126,14 +131,14 @@ class LeaseTable:
             with self._lock:
                 lease.since_s = None
                 lease.heard_s = monotonic()
-                if self._was_given(lease):
+                if lease.given:
                     self._end(lease)
 
     def keep(self, token: int, now: float | None = None) -> bool:
         """The client is still there; False when it has nothing here."""
         with self._lock:
-            lease = self._leases.get(token)
-            if lease is None or lease.given:
+            lease = self._held(token)
+            if lease is None:
                 return False
             lease.heard_s = monotonic() if now is None else now
             return True
@@ -141,16 +146,16 @@ class LeaseTable:
     def give(self, token: int) -> None:
         """The client needs its seats no more. A second time changes nothing."""
         with self._lock:
-            lease = self._leases.get(token)
+            lease = self._held(token)
             if lease is not None:
                 lease.given = True
                 if lease.since_s is None:
                     self._end(lease)
 
-    @staticmethod
-    def _was_given(lease: Lease) -> bool:
-        """Looked up anew: another thread may have given it back meanwhile."""
-        return lease.given
+    def _held(self, token: int) -> Lease | None:
+        """A lease that was not given back."""
+        lease = self._leases.get(token)
+        return lease if lease is not None and not lease.given else None
 
     def _free(self, lease: Lease | None, now: float) -> bool:
         return lease is None or (lease.since_s is None and now - lease.heard_s > self.lease_s)

@@ -18,7 +18,7 @@ TIMEOUT_S = 10.0
 
 
 class RemoteEnv(gymnasium.Env[Any, Any]):
-    """One environment of a `GymEnvServer`. Nobody else steps it until it is closed.
+    """One environment of a `GymEnvServer`. Nobody else steps it until it is closed, or dropped.
 
     Each step and reset runs at most once, whatever becomes of messages and connections. After an error that says so, `reset` goes
     on; with a server that was started again, too.
@@ -70,6 +70,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Raises:
             CallError: as `step`.
             PayloadError: for options that cannot travel, with their place.
+            gymnasium.error.Error: for a seed that is none, as any environment does.
         """
         super().reset(seed=seed)
         payload = {"only": [True], "seeds": [None if seed is None else str(seed)], "options": options}

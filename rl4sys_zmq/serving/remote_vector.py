@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError, RL4SysError
+from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, seeded_as
 from rl4sys_zmq.serving.spaces import from_tree, thaw, to_tree
 from rl4sys_zmq.serving.tenancy import Tenancy
@@ -24,8 +25,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     """Environments of one or more servers, stepped together; otherwise as `gymnasium.vector.SyncVectorEnv`.
 
     A server steps its environments one after the other within one call, the servers among themselves at the same time. An
-    environment whose episode has ended is reset by the next step (`AutoresetMode.NEXT_STEP`). When one of them fails, all begin
-    anew: call `reset`.
+    environment whose episode has ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or reset that raised,
+    all begin anew: call `reset`.
 
     Attributes:
         num_envs: how many there are.
@@ -55,7 +56,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallError, TransportError: as `RemoteEnv`.
         """
         self._parts: list[Tenancy] = []
-        self._failed = False
+        self._unsure = True
+        """Not all episodes are known to stand where the last observations say."""
         addresses = [address] if isinstance(address, str) else list(address)
         if not addresses or (num_envs is not None and num_envs < 1):
             raise ConfigError(f"{num_envs} environments of {len(addresses)} servers", key="num_envs")
@@ -108,22 +110,24 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Observations ``[num_envs, ...]`` and infos, as `SyncVectorEnv` puts them together.
 
         Raises:
-            CallError: as `RemoteEnv.reset`.
+            CallError, PayloadError: as `RemoteEnv.reset`; then all must be reset.
+            ConfigError: for seeds, options or a mask that are none; nothing was asked.
         """
-        if seed is None or isinstance(seed, int):
-            seed = [None if seed is None else seed + i for i in range(self.num_envs)]
-        if len(seed) != self.num_envs:
-            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} environments", key="seed")
+        seeds = self._each_seed(seed)
+        if not isinstance(options, dict | None):
+            raise ConfigError(f"options are a {type(options).__name__}, and no dict", key="options")
         options = dict(options) if options is not None else None
         mask = (
             np.ones(self.num_envs, np.bool_) if options is None else options.pop("reset_mask", np.ones(self.num_envs, np.bool_))
         )
         if not isinstance(mask, np.ndarray) or mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
             raise ConfigError(f"reset_mask is no array of {self.num_envs} booleans of which one is True", key="reset_mask")
-        if self._failed and not mask.all():
-            raise ConfigError("a step has failed: reset all environments, not those of a reset_mask", key="reset_mask")
-        seeds = [None if s is None else str(s) for s in seed]
+        if self._unsure and not mask.all():
+            raise ConfigError(
+                "at first, and when a call has failed, reset all environments, not those of a reset_mask", key="reset_mask"
+            )
         payload = {"only": mask.tolist(), "seeds": seeds}
+        self._unsure = True
         answers = [
             answer
             for part, here in self._slices()
@@ -137,7 +141,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 self._seeds[i] = seeded_as(used)
                 infos = self._add_info(infos, thaw(info), i)
         self._ended[mask] = False
-        self._failed = False
+        self._unsure = False
         return self._batch(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], dict[str, Any]]:
@@ -150,18 +154,22 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Observations ``[num_envs, ...]``; rewards float64, terminations and truncations bool, all ``[num_envs]``; infos.
 
         Raises:
-            CallError: as `RemoteEnv.step`, of the first that failed; then all must be reset.
+            CallError, PayloadError: as `RemoteEnv.step`, of the first that failed; then all must be reset.
+            ConfigError: for actions that are no batch of so many; nothing was asked.
         """
-        each = [to_tree(self.single_action_space, a) for a in iterate(self.action_space, actions)]
+        if self._unsure and not self.closed:
+            text = "not all environments were reset since the beginning, or since a call failed; call reset()"
+            raise CallRefused("step", self._parts[0].client.address, CallRefusal.GONE, text)
+        try:
+            each = [to_tree(self.single_action_space, a) for a in iterate(self.action_space, actions)]
+        except Exception as exc:  # Gymnasium goes through whatever it is given
+            raise ConfigError(f"{actions!r:.80} is no batch of actions: {exc}", key="actions") from exc
         if len(each) != self.num_envs:
             raise ConfigError(f"{len(each)} actions for {self.num_envs} environments", key="actions")
         anew = self._ended.tolist()
         asked = [(part, {"actions": each[here], "anew": anew[here]}) for part, here in self._slices()]
-        try:
-            answers = self._ask_all("step", asked)
-        except RL4SysError:
-            self._failed = True
-            raise
+        self._unsure = True
+        answers = self._ask_all("step", asked)
         rewards = np.zeros(self.num_envs, np.float64)
         terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         infos: dict[str, Any] = {}
@@ -170,6 +178,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             rewards[i], terminations[i], truncations[i] = reward, terminated, truncated
             infos = self._add_info(infos, thaw(info), i)
         self._ended = np.logical_or(terminations, truncations)
+        self._unsure = False
         return self._batch(), rewards, terminations, truncations, infos
 
     def render(self) -> tuple[Any, ...] | None:
@@ -191,18 +200,28 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             part, payload = asked[0]
             answers: list[Tree] = part.call(verb, payload)
             return answers
-        futures = [(part, part.submit(verb, payload)) for part, payload in asked]
-        out, failed = [], None
-        for part, future in futures:  # all of them, though one fails: none may be under way when the next begins
-            try:
-                out += part.result(future)
-            except RL4SysError as exc:
-                failed = failed or exc
-        if failed is not None:
-            for part in self._parts:
-                part.doubt("an environment of another server failed")
-            raise failed
-        return out
+        futures: list[Future[Tree]] = []
+        try:
+            for part, payload in asked:
+                futures.append(part.submit(verb, payload))
+        finally:
+            wait(futures)  # all of them, though one fails: none may be under way when the next begins
+        return [answer for future in futures for answer in future.result()]
+
+    def _each_seed(self, seed: Any) -> list[str | None]:
+        """As they travel."""
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, (int, np.integer)):
+            seed = [int(seed) + i for i in range(self.num_envs)]
+        if not isinstance(seed, (Sequence, np.ndarray)):
+            raise ConfigError(f"the seed {seed!r:.60} is no number, and no sequence of them", key="seed")
+        if len(seed) != self.num_envs:
+            raise ConfigError(f"{len(seed)} seeds for {self.num_envs} environments", key="seed")
+        for one in seed:
+            if one is not None and (not isinstance(one, (int, np.integer)) or one < 0):
+                raise ConfigError(f"the seed {one!r:.60} is no number from 0 on", key="seed")
+        return [None if one is None else str(int(one)) for one in seed]
 
     def _slices(self) -> list[tuple[Tenancy, slice]]:
         out, at = [], 0

@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from rl4sys_zmq.errors import ConfigError, PayloadError
 from rl4sys_zmq.wire.trees import Tree, pack_tree
+from rl4sys_zmq.wire.values import MAX_DEPTH
 
 __all__ = ["Space", "build_space", "describe_space", "from_tree", "misfit", "thaw", "to_tree", "what_travels"]
 
@@ -46,7 +47,7 @@ def describe_space(space: Space, path: str = "space") -> Tree:
         case spaces.Discrete():
             return {"type": kind, "n": int(space.n), "start": int(space.start), "dtype": _dtype(space.dtype, path)}
         case spaces.MultiBinary():
-            return {"type": kind, "shape": list(space.shape)}
+            return {"type": kind, "n": list(space.n) if isinstance(space.n, tuple) else space.n}  # 3 and (3,) are not equal
         case spaces.MultiDiscrete():
             return {"type": kind, "nvec": space.nvec, "start": space.start, "dtype": _dtype(space.dtype, path)}
         case spaces.Text():
@@ -93,14 +94,14 @@ def _build(form: Tree) -> Space:
             other = {} if form["dtype"] == "int64" else {"dtype": np.dtype(form["dtype"]).type}
             return spaces.Discrete(form["n"], start=form["start"], **other)
         case "MultiBinary":
-            shape = _shape(form["shape"])
-            return spaces.MultiBinary(shape[0] if len(shape) == 1 else list(shape))
+            n = form["n"]
+            return spaces.MultiBinary(list(_shape(n)) if isinstance(n, list) else _shape([n])[0])
         case "MultiDiscrete":
             return spaces.MultiDiscrete(form["nvec"].copy(), np.dtype(form["dtype"]).type, start=form["start"].copy())
         case "Text":
             return spaces.Text(form["most"], min_length=form["least"], charset=form["characters"])
         case "Dict":
-            return spaces.Dict({key: _build(held) for key, held in form["spaces"]})
+            return spaces.Dict([(key, _build(held)) for key, held in form["spaces"]])  # a dict would be sorted
         case "Tuple":
             return spaces.Tuple([_build(held) for held in form["spaces"]])
         case "OneOf":
@@ -141,11 +142,16 @@ def to_tree(space: Space, value: Any, *, cast: bool = False) -> Tree:
     Args:
         space: of which.
         value: the element.
-        cast: give arrays the dtype of their space.
+        cast: give arrays the dtype of their space; what makes no array then raises what NumPy does.
     """
     match space:
         case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
-            return np.asarray(value, space.dtype if cast else None)
+            try:
+                return np.asarray(value, space.dtype if cast else None)
+            except Exception:  # a ragged list, a tensor that gives no array
+                if cast:
+                    raise
+                return value
         case spaces.Dict() if isinstance(value, Mapping):
             return {k: to_tree(space.spaces[k], v, cast=cast) if k in space.spaces else v for k, v in value.items()}
         case spaces.Tuple() if isinstance(value, (tuple, list)) and len(value) == len(space.spaces):
@@ -156,7 +162,7 @@ def to_tree(space: Space, value: Any, *, cast: bool = False) -> Tree:
 
 
 def from_tree(space: Space, tree: Tree) -> Any:
-    """The element that a tree is: with arrays that may be written, and a graph as a `GraphInstance`."""
+    """The element that a tree is: with arrays that may be written, and a graph as a `GraphInstance`. What is none stays."""
     match space:
         case spaces.Dict() if type(tree) is dict:
             return {k: from_tree(space.spaces[k], v) if k in space.spaces else thaw(v) for k, v in tree.items()}
@@ -164,8 +170,9 @@ def from_tree(space: Space, tree: Tree) -> Any:
             return tuple([from_tree(s, v) for s, v in zip(space.spaces, tree, strict=True)])
         case spaces.Sequence() if not space.stack and type(tree) is tuple:
             return tuple([from_tree(space.feature_space, v) for v in tree])
-        case spaces.OneOf() if type(tree) is tuple and len(tree) == 2 and 0 <= tree[0] < len(space.spaces):
-            return tree[0], from_tree(space.spaces[int(tree[0])], tree[1])
+        case spaces.OneOf() if type(tree) is tuple and len(tree) == 2 and isinstance(tree[0], (int, np.integer)):
+            if 0 <= tree[0] < len(space.spaces):
+                return tree[0], from_tree(space.spaces[int(tree[0])], tree[1])
         case spaces.Graph() if type(tree) is tuple and len(tree) == 3:
             return spaces.GraphInstance(*[thaw(part) for part in tree])
     return thaw(tree)
@@ -175,6 +182,11 @@ def misfit(space: Space, value: Any, path: str = "") -> str:
     """What an environment could make nothing of: another structure or shape. Empty when there is nothing of that kind.
 
     Bounds are the environment's affair: many clip an action that is out of them.
+
+    Args:
+        space: the action space.
+        value: an action as it came: a tree.
+        path: where in the action it is.
     """
     match space:
         case spaces.Box() | spaces.MultiBinary() | spaces.MultiDiscrete():
@@ -196,7 +208,11 @@ def misfit(space: Space, value: Any, path: str = "") -> str:
             parts = enumerate(zip(space.spaces, value, strict=True))
             return next(filter(None, [misfit(s, v, f"{path}[{i}]") for i, (s, v) in parts]), "")
         case _:
-            if not space.contains(value):
+            try:
+                fits = space.contains(from_tree(space, value))
+            except Exception:  # noqa: BLE001 (Gymnasium goes through whatever it is given)
+                fits = False
+            if not fits:
                 return f"{path or 'it'} is {value!r:.60}, and the space is {space}"
     return ""
 
@@ -218,24 +234,38 @@ def thaw(tree: Tree) -> Any:
     return tree
 
 
-def what_travels(value: Any, path: str) -> tuple[Tree, list[str]]:
-    """A value (an ``info``, say) without what cannot travel, and the paths of that."""
-    if type(value) is dict and not value:
+def what_travels(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
+    """A value (an ``info``, say) without what cannot travel, and the paths of that.
+
+    Args:
+        value: what is to travel.
+        path: its name.
+        depth: how many lists, tuples and dicts it will be in when it travels.
+    """
+    return _what_travels(value, path, depth, set())
+
+
+def _what_travels(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list[str]]:
+    if type(value) is dict and not value and depth < MAX_DEPTH:
         return value, []
+    nested = value
+    for _ in range(depth):
+        nested = [nested]
     try:
-        pack_tree(value)
+        pack_tree(nested)
         return value, []
     except PayloadError:
         pass
-    if not isinstance(value, Mapping):
+    if not isinstance(value, Mapping) or depth >= MAX_DEPTH or id(value) in seen:
         return None, [path]
+    seen.add(id(value))  # it may be in itself
     kept, dropped = {}, []
     for key, held in value.items():
         where = f"{path}[{key!r:.40}]"
         if not isinstance(key, str):
             dropped.append(where)
             continue
-        part, missing = what_travels(held, where)
+        part, missing = _what_travels(held, where, depth + 1, seen)
         if missing != [where]:
             kept[key] = part
         dropped += missing

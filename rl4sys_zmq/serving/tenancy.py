@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import logging
 import random
-import threading
+import weakref
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from rl4sys_zmq.calls import Client
-from rl4sys_zmq.errors import CallError, CallLost, CallRefusal, CallRefused, CallTimeout, ConfigError, RL4SysError
+from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError, PayloadError, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.serving.environments import SERVICE
 from rl4sys_zmq.serving.spaces import Space, build_space, thaw
@@ -31,24 +33,52 @@ _dice = random.SystemRandom()
 
 
 class _Keeper(Worker):
-    """Says now and then that the client is still there."""
+    """Says now and then that the client is still there; gives back the lease of a `Tenancy` that was dropped without `close`.
 
-    def __init__(self, tenancy: Tenancy, every_s: float) -> None:
+    Attributes:
+        token: the number of the lease; 0 while there is none.
+        every_s: how often, in seconds.
+    """
+
+    def __init__(self, tenancy: Tenancy) -> None:
         super().__init__("rl4sys-lease")
-        self._tenancy, self._every_s = tenancy, every_s
-        self._stopping = threading.Event()
+        self.token = 0
+        self.every_s = 1.0
+        self._client = tenancy.client
+        over: SimpleQueue[None] = SimpleQueue()  # the garbage collector may `put`, whatever it has interrupted
+        self._over = over
+        self._tenancy = weakref.ref(tenancy, lambda _: over.put(None))
 
     def run(self) -> None:
         """The thread's body."""
-        while not self._stopping.wait(self._every_s):
+        while not self._is_over():
             try:
-                self._tenancy.client.call("keep", {"token": self._tenancy.token}, self._every_s)
+                self._client.call("keep", {"token": self.token}, self.every_s)
             except RL4SysError as exc:  # the next step will say it, to whom it concerns
-                log.debug("the lease at %s could not be renewed: %s", self._tenancy.client.address, exc)
+                log.debug("the lease at %s could not be renewed: %s", self._client.address, exc)
+        if self._tenancy() is None:
+            self.give_back()
 
     def stop(self) -> None:
         """Ends the thread."""
-        self._stopping.set()
+        self._over.put(None)
+
+    def give_back(self) -> None:
+        """Gives the lease back, as well as that can be done within a second, and closes the client."""
+        token, self.token = self.token, 0
+        if token:
+            try:
+                self._client.call("give", {"token": token}, GIVE_S)
+            except RL4SysError as exc:
+                log.info("the lease at %s could not be given back, and will run out: %s", self._client.address, exc)
+        self._client.close()
+
+    def _is_over(self) -> bool:
+        try:
+            self._over.get(timeout=self.every_s)
+        except Empty:
+            return False
+        return True
 
 
 class Tenancy(Resource):
@@ -56,7 +86,6 @@ class Tenancy(Resource):
 
     Attributes:
         client: who calls.
-        token: the number of the lease.
         seats: the environments' numbers at the server.
         observation_space: of each environment.
         action_space: of each.
@@ -82,11 +111,13 @@ class Tenancy(Resource):
             ConfigError: for a description that is none, or a time that is none.
             TransportError: for an address that nobody can be at.
         """
+        if not isinstance(timeout_s, (int, float, np.number)):
+            raise ConfigError(f"timeout_s is {timeout_s!r:.60}, and no number of seconds", key="timeout_s")
         self.client = Client(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
-        self.token = 0
         self.seats: list[int] = []
+        self._keeper = _Keeper(self)
+        self._taken = False
         self._unsure = ""
-        self._keeper: _Keeper | None = None
         self._index = index
         try:
             about = self.client.call("describe")
@@ -96,8 +127,8 @@ class Tenancy(Resource):
             self.render_mode: str | None = _of(about, "render_mode", str | None)
             self._about = about
             self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
+            self._keeper.every_s = min(max(0.05, _of(about, "lease_s", float) / 3.0), 3600.0)
             self.take()
-            self._keeper = _Keeper(self, min(max(0.05, _of(about, "lease_s", float) / 3.0), 3600.0))
             self._keeper.start()
         except BaseException:
             self.close()
@@ -112,94 +143,76 @@ class Tenancy(Resource):
         return replace(copy.deepcopy(spec), kwargs=thaw(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
 
     def take(self) -> None:
-        """Takes environments, under a new number.
+        """Takes environments, under a new number; or under the last one when that was not answered: they may be taken already.
 
         Raises:
             CallError: when that is refused or not answered.
             ConfigError: for an answer that is none.
         """
-        self.token = _dice.getrandbits(63)
-        seats = self.client.call("take", {"token": self.token, "count": self._count, "index": self._index})
+        keeper = self._keeper
+        if self._taken or not keeper.token:
+            keeper.token, self._taken = _dice.getrandbits(63), False
+        self._unsure = "no environment was reset since they were asked for"
+        try:
+            seats = self.client.call("take", {"token": keeper.token, "count": self._count, "index": self._index})
+        except CallRefused:
+            keeper.token = 0
+            raise
         if not isinstance(seats, list) or len(seats) != self._count or not all(type(i) is int for i in seats):
             raise ConfigError(f"the server gives the environments {seats!r:.60}, and {self._count} were wanted", key="count")
-        self.seats = seats
+        self.seats, self._taken = seats, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
         """A reset, with a new lease when the old one is no more."""
-        try:
-            return self._reset(payload)
-        except CallRefused as refused:
-            if refused.code not in (CallRefusal.GONE, CallRefusal.OCCUPIED):
-                raise
+        if self._taken:
+            try:
+                return self.call("reset", payload)
+            except CallRefused as refused:
+                if refused.code not in (CallRefusal.GONE, CallRefusal.OCCUPIED):
+                    raise
         self.take()
-        return self._reset(payload)
+        return self.call("reset", payload)
 
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
         """Calls a method on the environments of the lease and waits, once.
+
+        Unless it is answered, or was not run at all, nobody knows where the episodes stand, and they are not stepped before a
+        reset.
 
         Raises:
             CallRefused: ``GONE`` or ``OCCUPIED`` when there is no episode any more: reset.
             CallError: what else may become of a call.
         """
-        self._check(verb)
+        before = self._unsure
+        if not self._taken or (before and verb == "step"):
+            text = f"{before}, so nobody knows where the episode stands; call reset()"
+            raise CallRefused(verb, self.client.address, CallRefusal.GONE, text)
+        if verb != "render":
+            self._unsure = f"the last {verb} failed"
         try:
-            return self.client.call(*self._said(verb, payload), once=True)
-        except (CallTimeout, CallLost) as exc:
-            self._note(exc)
+            answer = self.client.call(*self._said(verb, payload), once=True)
+        except (CallRefused, Closed, PayloadError):
+            self._unsure = before
             raise
+        except (CallTimeout, CallLost) as exc:
+            exc.add_note("call reset() to go on")
+            raise
+        if verb != "render":
+            self._unsure = ""
+        return answer
 
     def submit(self, verb: str, payload: dict[str, Tree]) -> Future[Tree]:
-        """`call` without waiting; give what its future raises to `result`."""
-        self._check(verb)
+        """Calls without waiting. It is the caller who knows then whether the episodes go on."""
         return self.client.submit(*self._said(verb, payload), once=True)
-
-    def result(self, future: Future[Tree]) -> Tree:
-        """The answer of a future of `submit`.
-
-        Raises:
-            CallError: as `call`.
-        """
-        try:
-            return future.result()
-        except (CallTimeout, CallLost) as exc:
-            self._note(exc)
-            raise
-
-    def doubt(self, why: str) -> None:
-        """Nobody knows where the episodes stand: they are not stepped before a reset."""
-        self._unsure = why
 
     def close(self) -> None:
         """Gives the environments back, as well as that can be done within a second. A second call does nothing."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.stop()
-        token, self.token = self.token, 0
-        if token:
-            try:
-                self.client.call("give", {"token": token}, GIVE_S)
-            except RL4SysError as exc:
-                log.info("the lease at %s could not be given back, and will run out: %s", self.client.address, exc)
-        self.client.close()
-        if keeper is not None:
-            keeper.join()
-
-    def _reset(self, payload: dict[str, Tree]) -> Tree:
-        self._unsure = ""
-        return self.call("reset", payload)
+        self._keeper.stop()
+        self._keeper.give_back()
+        self._keeper.join()
 
     def _said(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
-        return f"{verb}.{self.seats[0]}", {"token": self.token, **payload}
-
-    def _check(self, verb: str) -> None:
-        if self._unsure and verb == "step":
-            text = f"{self._unsure}, so nobody knows where the episode stands; call reset()"
-            raise CallRefused(verb, self.client.address, CallRefusal.GONE, text)
-
-    def _note(self, exc: CallError) -> None:
-        """Whether it ran is unknown."""
-        self.doubt(f"the last call brought no answer ({type(exc).__name__})")
-        exc.add_note("call reset() to go on")
+        return f"{verb}.{self.seats[0]}", {"token": self._keeper.token, **payload}
 
 
 def _of(about: Tree, name: str, kind: Any) -> Any:

@@ -45,7 +45,7 @@ class Address:
         if isinstance(text, Address):
             return text
         if not isinstance(text, str):
-            raise TransportError(f"an address is a string, not {text!r:.60}")
+            raise TransportError(f"{text!r:.60} is no address; write tcp://host:port, ipc://path or inproc://name")
         scheme, separator, rest = text.strip().partition("://")
         if not separator:
             scheme, rest = "tcp", text.strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fractions
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -45,9 +47,10 @@ def test_an_environment_that_raises_is_its_callers_and_goes_on_after_reset(
     env.reset(seed=1)
     with pytest.raises(error, match=words):
         env.step(action)
-    with pytest.raises(CallRefused, match="its last step failed; call reset") as refused:
+    with pytest.raises(CallRefused, match=r"the last step failed, .*; call reset") as refused:
         env.step(0)
     assert refused.value.code is CallRefusal.GONE
+    assert trouble[0].status()["envs"][0]["pending"] == "its last step failed"
     env.reset()
     env.step(0)
     env.close()
@@ -71,6 +74,44 @@ def test_the_check_of_observations_can_be_left_out(serve: Any) -> None:
     env = RemoteEnv(serve(Trouble, check_observations=False).address)
     env.reset(seed=1)
     assert env.step(3)[0] == np.array([-1.0])
+    env.close()
+
+
+class Odd(Counting):
+    """What it gives after an action other than 0 is none of what a step gives."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return [
+            (observation, reward, terminated, truncated, info),
+            (observation, fractions.Fraction(1, 2), terminated, truncated, info),
+            (observation, 1 << 70, terminated, truncated, info),
+            (observation, reward, np.zeros(2, bool), truncated, info),
+            ([[1.0], [1.0, 2.0]], reward, terminated, truncated, info),
+            (observation, reward, terminated, truncated),
+            (object(), reward, terminated, truncated, info),
+            (observation, reward, terminated, truncated, None),
+        ][int(action)]
+
+
+@pytest.mark.parametrize("action", range(1, 8))
+def test_a_step_whose_answer_is_none_ends_the_episode(serve: Any, action: int) -> None:
+    odd = Odd()
+    odd.action_space = gymnasium.spaces.Discrete(8)
+    env = RemoteEnv(serve(odd, check_observations=False).address)
+    env.reset(seed=1)
+    with pytest.raises(CallFailed):
+        env.step(action)
+    with pytest.raises(CallRefused, match="call reset") as refused:
+        env.step(0)
+    assert refused.value.code is CallRefusal.GONE
+    with pytest.raises(PayloadError):  # asks nothing, so it changes nothing
+        env.reset(options={"lock": threading.Lock()})
+    with pytest.raises(CallRefused, match="call reset"):
+        env.step(0)
+    assert odd.steps == 1
+    env.reset()
+    env.step(0)
     env.close()
 
 
@@ -120,12 +161,58 @@ def test_an_action_or_option_that_cannot_travel_is_refused_by_its_place(trouble:
     env.close()
 
 
+class Tensor:
+    """As one that wants gradients: it gives no array."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("detach it first")
+
+
+def test_an_action_that_makes_no_array_is_told_as_one_that_cannot_travel_or_does_not_fit(serve: Any) -> None:
+    env = RemoteEnv(serve(ROOM).address)
+    env.reset(seed=1)
+    action = env.action_space.sample()
+    with pytest.raises(PayloadError, match=r"actions'\]\[0\]\['move'\]: a value of type .*Tensor cannot travel"):
+        env.step({**action, "move": Tensor()})
+    with pytest.raises(CallRefused, match=r"\['move'\] is a list") as refused:
+        env.step({**action, "move": [[1.0], [1.0, 2.0]]})
+    assert refused.value.code is CallRefusal.INVALID
+    env.step(action)
+    env.close()
+
+
 def test_what_of_an_info_cannot_travel_is_left_out_and_counted(trouble: Any) -> None:
     server, _ = trouble
     env = RemoteEnv(server.address)
     env.reset(seed=1)
     assert env.step(5)[4] == {"fine": 1, "more": {"n": 2}}
     assert server.status()["counters"]["info.dropped"] == 3
+    env.close()
+
+
+class Deep(Counting):
+    """Its infos are deeper than an answer may be, or have no end."""
+
+    def step(self, action: Any) -> Any:
+        info: dict[str, Any] = {"fine": 1}
+        at = info
+        for _ in range(60):
+            at["more"] = {}
+            at = at["more"]
+        if action == 1:
+            at.update(one=info, two=info, lock=threading.Lock())
+            info.update(one=info, two=at, lock=threading.Lock())
+        return *super().step(action)[:4], info
+
+
+@pytest.mark.parametrize("action", [0, 1])
+def test_of_an_info_that_is_too_deep_the_rest_arrives(serve: Any, action: int) -> None:
+    env = RemoteEnv(serve(Deep).address)
+    env.reset(seed=1)
+    info = env.step(action)[4]
+    assert (info["fine"], "lock" in info) == (1, False)
+    assert info["more"]["more"]["more"]
+    env.step(0)
     env.close()
 
 
@@ -294,6 +381,40 @@ def test_a_payload_beyond_the_limit_is_refused(serve: Any) -> None:
         env.reset(options={"at": np.zeros(9_000_000)})
     assert refused.value.code is CallRefusal.TOO_LARGE
     env.reset(seed=1)
+    env.close()
+
+
+class Stopping(Counting):
+    """Its step stops the server that it is at, and then notes whether it was closed meanwhile."""
+
+    server: GymEnvServer
+    closed = closed_in_step = False
+
+    def step(self, action: Any) -> Any:
+        self.server.stop()
+        self.closed_in_step = self.closed
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_environment_that_stops_its_server_is_closed_by_the_servers_owner() -> None:
+    made: list[Stopping] = []
+
+    def make() -> Stopping:
+        made.append(Stopping())
+        return made[-1]
+
+    server = GymEnvServer(make, bind=0)
+    made[0].server = server
+    server.start()
+    env = RemoteEnv(server.address, timeout_s=1.0)
+    env.reset(seed=1)
+    with suppress(CallError):
+        env.step(0)
+    server.stop()
+    assert (made[0].steps, made[0].closed_in_step, made[0].closed) == (1, False, True)
     env.close()
 
 

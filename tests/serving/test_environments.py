@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from pathlib import Path
@@ -15,8 +16,17 @@ pytest.importorskip("Box2D")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
-from rl4sys_zmq.errors import AddressInUse, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError  # noqa: E402
-from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv  # noqa: E402
+from rl4sys_zmq.errors import (  # noqa: E402
+    AddressInUse,
+    CallFailed,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    ConfigError,
+    TransportError,
+)
+from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWrapper, RemoteEnv, RemoteVectorEnv  # noqa: E402
 
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
 
@@ -154,15 +164,54 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
     env = RemoteEnv(server.address)
     try:
         kept = env._tenancy._keeper
-        assert kept is not None
         heard_s = server._leases.holders()[0].heard_s
         for _ in range(1000):  # until the keeper has spoken
             if server._leases.holders()[0].heard_s > heard_s:
                 break
-            kept._stopping.wait(0.01)
+            kept.join(0.01)
         assert server._leases.holders()[0].heard_s > heard_s
     finally:
         env.close()
+
+
+def test_what_was_taken_without_an_answer_is_what_reset_takes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve("CartPole-v1", 3, lease_s=3600)
+    env = RemoteEnv(server.address)
+    server._leases.give(env._tenancy._keeper.token)  # as though the server had been started again
+    others = [RemoteEnv(server.address), RemoteEnv(server.address)]
+    take = server._leases.take
+
+    def lose(*args: Any) -> Any:
+        take(*args)
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server._leases, "take", lose)
+        with pytest.raises(CallFailed, match="TimeoutError"):
+            env.reset(seed=1)
+    for act in (env.render, lambda: env.step(0)):
+        with pytest.raises(CallRefused, match="call reset"):
+            act()
+    env.reset(seed=1)
+    env.step(0)
+    assert env.env_index == 2
+    assert server.status()["taken"] == 3
+    for one in (env, *others):
+        one.close()
+    assert server.status()["taken"] == 0
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_an_environment_that_is_dropped_is_given_back(serve: Any, kind: Any) -> None:
+    server = serve("CartPole-v1", lease_s=3600)
+    env = kind(server.address)
+    env.reset(seed=1)
+    env.itself = env  # dropped, and found by the collector
+    keeper = (env._tenancy if kind is RemoteEnv else env._parts[0])._keeper
+    del env
+    gc.collect()
+    assert keeper.join(10.0)
+    assert server.status()["taken"] == 0
 
 
 def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
@@ -177,6 +226,12 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
         ("CartPoll-v1", 1, "CartPole"),
         ("CartPole-v77", 1, "v1"),
         (lambda: 7, 1, "makes a int"),
+        (5, 1, "'int' object is not callable"),
+        (lambda: 1 / 0, 1, "ZeroDivisionError"),
+        (lambda: counting, 2, "makes one environment twice"),
+        (lambda: gymnasium.wrappers.TimeLimit(counting, 3), 2, "makes one environment twice"),
+        (gymnasium.Env, 1, "AttributeError: .*observation_space"),
+        (Undescribed, 1, "TypeError: .*not iterable"),
     ]:
         with pytest.raises(ConfigError, match=words):
             GymEnvServer(env, count, bind="inproc://envs-none")
@@ -186,6 +241,35 @@ def test_a_server_takes_an_environment_an_id_or_a_factory() -> None:
         GymEnvServer("CartPole-v1", bind="tcp://0.0.0.0:0")
     with pytest.raises(ConfigError, match="lease_s"):
         GymEnvServer("CartPole-v1", lease_s=0.0)
+
+
+class Undescribed(Counting):
+    """Its metadata are none."""
+
+    metadata = 5
+
+
+def test_environments_that_cannot_be_served_are_closed() -> None:
+    made: list[Closing] = []
+
+    def make() -> Closing:
+        if len(made) == 2:
+            raise OSError("no licence")
+        made.append(Closing())
+        return made[-1]
+
+    with pytest.raises(ConfigError, match="OSError: no licence"):
+        GymEnvServer(make, 3, bind="inproc://envs-none")
+    assert [env.closed for env in made] == [1, 1]
+
+
+class Closing(Counting):
+    """Counts how often it is closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def test_environments_of_one_server_are_alike() -> None:
@@ -200,6 +284,20 @@ def test_an_address_in_use_is_said(serve: Any) -> None:
         other.start()
 
 
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+@pytest.mark.parametrize("timeout_s", [None, "a", 0, -1.0, float("nan")])
+def test_a_time_that_is_none_is_said(kind: Any, timeout_s: Any) -> None:
+    with pytest.raises(ConfigError, match="timeout_s"):
+        kind("inproc://nobody", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("kind", [RemoteEnv, lambda address: RemoteVectorEnv([address])])
+@pytest.mark.parametrize("address", [None, 5, b"tcp://127.0.0.1:5"])
+def test_an_address_that_is_none_is_said(kind: Any, address: Any) -> None:
+    with pytest.raises(TransportError, match="no address"):
+        kind(address)
+
+
 def test_nobody_there_and_somebody_else_there(serve: Any) -> None:
     from rl4sys_zmq.calls import Server
 
@@ -212,12 +310,16 @@ def test_nobody_there_and_somebody_else_there(serve: Any) -> None:
     assert refused.value.code is CallRefusal.MISMATCH
 
 
-def test_after_close_nothing_is_called(serve: Any) -> None:
-    env = RemoteEnv(serve("CartPole-v1").address)
+@pytest.mark.parametrize("kind", [RemoteEnv, RemoteVectorEnv])
+def test_after_close_nothing_is_called(serve: Any, kind: Any) -> None:
+    env = kind(serve("CartPole-v1").address)
     env.reset(seed=1)
     env.close()
-    with pytest.raises(Closed):
-        env.step(0)
+    for _ in range(2):
+        with pytest.raises(Closed):
+            env.step(0 if kind is RemoteEnv else np.zeros(1, int))
+        with pytest.raises(Closed):
+            env.reset()
 
 
 def test_agentlaces_wrappers() -> None:

@@ -12,10 +12,10 @@ gymnasium = pytest.importorskip("gymnasium")
 
 from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402
 
-from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError  # noqa: E402
+from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError, PayloadError  # noqa: E402
 from rl4sys_zmq.serving import RemoteVectorEnv  # noqa: E402
 
-from .worlds import ROOM, Trouble, same  # noqa: E402
+from .worlds import ROOM, Counting, Trouble, same  # noqa: E402
 
 
 def local(env_id: str, count: int) -> SyncVectorEnv:
@@ -89,16 +89,91 @@ def test_when_one_fails_all_begin_anew(serve: Any) -> None:
         envs.close()
 
 
+class Locked(Counting):
+    """Its reset raises while it is locked."""
+
+    locked = False
+
+    def reset(self, **options: Any) -> Any:
+        if self.locked:
+            raise ValueError("the door is locked")
+        return super().reset(**options)
+
+
+def test_a_reset_that_fails_on_one_server_leaves_no_episode_on_the_others(serve: Any) -> None:
+    first, second = Locked(), Locked()
+    envs = RemoteVectorEnv([serve(first).address, serve(second).address])
+    try:
+        envs.reset(seed=0)
+        second.locked = True
+        with pytest.raises(CallFailed, match="locked"):
+            envs.reset(seed=1)
+        second.locked = False
+        with pytest.raises(CallRefused, match="call reset") as refused:
+            envs.step(np.array([0, 0]))
+        assert refused.value.code is CallRefusal.GONE
+        with pytest.raises(ConfigError, match="reset all environments"):
+            envs.reset(options={"reset_mask": np.array([False, True])})
+        envs.reset()
+        envs.step(np.array([0, 0]))
+        assert (first.steps, second.steps) == (1, 1)
+    finally:
+        envs.close()
+
+
+class Words(Counting):
+    """Its actions are words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Text(4)
+
+
+@pytest.mark.parametrize("word", [object(), "\ud800", 7], ids=["object", "surrogate", "number"])
+def test_an_action_for_a_second_server_that_cannot_go_there_loses_no_step_of_the_first(serve: Any, word: Any) -> None:
+    first, second = Words(), Words()
+    envs = RemoteVectorEnv([serve(first).address, serve(second).address])
+    try:
+        envs.reset()
+        with pytest.raises((PayloadError, CallRefused)):
+            envs.step(("x", word))
+        made = first.steps
+        with pytest.raises(CallRefused, match="call reset") as refused:
+            envs.step(("x", "y"))
+        assert refused.value.code is CallRefusal.GONE
+        assert (first.steps, second.steps) == (made, 0)  # nothing was under way any more
+        envs.reset()
+        envs.step(("x", "y"))
+    finally:
+        envs.close()
+
+
 def test_what_does_not_fit_is_said_before_anything_is_asked(serve: Any) -> None:
     envs = RemoteVectorEnv(serve("CartPole-v1", 2).address)
     try:
-        with pytest.raises(ConfigError, match="3 seeds for 2"):
-            envs.reset(seed=[1, 2, 3])
+        with pytest.raises(ConfigError, match="reset all environments"):
+            envs.reset(options={"reset_mask": np.array([True, False])})
+        for seed, words in (
+            ([1, 2, 3], "3 seeds for 2"),
+            (1.5, "the seed 1.5 is no number"),
+            ([1, "a"], "the seed 'a'"),
+            (-1, "-1"),
+        ):
+            with pytest.raises(ConfigError, match=words):
+                envs.reset(seed=seed)
+        with pytest.raises(ConfigError, match="options are a list"):
+            envs.reset(options=[1])
+        assert envs.reset(seed=np.int64(3))[1] == {}
+        assert envs.np_random_seed == (3, 4)
         with pytest.raises(ConfigError, match="reset_mask"):
             envs.reset(options={"reset_mask": np.zeros(2, bool)})
         envs.reset(seed=1)
         with pytest.raises(ConfigError, match="3 actions for 2"):
             envs.step(np.array([0, 1, 0]))
+        for actions in (None, 7):
+            with pytest.raises(ConfigError, match="no batch of actions"):
+                envs.step(actions)
+        envs.step(np.array([0, 1]))
     finally:
         envs.close()
     with pytest.raises(ConfigError, match="0 servers"):

@@ -25,18 +25,24 @@ ALL = [
     spaces.Discrete(3, start=-1),
     spaces.MultiBinary(5),
     spaces.MultiBinary([2, 3]),
+    spaces.MultiBinary([3]),
     spaces.MultiDiscrete([3, 4]),
     spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]), dtype=np.int32),
     spaces.MultiDiscrete([3, 4], start=[1, -2]),
     spaces.Text(6),
     spaces.Text(6, min_length=0, charset="αβγ"),
     spaces.Dict({"b": BOX, "a": spaces.Dict({"c": spaces.Discrete(2)})}),
+    spaces.Dict([("z", spaces.Dict([("y", BOX), ("x", spaces.Discrete(2))])), ("a", BOX)]),
     spaces.Tuple((BOX, spaces.Tuple((spaces.Discrete(2),)))),
     spaces.Sequence(BOX),
     spaces.Sequence(spaces.Discrete(3), stack=True),
     spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
     spaces.Graph(spaces.Box(0, 1, (2,)), None),
     spaces.OneOf((BOX, spaces.Discrete(3))),
+    spaces.Dict({"g": spaces.Graph(spaces.Discrete(3), None)}),
+    spaces.Tuple((spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)), BOX)),
+    spaces.Sequence(spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3))),
+    spaces.OneOf((spaces.Discrete(3), spaces.Graph(spaces.Box(0, 1, (2,)), None))),
 ]
 
 
@@ -49,6 +55,7 @@ def travel(tree: Any) -> Any:
 def test_a_space_and_its_elements_come_back(space: Any) -> None:
     built = build_space(travel(describe_space(space)))
     assert built == space
+    assert str(built) == str(space)  # a Dict's order, too: seeds and `flatten` go by it
     assert type(built) is type(space)
     assert built.dtype == space.dtype
     space.seed(3)
@@ -57,7 +64,7 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
         back = from_tree(built, travel(to_tree(space, value, cast=True)))
         assert back in space
         assert same(back, value)
-        assert misfit(space, to_tree(space, value)) == ""
+        assert misfit(space, travel(to_tree(space, value))) == ""
 
 
 def test_what_comes_back_may_be_written() -> None:
@@ -96,7 +103,8 @@ def test_another_space_is_refused_by_its_name_and_place(space: Any, words: str) 
         {"type": "Box", "shape": [1 << 40], "dtype": "float32", "low": np.zeros(1), "high": np.zeros(1)},
         {"type": "Box", "shape": [2], "dtype": "object", "low": np.zeros(1), "high": np.zeros(1)},
         {"type": "Box", "shape": [2], "dtype": "float32", "low": np.zeros(3), "high": np.zeros(1)},
-        {"type": "MultiBinary", "shape": [-3]},
+        {"type": "MultiBinary", "n": [-3]},
+        {"type": "MultiBinary", "n": 1 << 40},
         {"type": "Dict", "spaces": 3},
         {"type": "Tuple", "spaces": [{"type": "Tuple"}]},
         {"type": "Text", "most": "9", "least": 0, "characters": ""},
@@ -119,6 +127,14 @@ def test_a_description_that_is_none_is_refused(form: Any) -> None:
         (spaces.Tuple((BOX, BOX)), (np.zeros((2, 3)),)),
         (spaces.Tuple((BOX, spaces.Discrete(2))), (np.zeros((2, 3)), None)),
         (spaces.Text(3), 7),
+        (spaces.OneOf((BOX, BOX)), ("0", 1)),
+        (spaces.OneOf((BOX, BOX)), (np.zeros(2), 1)),
+        (spaces.OneOf((BOX, BOX)), (2, np.zeros((2, 3)))),
+        (spaces.Graph(BOX, None), (1, None, None)),
+        (spaces.Graph(BOX, None), (np.zeros((1, 3)), None, None)),
+        (spaces.Sequence(BOX), 7),
+        (spaces.Sequence(BOX, stack=True), 7),
+        (spaces.Sequence(spaces.Graph(BOX, None)), ((1, 2, 3),)),
     ],
 )
 def test_what_does_not_fit_is_found(space: Any, value: Any) -> None:
@@ -134,3 +150,11 @@ def test_what_cannot_travel_is_named() -> None:
     kept, dropped = what_travels({"a": 1, "b": {"c": object(), "d": [1, object()]}, 3: 3, "e": 1 << 70}, "info")
     assert kept == {"a": 1, "b": {}}
     assert dropped == ["info['b']['c']", "info['b']['d']", "info[3]", "info['e']"]
+
+
+def test_what_has_no_end_is_left_out_once_it_comes_again() -> None:
+    info: dict[str, Any] = {"fine": 1, "inner": {"n": 2}}
+    info["self"] = info["inner"]["back"] = info
+    kept, dropped = what_travels(info, "info")
+    assert kept == {"fine": 1, "inner": {"n": 2}}
+    assert dropped == ["info['inner']['back']", "info['self']"]

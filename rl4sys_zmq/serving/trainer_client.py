@@ -153,10 +153,10 @@ class TrainerClient(Resource):
 
         Raises:
             CallTimeout: an answer did not come; the next update goes on from what the server has.
-            CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal or its store
-                takes nothing for now; ``too_large``: an item was, which is skipped and counted, and the others were sent).
-            CallFailed: the server's store would not have an item, or its data callback raised. All the same the server
-                has all that was sent, and it is not sent again.
+            CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal takes nothing
+                for now, or its store did not take what came before; ``too_large``: an item was, which is skipped and counted, and the others were sent).
+            CallFailed: the server's store would not have an item, or takes nothing for now, or the data callback raised. All the
+                same the server has all that was sent, and it is not sent again.
             PayloadError: an item cannot travel. It is skipped and counted; the others were sent.
             StoreError: a data store on disk has lost items that the server has: an older copy was put in its place.
             Closed: after `stop`.

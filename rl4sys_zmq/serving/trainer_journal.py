@@ -97,18 +97,7 @@ class StoreJournal(Resource):
         Raises:
             Refuse: when the disk refuses, or the server stops.
         """
-        (client, lineage), count = update.stream, len(update.items)
-        entry = Entry(
-            client_id=update.store,
-            actor_id=client,
-            origin=lineage,
-            first_seq=update.first_id,
-            end_seq=update.first_id + count,
-            steps=count,
-            skip=0,
-            refused=0,
-            frames=tuple(_encode(update)),
-        )
+        entry = _entry(update)
         with self._news:
             self._refuse_if_failing()
             self._waiting.add(id(entry))
@@ -119,6 +108,13 @@ class StoreJournal(Resource):
                 if self._journal.error is not None:
                     self._refuse_if_failing()
                 raise Refuse(CallRefusal.CLOSING, "the trainer stops before its journal has the data")
+        return entry.nbytes
+
+    def note(self, update: Update) -> int:
+        """Has an update written down some time, after those before it; returns how many bytes it takes."""
+        entry = _entry(update)
+        with self._news:
+            self._journal.append([entry])
         return entry.nbytes
 
     def updates(self, store: str) -> Iterator[tuple[Update, int]]:
@@ -180,6 +176,21 @@ class StoreJournal(Resource):
                 else:
                     self._waiting.discard(id(safe))
             self._news.notify_all()
+
+
+def _entry(update: Update) -> Entry:
+    (client, lineage), count = update.stream, len(update.items)
+    return Entry(
+        client_id=update.store,
+        actor_id=client,
+        origin=lineage,
+        first_seq=update.first_id,
+        end_seq=update.first_id + count,
+        steps=count,
+        skip=0,
+        refused=0,
+        frames=tuple(_encode(update)),
+    )
 
 
 def _encode(update: Update) -> list[Any]:

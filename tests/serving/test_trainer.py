@@ -34,7 +34,7 @@ from rl4sys_zmq.serving import (
     TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import trainer_client as client_module
-from rl4sys_zmq.serving.data import SequenceSampler
+from rl4sys_zmq.serving.data import DataShape, SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
 
@@ -443,7 +443,8 @@ def test_an_item_that_cannot_travel_is_told_counted_and_passed(server: TrainerSe
 
 
 def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> None:
-    with TrainerServer(config_at(inproc)) as server:
+    heard: list[Any] = []
+    with TrainerServer(config_at(inproc), lambda name, payload: heard.extend(payload["data"])) as server:
         server.register_data_store("a", Anything())
         server.start(threaded=True)
         store = QueuedDataStore(10)
@@ -453,12 +454,35 @@ def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> N
                 client.update()
             store.insert(3)
             assert client.update().items == 1
-        assert items(server) == [1, 2, 3]
+        assert items(server) == heard == [1, 2, 3]
         assert server.status()["counters"]["refused.data"] == 1
 
 
-def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) -> None:
+def test_steps_are_apart_where_one_was_refused_or_lost(inproc: TransportUnderTest) -> None:
     with TrainerServer(config_at(inproc)) as server:
+        server.register_data_store("a", theirs := TrajectoryBuffer(100, [DataShape("n", (), "uint8")]))
+        server.start(threaded=True)
+        mine = QueuedDataStore(4)
+        with join(server, "c", data_stores={"a": mine}) as client:
+            mine.batch_insert([{"n": np.int64(n)} for n in (1, 2, 300, 4)])
+            with pytest.raises(CallFailed, match="uint8 cannot hold"):
+                client.update()
+            mine.insert({"n": 300})
+            with pytest.raises(CallFailed):
+                client.update()
+            mine.batch_insert([{"n": n} for n in (6, 7)])
+            client.update()
+            mine.batch_insert([{"n": n} for n in range(8, 13)])  # 8 is dropped before it is sent
+            client.update()
+    steps = [(int(step["n"]), bool(step["start_of_trajectory"])) for step in theirs.get_latest_data(-1)]
+    assert [n for n, _ in steps] == [1, 2, 4, 6, 7, 9, 10, 11, 12]
+    assert [n for n, start in steps if start] == [1, 4, 6, 9]
+
+
+def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) -> None:
+    heard: list[Any] = []
+    callback: Any = lambda name, payload: heard.append((payload["data"], payload["last_id"], payload["client"]))  # noqa: E731
+    with TrainerServer(config_at(inproc), callback) as server:
         mine, store = Anything(), QueuedDataStore(10)
         server.register_data_store("a", mine)
         server.start(threaded=True)
@@ -471,9 +495,11 @@ def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) 
             with pytest.raises(CallRefused, match="takes nothing for now: OSError") as caught:
                 client.update()
             assert caught.value.code is CallRefusal.BUSY
+            assert heard == []  # nothing is in the store yet
             mine.full = False
             assert client.update().items == 1
         assert items(server) == [1, 2, 3]
+        assert heard == [([1, 2], 1, "c"), ([3], 2, "c")]
 
 
 def test_a_data_callback_that_raises_is_told_and_the_items_stay(inproc: TransportUnderTest) -> None:

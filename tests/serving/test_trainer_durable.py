@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -15,8 +16,18 @@ import pytest
 
 import rl4sys_zmq
 from rl4sys_zmq.delivery.journal_rows import Tables
-from rl4sys_zmq.errors import CallError, CallRefusal, CallRefused, CallTimeout, ConfigError, JournalError, RunDirectoryError
-from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerClient, TrainerConfig, TrainerServer
+from rl4sys_zmq.errors import (
+    CallError,
+    CallFailed,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    ConfigError,
+    JournalError,
+    RunDirectoryError,
+)
+from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerClient, TrainerConfig, TrainerServer, TrajectoryBuffer
+from rl4sys_zmq.serving.data import DataShape
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.kills import KillLoop
 
@@ -78,6 +89,63 @@ def test_a_store_on_disk_is_not_filled_twice(tmp_path: Path) -> None:
             assert [int(t["actions"]) for t in disk.get_latest_data(-1)] == list(range(5 * life + 5))
     with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all
         assert len(memory) == 15
+
+
+def step(number: float) -> dict[str, Any]:
+    """A transition; one whose number is negative fits no store that has others."""
+    observation = np.full((2,) if number >= 0 else (3,), number)
+    return {
+        "observations": observation,
+        "actions": 0,
+        "rewards": number,
+        "next_observations": observation,
+        "terminated": False,
+    }
+
+
+def rewards(store: ReplayBuffer) -> list[int]:
+    return [int(item["rewards"]) for item in store.get_latest_data(-1)]
+
+
+@pytest.mark.parametrize("numbers", [[0, -1, 2, 3], [0, 1, 2, -3], [0, -1, -2, -3]])
+def test_a_store_on_disk_is_not_filled_twice_after_it_refused_items(tmp_path: Path, numbers: list[int]) -> None:
+    mine = QueuedDataStore(100)
+    mine.batch_insert([step(n) for n in numbers])
+    taken = [n for n in numbers if n >= 0]
+    with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+        with pytest.raises(CallFailed, match="DataError"):
+            feed(server, mine)
+        assert rewards(disk) == taken
+    for life in range(3):
+        with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+            assert rewards(disk) == taken
+            assert server.status()["counters"].get("refilled", 0) == 0
+            mine.insert(step(10 + life))
+            assert feed(server, mine)["items"] == 1
+            taken.append(10 + life)
+
+
+def test_a_store_on_disk_in_place_of_another_is_filled_once(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+    for folder in ("one", "two", "two", "one", "two"):
+        with ReplayBuffer(100, path=tmp_path / folder) as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+            number = mine.latest_data_id() + 1
+            if folder == "two" or number == 0:
+                assert rewards(disk) == list(range(number))
+                mine.insert(step(number))
+                feed(server, mine)
+
+
+def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+    for lives, numbers in enumerate(([1, 2, 300, 4, 5], [6, 300], [7, 8])):
+        buffer = TrajectoryBuffer(100, [DataShape("n", (), "uint8")])
+        with trainer_on(tmp_path, ("a", buffer)) as server:
+            mine.batch_insert([{"n": np.int64(n)} for n in numbers])
+            with contextlib.suppress(CallFailed):
+                feed(server, mine)
+        starts = [int(item["n"]) for item in buffer.get_latest_data(-1) if item["start_of_trajectory"]]
+        assert starts == [[1, 4], [1, 4], [1, 4, 7]][lives]
 
 
 def test_a_client_with_a_store_on_disk_goes_on_after_its_restart(tmp_path: Path) -> None:

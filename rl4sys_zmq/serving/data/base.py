@@ -73,6 +73,12 @@ class DataStoreBase(ABC):
         for data in batch_data:
             self.insert(data)
 
+    def gap(self) -> None:
+        """What is inserted next does not follow what is there: items between them were lost, or were refused.
+
+        A trainer says so. A store without trajectories has nothing to do.
+        """
+
     def oldest_data_id(self) -> int:
         """The number of the oldest item that is held; when there is none, the number that the next one will get."""
         while True:

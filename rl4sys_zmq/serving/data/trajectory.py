@@ -156,6 +156,10 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             self._ended = True
 
+    def gap(self) -> None:
+        """`end_trajectory`: what comes next is apart from what is there."""
+        self.end_trajectory()
+
     def sample(self, name: str, batch_size: int, force_indices: object | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Samples steps, and for each what the config's samplers say.
 

@@ -154,7 +154,8 @@ class TrainerClient(Resource):
         Raises:
             CallTimeout: an answer did not come; the next update goes on from what the server has.
             CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal takes nothing
-                for now, or its store did not take what came before; ``too_large``: an item was, which is skipped and counted, and the others were sent).
+                for now, or its store did not take what came before; ``too_large``: an item was, which is skipped and counted, and
+                the others were sent).
             CallFailed: the server's store would not have an item, or takes nothing for now, or the data callback raised. All the
                 same the server has all that was sent, and it is not sent again.
             PayloadError: an item cannot travel. It is skipped and counted; the others were sent.

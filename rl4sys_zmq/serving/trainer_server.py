@@ -68,8 +68,9 @@ class TrainerServer(Resource):
         Args:
             config: what the clients must have too.
             data_callback: called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after items have
-                come into a store, with those that have. The items are not to be written to. It runs in a thread of the server, for two stores perhaps
-                at once; while it runs, its store takes nothing. What it raises goes to the client; the items stay.
+                come into a store, with those that have. The items are not to be written to. It runs in a thread of the server,
+                for two stores perhaps at once; while it runs, its store takes nothing. What it raises goes to the client; the
+                items stay.
             request_callback: called with the type and the payload of a custom request, one request after another; what it
                 returns is the answer, what it raises goes to the client.
             log_level: of the logger ``rl4sys_zmq``; None leaves it alone.
@@ -127,19 +128,30 @@ class TrainerServer(Resource):
         The store may be read by anybody, and nobody else inserts into it from now on.
 
         Raises:
-            ConfigError: when the name is taken or can't be one, or the store is no `DataStoreBase`.
+            ConfigError: when the name is taken or can't be one, the store is no `DataStoreBase`, has another name already, or has
+                items already and there is no journal that says which those are: clients would send them again.
             JournalError: when the journal cannot be read.
             Closed: after `stop`.
         """
         check_name(name, "name")
         if not isinstance(data_store, DataStoreBase):
             raise ConfigError(f"data_store is a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+        held = len(data_store)
+        if held and self._journal is None:
+            raise ConfigError(
+                f"store {name!r} has {held} items already, and without a journal clients would send them again: give run_dir "
+                "from the start, or an empty store (in an empty folder)",
+                key="data_store",
+            )
         shelf = Shelf(name, data_store, self._journal, self._journal_bytes)
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer was stopped")
             if name in self._shelves:
                 raise ConfigError(f"there is a data store {name!r} already", key="name")
+            other = next((s.name for s in self._shelves.values() if s.store is data_store), None)
+            if other is not None:
+                raise ConfigError(f"{name!r} is the data store {other!r} already; each name has its own", key="data_store")
             if self._journal is not None:
                 shelf.refill(self._journal.streams)
             self._shelves[name] = shelf

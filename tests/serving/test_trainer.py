@@ -402,6 +402,21 @@ def test_unknown_stores_are_named_with_those_that_there_are(server: TrainerServe
                 call("b")
 
 
+def test_a_store_with_items_is_refused_without_a_journal_that_knows_them(server: TrainerServer) -> None:
+    store = QueuedDataStore(5)
+    store.insert(1)
+    with pytest.raises(ConfigError, match=r"has 1 items already, .* give run_dir") as caught:
+        server.register_data_store("c", store)
+    assert caught.value.key == "data_store"
+    assert server.store_names() == {"a", "b"}
+
+
+def test_a_store_has_one_name(server: TrainerServer) -> None:
+    with pytest.raises(ConfigError, match="'c' is the data store 'a' already"):
+        server.register_data_store("c", server.data_store("a"))
+    assert server.store_names() == {"a", "b"}
+
+
 class Anything(DataStoreBase):
     """A store of one's own, which takes whatever it is given but ``"bad"``, and nothing while it is `full`."""
 

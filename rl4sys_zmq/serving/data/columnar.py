@@ -99,7 +99,12 @@ class ColumnStore(DataStoreBase, Resource):
                 self._folder.flush()
 
     def close(self) -> None:
-        """Flushes and gives up the folder; every later call raises `Closed`. A second call does nothing."""
+        """Flushes and gives up the folder. A second call does nothing; other calls raise `Closed`, but those that say which
+        numbers are held.
+
+        Raises:
+            StoreError: when the disk refuses; the folder is given up all the same.
+        """
         with self._lock:
             self._closed = True
             if self._folder is not None:

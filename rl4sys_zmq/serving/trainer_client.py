@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,24 @@ class _Feed:
         self.lock = threading.Lock()
         self.known = -1
         self.items = FIRST_ITEMS
+
+    def latest(self) -> int:
+        """The number of the store's newest item.
+
+        Raises:
+            StoreError: when the store cannot say.
+        """
+        with _border(self.store):
+            return self.store.latest_data_id()
+
+    def read_after(self, from_id: int) -> tuple[int, list[Any]]:
+        """The next items of the store, and the number of the first.
+
+        Raises:
+            StoreError: when the store cannot read them.
+        """
+        with _border(self.store):
+            return self.store.read_after(from_id, self.items)
 
 
 class TrainerClient(Resource):
@@ -159,7 +178,8 @@ class TrainerClient(Resource):
             CallFailed: the server's store would not have an item, or takes nothing for now, or the data callback raised. All the
                 same the server has all that was sent, and it is not sent again.
             PayloadError: an item cannot travel. It is skipped and counted; the others were sent.
-            StoreError: a data store on disk has lost items that the server has: an older copy was put in its place.
+            StoreError: a data store on disk has lost items that the server has: an older copy was put in its place. Or a data
+                store of your own raised something (its ``__cause__``).
             Closed: after `stop`.
         """
         done = UpdateResult()
@@ -320,7 +340,7 @@ class TrainerClient(Resource):
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
         """Sends what the server lacks of a data store; what comes after `from_id` also if it has it."""
         feed = self._feed(name)
-        acked, latest = self.get_server_last_update_id(name), feed.store.latest_data_id()
+        acked, latest = self.get_server_last_update_id(name), feed.latest()
         if acked > latest:
             raise StoreError(
                 name,
@@ -342,11 +362,11 @@ class TrainerClient(Resource):
 
     def _send_all(self, name: str, feed: _Feed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
         """Sends up to what the store holds now, message by message; what went wrong without ending it comes back."""
-        store, acked, target = feed.store, from_id, feed.store.latest_data_id()
+        acked, target = from_id, feed.latest()
         items = dropped = 0
         trouble: RL4SysError | None = None
         while acked < target:
-            first, batch = store.read_after(acked, feed.items)
+            first, batch = feed.read_after(acked)
             batch = _cut(batch, feed)
             said = None
             while said is None:
@@ -426,6 +446,17 @@ class _Updater(Worker):
     def stop(self) -> None:
         """Ends it; a call under way ends with the client's connection."""
         self._stopping.set()
+
+
+@contextlib.contextmanager
+def _border(store: DataStoreBase) -> Iterator[None]:
+    """Foreign exceptions stop here: a user's store may raise anything."""
+    try:
+        yield
+    except RL4SysError:
+        raise
+    except Exception as exc:
+        raise StoreError(type(store).__qualname__, f"cannot be read: {type(exc).__name__}: {exc}") from exc
 
 
 def _cut(batch: list[Any], feed: _Feed) -> list[Any]:

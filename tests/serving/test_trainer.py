@@ -517,6 +517,27 @@ def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) 
         assert heard == [([1, 2], 1, "c"), ([3], 2, "c")]
 
 
+def test_a_store_that_cannot_be_read_is_an_error_of_ours_and_updates_go_on(server: TrainerServer) -> None:
+    class Failing(Anything):
+        failing = False
+
+        def get_latest_data(self, from_id: int) -> list[Any]:
+            if self.failing:
+                raise OSError("a disk that hiccups")
+            return super().get_latest_data(from_id)
+
+    store = Failing()
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.failing = True
+        store.insert(1)
+        with pytest.raises(StoreError, match=r"Failing.*OSError: a disk that hiccups"):
+            client.update()
+        client.start_async_update(interval=0.001)
+        until(lambda: isinstance(client.last_error, StoreError), "the error in the background")
+        store.failing = False
+        until(lambda: items(server) == [1] and client.last_error is None, "the update")
+
+
 def test_a_data_callback_that_raises_is_told_and_the_items_stay(inproc: TransportUnderTest) -> None:
     seen: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""A trainer and its clients: agentlace's documented usage, updates that are taken once, bad input, and one process."""
+"""A trainer and its clients: agentlace's documented usage, updates that are taken once, and bad input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from rl4sys_zmq.serving import (
     TrainerClient,
     TrainerConfig,
     TrainerServer,
-    TrainerSMInterface,
     TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import trainer_client as client_module
@@ -699,33 +698,3 @@ def test_a_store_that_was_put_back_is_refused(server: TrainerServer) -> None:
     older.insert(1)
     with pytest.raises(StoreError, match="has the items up to 2, and this store ends at 0"):
         join(server, "c", data_stores={"a": older})
-
-
-# ---- one process
-
-
-def test_one_process_with_threads() -> None:
-    store, got = QueuedDataStore(10), []
-    with TrainerSMInterface() as both:
-        both.register_data_store("a", store)
-        both.start(threaded=True)
-        both.start_async_update(interval=10)
-        store.insert(1)
-        assert both.data_store("a") is store and both.store_names() == {"a"}
-        assert both.update().acked == {"a": 0} and both.get_server_last_update_id("a") == 0
-        weights = {"w": np.zeros(3)}
-        assert both.publish_network(weights) == 1
-        both.recv_network_callback(got.append)
-        weights["w"] += 1.0
-        assert both.publish_network(weights) == 2
-        assert [network["w"].tolist() for network in got] == [[0.0] * 3, [1.0] * 3]
-        payload = object()
-        with pytest.raises(CallRefused, match="no callback for requests"):
-            both.request("x", payload)
-        both.register_request_callback(lambda kind, said: (kind, said))
-        assert both.request("x", payload) == ("x", payload)
-        both.register_request_callback(lambda kind, said: 1 / 0)
-        with pytest.raises(CallFailed, match="ZeroDivisionError"):
-            both.request("x", payload)
-        with pytest.raises(ConfigError, match="no data store 'b'; there is a"):
-            both.data_store("b")

@@ -130,7 +130,7 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_leaf(path: str, value: object) -> NDArray[Any]:
-    """A value as the array that it is.
+    """A value as the array that it is, in little-endian byte order.
 
     Raises:
         DataError: when it is not an array of numbers or booleans.
@@ -139,9 +139,12 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(path, f"not an array: {exc!s:.200}") from exc
-    if array.dtype.str not in DTYPES:
+    if array.dtype.str in DTYPES:
+        return array
+    little = array.dtype.newbyteorder("<")
+    if little.str not in DTYPES:
         raise DataError(path, f"dtype {array.dtype} ({type(value).__name__}), where numbers and booleans can be stored")
-    return array
+    return array.astype(little)
 
 
 def flag(path: str, value: object) -> bool:

@@ -456,6 +456,34 @@ def test_an_item_that_cannot_travel_is_told_counted_and_passed(server: TrainerSe
     assert server.status()["counters"]["dropped_at_source"] == 3
 
 
+DEEP: Any = 0
+for _ in range(14):
+    DEEP = (DEEP,)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        DEEP,
+        {"k" * 4096: 1},
+        {"ü" * 4096: "ü" * 4096},
+        list(range(65_536)),
+        np.zeros((1,) * 8),
+        np.arange(3, dtype=">f4"),
+    ],
+    ids=["deep", "long key", "wide key", "long list", "dimensions", "byte order"],
+)
+def test_what_a_queue_takes_at_its_limits_travels(server: TrainerServer, payload: Any) -> None:
+    store = QueuedDataStore(10)
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.insert(payload)
+        assert client.update().items == 1  # alone
+        store.batch_insert([payload, payload, "something else"])
+        assert client.update().items == 3  # in a list
+    assert len(items(server)) == 4
+    np.testing.assert_equal(items(server)[1], payload)
+
+
 def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> None:
     heard: list[Any] = []
     with TrainerServer(config_at(inproc), lambda name, payload: heard.extend(payload["data"])) as server:

@@ -18,7 +18,7 @@ class QueuedDataStore(DataStoreBase):
     """The last `capacity` payloads, to be read in their order: the plain store for an edge device.
 
     A payload is what can travel: None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string
-    keys), lists and tuples of these. Its arrays are copied, so the caller may go on writing into its own.
+    keys), lists and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller may go on writing into its own.
 
     Args:
         capacity: the most payloads that are held.

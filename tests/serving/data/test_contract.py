@@ -134,9 +134,11 @@ def test_a_queue_copies_its_arrays_and_takes_any_payload_that_can_travel() -> No
     assert held["more"] == [(1, "a", b"b", None, True, np.float32(2))]
 
 
-deep: Any = 0
-for _ in range(40):
-    deep = [deep]
+def nested(depth: int) -> Any:
+    payload: Any = 0
+    for _ in range(depth):
+        payload = [payload]
+    return payload
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,13 @@ for _ in range(40):
         ({1: 2}, ""),
         ({"a": 1 << 80}, "a"),
         ({"a": {1, 2}}, "a"),
-        (deep, "/".join(["0"] * 16)),
+        (nested(40), "/".join(["0"] * 14)),
+        ({"a": {"b" * 4097: 1}}, "a"),
+        ({"a": {"\ud800": 1}}, "a"),
+        ({"a": "\ud800"}, "a"),
+        ([0] * 65_537, ""),
+        ({"a": np.ma.array([1.0, 2.0])}, "a"),
+        ({"a": np.zeros((1,) * 9)}, "a"),
     ],
 )
 def test_a_queue_refuses_what_cannot_travel_by_its_path(payload: object, key: str) -> None:

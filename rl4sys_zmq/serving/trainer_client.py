@@ -42,7 +42,7 @@ MESSAGE_BYTES = 4 << 20
 """An update is cut into messages of about this size."""
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
-"""How many items are read at first, before their size is known."""
+"""How many items are read at first, if so many of the size of the first go into a message."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Feed:
         self.store = store
         self.lock = threading.Lock()
         self.known = -1
-        self.items = FIRST_ITEMS
+        self.items = 0
 
     def latest(self) -> int:
         """The number of the store's newest item.
@@ -85,6 +85,9 @@ class _Feed:
             StoreError: when the store cannot read them.
         """
         with _border(self.store):
+            if not self.items:
+                _, one = self.store.read_after(from_id, 1)
+                self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
             return self.store.read_after(from_id, self.items)
 
 

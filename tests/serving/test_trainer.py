@@ -234,6 +234,27 @@ def test_a_long_update_goes_in_messages_of_a_bounded_size(server: TrainerServer,
     assert all((item["x"] == item["n"]).all() for item in items(server))
 
 
+@pytest.mark.parametrize(("size", "most"), [(1 << 20, 2), (60_000, 2), (10_000, 18), (100, 1600)])
+def test_an_update_reads_no_more_at_once_than_two_messages_take(
+    server: TrainerServer, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    monkeypatch.setattr(client_module, "MESSAGE_BYTES", 100_000)
+    reads: list[int | None] = []
+
+    class Watched(QueuedDataStore):
+        def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
+            reads.append(limit)
+            return super().read_after(from_id, limit)
+
+    store = Watched(2000)
+    store.batch_insert([np.zeros(size, np.uint8)] * min(2000, 10_000_000 // size))
+    with join(server, "c", data_stores={"a": store}) as client:
+        assert reads[0] == 1
+        assert max(limit or 0 for limit in reads) <= most
+        assert client.stats()["messages"] == len(reads) - 1
+    assert len(items(server)) == len(store)
+
+
 def test_nothing_is_twice_or_missing_over_a_bad_network() -> None:
     config = TrainerConfig(port_number=0, broadcast_port=0)
     with TrainerServer(config) as server:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import StoreError
+from rl4sys_zmq.errors import ConfigError, StoreError
 from rl4sys_zmq.serving.data.base import new_lineage
 from rl4sys_zmq.serving.data.trees import Leaf
 from rl4sys_zmq.values import DTYPES
@@ -48,12 +48,16 @@ class Folder:
         lineage: the store's; see `DataStoreBase`.
 
     Raises:
+        ConfigError: when the path is none.
         StoreError: when the folder cannot be used, another process has it, or it belongs to something else or to a store
             with other options.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, options: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+        try:
+            self.path = Path(path)
+        except TypeError as exc:
+            raise ConfigError(f"path is that of a folder, not {path!r:.60}", key="path") from exc
         self.layout: dict[str, Leaf] | None = None
         self.lineage = new_lineage()
         self._head = {"format": FORMAT, "kind": kind, **options}

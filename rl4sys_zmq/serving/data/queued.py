@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.base import DataStoreBase, as_batch
 from rl4sys_zmq.serving.data.trees import copy_payload
 
 __all__ = ["QueuedDataStore"]
@@ -47,7 +47,7 @@ class QueuedDataStore(DataStoreBase):
         Raises:
             DataError: when something in one of them cannot travel (names its path).
         """
-        copies = [copy_payload(data) for data in batch_data]
+        copies = [copy_payload(data) for data in as_batch(batch_data)]
         with self._lock:
             self._items.extend(copies)
             self._end += len(copies)
@@ -70,7 +70,7 @@ class QueuedDataStore(DataStoreBase):
         with self._lock:
             oldest = self._end - len(self._items)
             first = max(oldest, min(from_id + 1, self._end))
-            stop = None if limit is None else first - oldest + limit
+            stop = None if limit is None else first - oldest + max(0, limit)
             return first, list(islice(self._items, first - oldest, stop))
 
     def __len__(self) -> int:

@@ -119,10 +119,19 @@ def test_a_store_that_breaks_it_is_found(kind: Callable[[int], DataStore]) -> No
 
 
 @pytest.mark.parametrize("kind", [QueuedDataStore, ReplayBuffer, TrajectoryBuffer])
-@pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "10"])
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "10", 1 << 70])
 def test_a_capacity_is_a_positive_integer(kind: Callable[[Any], DataStore], capacity: object) -> None:
     with pytest.raises(ConfigError, match="capacity"):
         kind(capacity)
+
+
+@pytest.mark.parametrize("kind", [QueuedDataStore, ReplayBuffer, TrajectoryBuffer])
+def test_a_batch_that_is_none_and_a_limit_below_none(kind: Callable[[Any], DataStore]) -> None:
+    store = kind(3)
+    with pytest.raises(DataError, match="batch_data"):
+        store.batch_insert(5)  # type: ignore[arg-type]
+    store.insert(transition(0))
+    assert store.read_after(-1, -1) == (0, [])
 
 
 def test_a_queue_copies_its_arrays_and_takes_any_payload_that_can_travel() -> None:

@@ -247,7 +247,12 @@ def test_integers_keep_their_value_or_are_refused(first: Any, later: Any) -> Non
     ("arguments", "key"),
     [
         ({"image_keys": "camera"}, "image_keys"),
+        ({"image_keys": None}, "image_keys"),
         ({"num_stack": 0}, "num_stack"),
+        ({"stack_axis": "a"}, "stack_axis"),
+        ({"seed": -1}, "seed"),
+        ({"seed": "a"}, "seed"),
+        ({"path": 5}, "path"),
         ({"observation_space": object()}, "observations"),
     ],
 )
@@ -282,7 +287,7 @@ def test_what_cannot_be_sampled() -> None:
     with pytest.raises(StoreEmpty):
         store.sample(1)
     store.batch_insert([plain(i) for i in range(5)])
-    for size in (0, -1, 2.0, True):
+    for size in (0, -1, 2.0, True, 10**14, 10**30):
         with pytest.raises(DataError, match="batch_size"):
             store.sample(size)  # type: ignore[arg-type]
     for indices in ([1], [5], [-1], [[2]], [2.0], 3, "ab"):

@@ -138,7 +138,9 @@ class TrainerClient(Resource):
             CallTimeout: no server answered, and it was not to be waited for.
             CallRefused: ``mismatch``, with the name of the field, for another configuration; ``unknown`` for a data store that
                 the server has not.
-            CallFailed: as `update` does.
+            CallFailed: as `update` does: what could be sent was, and the client is not made.
+            PayloadError: likewise.
+            StoreError: likewise.
         """
         self.name = check_name(name, "name")
         self.config = check_config(config)

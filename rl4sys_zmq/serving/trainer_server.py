@@ -131,6 +131,7 @@ class TrainerServer(Resource):
             ConfigError: when the name is taken or can't be one, the store is no `DataStoreBase`, has another name already, or has
                 items already and there is no journal that says which those are: clients would send them again.
             JournalError: when the journal cannot be read.
+            StoreError: when the store takes nothing of what the journal has; register a new one.
             Closed: after `stop`.
         """
         check_name(name, "name")

@@ -105,7 +105,7 @@ class Shelf:
         self._marks: dict[StreamKey, int] = {}
         self._owed: deque[Any] = deque()
         self._came: list[Any] = []
-        self._sender: StreamKey | None = None  # of what is owed, or has come; None for what the journal had
+        self._sender: StreamKey | None = None  # of what is owed, or has come
         self._apart = False  # what comes next does not follow what is in the store
         self._unsure = False  # the store stands elsewhere than the journal's last place and its items say
         self._kept: deque[tuple[StreamKey, int, int, int]] = deque()  # stream, end, items, bytes
@@ -120,12 +120,15 @@ class Shelf:
 
         Raises:
             JournalError: when the journal cannot be read.
+            StoreError: when the store takes nothing.
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[Update]()
+        self._apart = not empty  # nobody knows whether what it refused, or lost, was the last
         for update, nbytes in self._journal.updates(self.name):
             self._keep(update, nbytes)
-            if update.place.lineage == self.store.lineage:
+            place = update.place
+            if place.lineage == self.store.lineage and place.number <= self.store.latest_data_id() + 1:
                 missing.clear()  # they are in, or were refused
             missing.append(update)
             if empty:  # so all of them are missing, and need not be held
@@ -199,17 +202,24 @@ class Shelf:
         }
 
     def _fill(self, updates: list[Update]) -> None:
-        """Inserts what the journal has and the store has not, and empties the list."""
+        """Inserts what the journal has and the store has not, and empties the list.
+
+        Raises:
+            StoreError: when the store takes nothing.
+        """
         for update in updates:
             items, place = update.items, update.place
             if place.lineage == self.store.lineage:
                 items = items[max(0, self.store.latest_data_id() + 1 - place.number) :]
             self.counters.add("refilled", len(items))
-            self._apart |= update.first_id > self._marks.get(update.stream, update.first_id - 1) + 1
+            self._apart |= update.first_id > self.mark(update.stream) + 1
             self._marks[update.stream] = update.first_id + len(update.items) - 1
             self._unsure |= bool(items)
             self._owed.extend(items)
-            self._pay()
+            error = self._pay()
+            if self._owed:
+                problem = f"takes nothing of what the journal has: {type(error).__name__}: {error}"
+                raise StoreError(self.name, problem) from error
             self._came.clear()
         updates.clear()
 
@@ -255,7 +265,10 @@ class Shelf:
             return None
         self._note()
         items, self._came = self._came, []
-        return Arrival(self._sender[0], self.mark(self._sender), items) if items and self._sender is not None else None
+        if not items:
+            return None
+        assert self._sender is not None
+        return Arrival(self._sender[0], self.mark(self._sender), items)
 
     # ---- what the journal has
 

@@ -110,12 +110,10 @@ class StoreJournal(Resource):
                 raise Refuse(CallRefusal.CLOSING, "the trainer stops before its journal has the data")
         return entry.nbytes
 
-    def note(self, update: Update) -> int:
-        """Has an update written down some time, after those before it; returns how many bytes it takes."""
-        entry = _entry(update)
+    def note(self, update: Update) -> None:
+        """Has an update written down after those before it; nobody waits for it."""
         with self._news:
-            self._journal.append([entry])
-        return entry.nbytes
+            self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[Update, int]]:
         """What it has of a store, in the order of the commits, each with its bytes. Damaged entries are left out and logged.

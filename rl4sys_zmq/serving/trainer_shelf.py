@@ -275,9 +275,8 @@ class Shelf:
     def _note(self) -> None:
         """Has the journal say where the store stands, where its updates do not."""
         if self._unsure and self._journal is not None and self._kept and not self._owed:
-            stream, end, _, _ = self._kept[-1]  # so it is forgotten with this update
-            note = Update(self.name, stream, end, [], self._place())
-            self._keep(note, self._journal.note(note))
+            stream, end, _, _ = self._kept[-1]
+            self._journal.note(Update(self.name, stream, end, [], self._place()))
             self._unsure = False
 
     def _place(self) -> Place:
@@ -287,6 +286,8 @@ class Shelf:
         """Notes an update of the journal, and has the oldest forgotten that a restart would not need."""
         assert self._journal is not None
         count = len(update.items)
+        if not count:  # it is forgotten with the update before it, which has the same end, or after it
+            return
         self._kept.append((update.stream, update.first_id + count, count, nbytes))
         self._kept_items += count
         self._kept_bytes += nbytes

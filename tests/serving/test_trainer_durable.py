@@ -152,6 +152,18 @@ def test_a_store_of_which_an_older_copy_was_put_back_gets_what_it_lost(tmp_path:
             shutil.copytree(tmp_path / "disk", tmp_path / "copy")
 
 
+def test_the_newest_update_is_kept_however_small_the_journal_is(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+    mine.batch_insert([step(n) for n in (0, -1, 2)])
+    with trainer_on(tmp_path, ("a", ReplayBuffer(100)), journal_bytes=1) as server:
+        for _ in range(40):  # so that what is given up is
+            with contextlib.suppress(CallFailed):
+                feed(server, mine)
+            mine.batch_insert([step(n) for n in (0, -1, 2)])
+    with trainer_on(tmp_path, ("a", again := ReplayBuffer(100)), journal_bytes=1):
+        assert rewards(again)[-2:] == [0, 2]
+
+
 def test_a_store_on_disk_in_place_of_another_is_filled_once(tmp_path: Path) -> None:
     mine = QueuedDataStore(100)
     for folder in ("one", "two", "two", "one", "two"):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ MESSAGE_BYTES = 4 << 20
 """An update is cut into messages of about this size."""
 MESSAGE_ITEMS = 4096
 FIRST_ITEMS = 64
-"""How many items are read at first, before their size is known."""
+"""How many items are read at first, if so many of the size of the first go into a message."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,28 @@ class _Feed:
         self.store = store
         self.lock = threading.Lock()
         self.known = -1
-        self.items = FIRST_ITEMS
+        self.items = 0
+
+    def latest(self) -> int:
+        """The number of the store's newest item.
+
+        Raises:
+            StoreError: when the store cannot say.
+        """
+        with _border(self.store):
+            return self.store.latest_data_id()
+
+    def read_after(self, from_id: int) -> tuple[int, list[Any]]:
+        """The next items of the store, and the number of the first.
+
+        Raises:
+            StoreError: when the store cannot read them.
+        """
+        with _border(self.store):
+            if not self.items:
+                _, one = self.store.read_after(from_id, 1)
+                self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
+            return self.store.read_after(from_id, self.items)
 
 
 class TrainerClient(Resource):
@@ -116,7 +138,9 @@ class TrainerClient(Resource):
             CallTimeout: no server answered, and it was not to be waited for.
             CallRefused: ``mismatch``, with the name of the field, for another configuration; ``unknown`` for a data store that
                 the server has not.
-            CallFailed: as `update` does.
+            CallFailed: as `update` does: what could be sent was, and the client is not made.
+            PayloadError: likewise.
+            StoreError: likewise.
         """
         self.name = check_name(name, "name")
         self.config = check_config(config)
@@ -153,12 +177,14 @@ class TrainerClient(Resource):
 
         Raises:
             CallTimeout: an answer did not come; the next update goes on from what the server has.
-            CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal or its store
-                takes nothing for now; ``too_large``: an item was, which is skipped and counted, and the others were sent).
-            CallFailed: the server's store would not have an item, or its data callback raised. All the same the server
-                has all that was sent, and it is not sent again.
+            CallRefused: the server would not take it (``unknown``: it has no such data store; ``busy``: its journal takes nothing
+                for now, or its store did not take what came before; ``too_large``: an item was, which is skipped and counted, and
+                the others were sent).
+            CallFailed: the server's store would not have an item, or takes nothing for now, or the data callback raised. All the
+                same the server has all that was sent, and it is not sent again.
             PayloadError: an item cannot travel. It is skipped and counted; the others were sent.
-            StoreError: a data store on disk has lost items that the server has: an older copy was put in its place.
+            StoreError: a data store on disk has lost items that the server has: an older copy was put in its place. Or a data
+                store of your own raised something (its ``__cause__``).
             Closed: after `stop`.
         """
         done = UpdateResult()
@@ -319,7 +345,7 @@ class TrainerClient(Resource):
     def _update(self, name: str, from_id: int | None) -> UpdateResult:
         """Sends what the server lacks of a data store; what comes after `from_id` also if it has it."""
         feed = self._feed(name)
-        acked, latest = self.get_server_last_update_id(name), feed.store.latest_data_id()
+        acked, latest = self.get_server_last_update_id(name), feed.latest()
         if acked > latest:
             raise StoreError(
                 name,
@@ -341,11 +367,11 @@ class TrainerClient(Resource):
 
     def _send_all(self, name: str, feed: _Feed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
         """Sends up to what the store holds now, message by message; what went wrong without ending it comes back."""
-        store, acked, target = feed.store, from_id, feed.store.latest_data_id()
+        acked, target = from_id, feed.latest()
         items = dropped = 0
         trouble: RL4SysError | None = None
         while acked < target:
-            first, batch = store.read_after(acked, feed.items)
+            first, batch = feed.read_after(acked)
             batch = _cut(batch, feed)
             said = None
             while said is None:
@@ -425,6 +451,17 @@ class _Updater(Worker):
     def stop(self) -> None:
         """Ends it; a call under way ends with the client's connection."""
         self._stopping.set()
+
+
+@contextlib.contextmanager
+def _border(store: DataStoreBase) -> Iterator[None]:
+    """Foreign exceptions stop here: a user's store may raise anything."""
+    try:
+        yield
+    except RL4SysError:
+        raise
+    except Exception as exc:
+        raise StoreError(type(store).__qualname__, f"cannot be read: {type(exc).__name__}: {exc}") from exc
 
 
 def _cut(batch: list[Any], feed: _Feed) -> list[Any]:

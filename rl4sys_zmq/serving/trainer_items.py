@@ -19,6 +19,8 @@ from rl4sys_zmq.wire.trees import Tree
 __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
 MAX_ITEMS = 65_536
+MAX_DIMENSIONS = 8
+"""Of an array that travels: what has as many is not put side by side."""
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
@@ -58,7 +60,7 @@ def _column(values: Sequence[Any]) -> Tree:
         return np.array(values, first.dtype)
     if (
         kind is np.ndarray
-        and first.ndim
+        and 0 < first.ndim < MAX_DIMENSIONS
         and all(type(v) is kind and v.shape == first.shape and v.dtype == first.dtype for v in values)
     ):
         return np.stack(values)

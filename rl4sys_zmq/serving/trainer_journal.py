@@ -97,18 +97,7 @@ class StoreJournal(Resource):
         Raises:
             Refuse: when the disk refuses, or the server stops.
         """
-        (client, lineage), count = update.stream, len(update.items)
-        entry = Entry(
-            client_id=update.store,
-            actor_id=client,
-            origin=lineage,
-            first_seq=update.first_id,
-            end_seq=update.first_id + count,
-            steps=count,
-            skip=0,
-            refused=0,
-            frames=tuple(_encode(update)),
-        )
+        entry = _entry(update)
         with self._news:
             self._refuse_if_failing()
             self._waiting.add(id(entry))
@@ -120,6 +109,11 @@ class StoreJournal(Resource):
                     self._refuse_if_failing()
                 raise Refuse(CallRefusal.CLOSING, "the trainer stops before its journal has the data")
         return entry.nbytes
+
+    def note(self, update: Update) -> None:
+        """Has an update written down after those before it; nobody waits for it."""
+        with self._news:
+            self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[Update, int]]:
         """What it has of a store, in the order of the commits, each with its bytes. Damaged entries are left out and logged.
@@ -180,6 +174,21 @@ class StoreJournal(Resource):
                 else:
                     self._waiting.discard(id(safe))
             self._news.notify_all()
+
+
+def _entry(update: Update) -> Entry:
+    (client, lineage), count = update.stream, len(update.items)
+    return Entry(
+        client_id=update.store,
+        actor_id=client,
+        origin=lineage,
+        first_seq=update.first_id,
+        end_seq=update.first_id + count,
+        steps=count,
+        skip=0,
+        refused=0,
+        frames=tuple(_encode(update)),
+    )
 
 
 def _encode(update: Update) -> list[Any]:

@@ -22,6 +22,13 @@ log = logging.getLogger(__name__)
 PLACE = "this process"
 
 
+class _Listener:
+    """A callback for networks, and the version of the last one that it got."""
+
+    def __init__(self, callback: Callable[[Any], object]) -> None:
+        self.callback, self.version = callback, 0
+
+
 class TrainerSMInterface(Resource):
     """Stands in for a `TrainerServer` and its `TrainerClient`s, where both are threads of one process.
 
@@ -37,19 +44,23 @@ class TrainerSMInterface(Resource):
         self.counters = Counters()
         self._lock = threading.Lock()
         self._requests = threading.Lock()
+        self._telling = threading.RLock()  # a callback may publish
         self._stores: dict[str, DataStoreBase] = {}
-        self._on_network: list[Callable[[Any], object]] = []
+        self._listeners: list[_Listener] = []
         self._on_request: Callable[[str, Any], Any] | None = None
         self._network: Any = None
         self._version = 0
+        self._stopped = False
 
     def register_data_store(self, name: str, data_store: DataStoreBase) -> None:
         """Gives a data store a name, for `data_store` and `update`.
 
         Raises:
-            ConfigError: when the name is taken or can't be one.
+            ConfigError: when the name is taken or can't be one, or the store is no `DataStoreBase`.
         """
         check_name(name, "name")
+        if not isinstance(data_store, DataStoreBase):
+            raise ConfigError(f"data_store is a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
         with self._lock:
             if name in self._stores:
                 raise ConfigError(f"there is a data store {name!r} already", key="name")
@@ -74,14 +85,14 @@ class TrainerSMInterface(Resource):
     def recv_network_callback(self, callback_fn: Callable[[Any], object]) -> None:
         """Has a callback called with each network, beginning with the newest that there is.
 
-        It runs in the thread that publishes (the first time in the one that calls this), and gets a tree of numpy arrays of its
-        own. What it raises is logged and counted.
+        It runs in the thread that publishes (the first time in the one that calls this), never in two at once, and gets a tree of
+        numpy arrays of its own. It never gets an older network after a newer one. What it raises is logged and counted.
         """
+        listener = _Listener(callback_fn)
         with self._lock:
-            self._on_network.append(callback_fn)
+            self._listeners.append(listener)
             network, version = self._network, self._version
-        if version:
-            self._tell(callback_fn, network)
+        self._tell([listener], network, version)
 
     def publish_network(self, params: object) -> int:
         """Gives a network to every callback; returns its version. See `TrainerServer.publish_network`.
@@ -92,10 +103,9 @@ class TrainerSMInterface(Resource):
         arrays = params_as_arrays(params)
         with self._lock:
             self._version += 1
-            version, self._network, callbacks = self._version, arrays, list(self._on_network)
+            version, self._network, listeners = self._version, arrays, list(self._listeners)
             self.counters.add("networks")
-        for callback in callbacks:
-            self._tell(callback, arrays)
+        self._tell(listeners, arrays, version)
         return version
 
     def register_request_callback(self, callback_fn: Callable[[str, Any], Any]) -> None:
@@ -109,15 +119,15 @@ class TrainerSMInterface(Resource):
             CallRefused: ``unknown``, when there is no callback.
             CallFailed: the callback raised (its ``__cause__``).
         """
-        method = f"request/{type}"
-        if self._on_request is None:
+        method, callback = f"request/{type}", self._on_request
+        if callback is None:
             with self._lock:
                 self.counters.add("refused.unknown")
             raise CallRefused(method, PLACE, CallRefusal.UNKNOWN, "no callback for requests is registered")
         with self._requests:
             self.counters.add("requests")
             try:
-                return self._on_request(type, payload)
+                return callback(type, payload)
             except Exception as exc:
                 raise CallFailed(method, PLACE, exc.__class__.__name__, str(exc)) from exc
 
@@ -140,18 +150,24 @@ class TrainerSMInterface(Resource):
         """Nothing: there are no sockets."""
 
     def stop(self) -> None:
-        """Calls the callbacks no more."""
+        """Calls the callbacks no more: nobody gets networks, and requests are refused. What runs is not waited for."""
         with self._lock:
-            self._on_network.clear()
+            self._stopped, self._on_request = True, None
 
     def close(self) -> None:
         """`stop`."""
         self.stop()
 
-    def _tell(self, callback: Callable[[Any], object], arrays: Any) -> None:
-        try:
-            callback(copy_arrays(arrays))
-        except Exception:
-            with self._lock:
-                self.counters.add("callback_failed")
-            log.exception("the callback for networks failed")
+    def _tell(self, listeners: list[_Listener], arrays: Any, version: int) -> None:
+        """Gives a network to those that have no newer one."""
+        with self._telling:
+            for listener in listeners:
+                if self._stopped or version <= listener.version:
+                    continue
+                listener.version = version
+                try:
+                    listener.callback(copy_arrays(arrays))
+                except Exception:
+                    with self._lock:
+                        self.counters.add("callback_failed")
+                    log.exception("the callback for networks failed")

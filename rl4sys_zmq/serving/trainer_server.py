@@ -21,7 +21,7 @@ from rl4sys_zmq.serving.trainer_config import MAX_NAME, TrainerConfig, check_con
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
 from rl4sys_zmq.serving.trainer_params import params_as_arrays
-from rl4sys_zmq.serving.trainer_shelf import Offer, Shelf
+from rl4sys_zmq.serving.trainer_shelf import Arrival, Offer, Shelf
 from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
@@ -68,8 +68,9 @@ class TrainerServer(Resource):
         Args:
             config: what the clients must have too.
             data_callback: called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after items have
-                come into a store. The items are not to be written to. It runs in a thread of the server, for two stores perhaps
-                at once; while it runs, its store takes nothing. What it raises goes to the client; the items stay.
+                come into a store, with those that have. The items are not to be written to. It runs in a thread of the server,
+                for two stores perhaps at once; while it runs, its store takes nothing. What it raises goes to the client; the
+                items stay.
             request_callback: called with the type and the payload of a custom request, one request after another; what it
                 returns is the answer, what it raises goes to the client.
             log_level: of the logger ``rl4sys_zmq``; None leaves it alone.
@@ -127,19 +128,31 @@ class TrainerServer(Resource):
         The store may be read by anybody, and nobody else inserts into it from now on.
 
         Raises:
-            ConfigError: when the name is taken or can't be one, or the store is no `DataStoreBase`.
+            ConfigError: when the name is taken or can't be one, the store is no `DataStoreBase`, has another name already, or has
+                items already and there is no journal that says which those are: clients would send them again.
             JournalError: when the journal cannot be read.
+            StoreError: when the store takes nothing of what the journal has; register a new one.
             Closed: after `stop`.
         """
         check_name(name, "name")
         if not isinstance(data_store, DataStoreBase):
             raise ConfigError(f"data_store is a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
+        held = len(data_store)
+        if held and self._journal is None:
+            raise ConfigError(
+                f"store {name!r} has {held} items already, and without a journal clients would send them again: give run_dir "
+                "from the start, or an empty store (in an empty folder)",
+                key="data_store",
+            )
         shelf = Shelf(name, data_store, self._journal, self._journal_bytes)
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer was stopped")
             if name in self._shelves:
                 raise ConfigError(f"there is a data store {name!r} already", key="name")
+            other = next((s.name for s in self._shelves.values() if s.store is data_store), None)
+            if other is not None:
+                raise ConfigError(f"{name!r} is the data store {other!r} already; each name has its own", key="data_store")
             if self._journal is not None:
                 shelf.refill(self._journal.streams)
             self._shelves[name] = shelf
@@ -268,21 +281,27 @@ class TrainerServer(Resource):
         offer = Offer(_stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said))
         if offer.first <= -1 or offer.after >= offer.first:
             raise Refuse(CallRefusal.INVALID, f"items from {offer.first} on, after {offer.after}")
+        self._tell(shelf, shelf.settle())
         taken = shelf.take(offer)
         with self._lock:
             self._counters.add("updates")
             self._counters.add("bytes", payload_bytes(said["columns"]))
-        error = taken.error
-        if self._data_callback is not None and taken.fresh:
+        trouble = self._tell(shelf, taken.arrival)
+        error = taken.error if trouble is None else trouble
+        said_error = None if error is None else [type(error).__name__, str(error)[:1000]]
+        return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
+
+    def _tell(self, shelf: Shelf, arrival: Arrival | None) -> Exception | None:
+        """Calls the callback for data; returns what it raises. The items are in: nobody sends them again."""
+        if self._data_callback is not None and arrival is not None:
             try:
-                self._data_callback(shelf.name, {"data": taken.fresh, "last_id": taken.acked, "client": offer.stream[0]})
-            except Exception as exc:  # the items are in: the client is told, and does not send them again
+                self._data_callback(shelf.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})
+            except Exception as exc:
                 with self._lock:
                     self._counters.add("callback_failed")
                 log.exception("the callback for data of %s failed", shelf.name)
-                error = exc
-        said_error = None if error is None else [type(error).__name__, str(error)[:1000]]
-        return {"acked": taken.acked, "fresh": len(taken.fresh), "dropped": taken.dropped, "error": said_error}
+                return exc
+        return None
 
     def _request(self, kind: str, payload: Tree) -> Tree:
         said = _map(payload)

@@ -26,7 +26,7 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.values import MAX_DEPTH, MAX_ITEMS, MAX_STRING, elements
 
-__all__ = ["MAX_TREE_FRAMES", "Tree", "pack_tree", "unpack_tree"]
+__all__ = ["MAX_KEY", "MAX_TREE_FRAMES", "Tree", "pack_tree", "unpack_tree"]
 
 Tree = Any
 """None, bool, int, float, str, bytes, a numpy array or scalar, or a list, tuple or dict of trees."""

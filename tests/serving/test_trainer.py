@@ -1,4 +1,4 @@
-"""A trainer and its clients: agentlace's documented usage, updates that are taken once, bad input, and one process."""
+"""A trainer and its clients: agentlace's documented usage, updates that are taken once, and bad input."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from rl4sys_zmq.serving import (
     TrainerClient,
     TrainerConfig,
     TrainerServer,
-    TrainerSMInterface,
     TrajectoryBuffer,
 )
 from rl4sys_zmq.serving import trainer_client as client_module
-from rl4sys_zmq.serving.data import SequenceSampler
+from rl4sys_zmq.serving.data import DataShape, SequenceSampler
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.chaos import ChaosProxy
 
@@ -235,6 +234,27 @@ def test_a_long_update_goes_in_messages_of_a_bounded_size(server: TrainerServer,
     assert all((item["x"] == item["n"]).all() for item in items(server))
 
 
+@pytest.mark.parametrize(("size", "most"), [(1 << 20, 2), (60_000, 2), (10_000, 18), (100, 1600)])
+def test_an_update_reads_no_more_at_once_than_two_messages_take(
+    server: TrainerServer, monkeypatch: pytest.MonkeyPatch, size: int, most: int
+) -> None:
+    monkeypatch.setattr(client_module, "MESSAGE_BYTES", 100_000)
+    reads: list[int | None] = []
+
+    class Watched(QueuedDataStore):
+        def read_after(self, from_id: int, limit: int | None = None) -> tuple[int, list[Any]]:
+            reads.append(limit)
+            return super().read_after(from_id, limit)
+
+    store = Watched(2000)
+    store.batch_insert([np.zeros(size, np.uint8)] * min(2000, 10_000_000 // size))
+    with join(server, "c", data_stores={"a": store}) as client:
+        assert reads[0] == 1
+        assert max(limit or 0 for limit in reads) <= most
+        assert client.stats()["messages"] == len(reads) - 1
+    assert len(items(server)) == len(store)
+
+
 def test_nothing_is_twice_or_missing_over_a_bad_network() -> None:
     config = TrainerConfig(port_number=0, broadcast_port=0)
     with TrainerServer(config) as server:
@@ -402,6 +422,21 @@ def test_unknown_stores_are_named_with_those_that_there_are(server: TrainerServe
                 call("b")
 
 
+def test_a_store_with_items_is_refused_without_a_journal_that_knows_them(server: TrainerServer) -> None:
+    store = QueuedDataStore(5)
+    store.insert(1)
+    with pytest.raises(ConfigError, match=r"has 1 items already, .* give run_dir") as caught:
+        server.register_data_store("c", store)
+    assert caught.value.key == "data_store"
+    assert server.store_names() == {"a", "b"}
+
+
+def test_a_store_has_one_name(server: TrainerServer) -> None:
+    with pytest.raises(ConfigError, match="'c' is the data store 'a' already"):
+        server.register_data_store("c", server.data_store("a"))
+    assert server.store_names() == {"a", "b"}
+
+
 class Anything(DataStoreBase):
     """A store of one's own, which takes whatever it is given but ``"bad"``, and nothing while it is `full`."""
 
@@ -442,8 +477,37 @@ def test_an_item_that_cannot_travel_is_told_counted_and_passed(server: TrainerSe
     assert server.status()["counters"]["dropped_at_source"] == 3
 
 
+DEEP: Any = 0
+for _ in range(14):
+    DEEP = (DEEP,)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        DEEP,
+        {"k" * 4096: 1},
+        {"ü" * 4096: "ü" * 4096},
+        list(range(65_536)),
+        np.zeros((1,) * 8),
+        np.arange(3, dtype=">f4"),
+    ],
+    ids=["deep", "long key", "wide key", "long list", "dimensions", "byte order"],
+)
+def test_what_a_queue_takes_at_its_limits_travels(server: TrainerServer, payload: Any) -> None:
+    store = QueuedDataStore(10)
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.insert(payload)
+        assert client.update().items == 1  # alone
+        store.batch_insert([payload, payload, "something else"])
+        assert client.update().items == 3  # in a list
+    assert len(items(server)) == 4
+    np.testing.assert_equal(items(server)[1], payload)
+
+
 def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> None:
-    with TrainerServer(config_at(inproc)) as server:
+    heard: list[Any] = []
+    with TrainerServer(config_at(inproc), lambda name, payload: heard.extend(payload["data"])) as server:
         server.register_data_store("a", Anything())
         server.start(threaded=True)
         store = QueuedDataStore(10)
@@ -453,12 +517,35 @@ def test_an_item_that_the_servers_store_refuses(inproc: TransportUnderTest) -> N
                 client.update()
             store.insert(3)
             assert client.update().items == 1
-        assert items(server) == [1, 2, 3]
+        assert items(server) == heard == [1, 2, 3]
         assert server.status()["counters"]["refused.data"] == 1
 
 
-def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) -> None:
+def test_steps_are_apart_where_one_was_refused_or_lost(inproc: TransportUnderTest) -> None:
     with TrainerServer(config_at(inproc)) as server:
+        server.register_data_store("a", theirs := TrajectoryBuffer(100, [DataShape("n", (), "uint8")]))
+        server.start(threaded=True)
+        mine = QueuedDataStore(4)
+        with join(server, "c", data_stores={"a": mine}) as client:
+            mine.batch_insert([{"n": np.int64(n)} for n in (1, 2, 300, 4)])
+            with pytest.raises(CallFailed, match="uint8 cannot hold"):
+                client.update()
+            mine.insert({"n": 300})
+            with pytest.raises(CallFailed):
+                client.update()
+            mine.batch_insert([{"n": n} for n in (6, 7)])
+            client.update()
+            mine.batch_insert([{"n": n} for n in range(8, 13)])  # 8 is dropped before it is sent
+            client.update()
+    steps = [(int(step["n"]), bool(step["start_of_trajectory"])) for step in theirs.get_latest_data(-1)]
+    assert [n for n, _ in steps] == [1, 2, 4, 6, 7, 9, 10, 11, 12]
+    assert [n for n, start in steps if start] == [1, 4, 6, 9]
+
+
+def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) -> None:
+    heard: list[Any] = []
+    callback: Any = lambda name, payload: heard.append((payload["data"], payload["last_id"], payload["client"]))  # noqa: E731
+    with TrainerServer(config_at(inproc), callback) as server:
         mine, store = Anything(), QueuedDataStore(10)
         server.register_data_store("a", mine)
         server.start(threaded=True)
@@ -471,9 +558,32 @@ def test_a_store_that_takes_nothing_for_now_is_owed(inproc: TransportUnderTest) 
             with pytest.raises(CallRefused, match="takes nothing for now: OSError") as caught:
                 client.update()
             assert caught.value.code is CallRefusal.BUSY
+            assert heard == []  # nothing is in the store yet
             mine.full = False
             assert client.update().items == 1
         assert items(server) == [1, 2, 3]
+        assert heard == [([1, 2], 1, "c"), ([3], 2, "c")]
+
+
+def test_a_store_that_cannot_be_read_is_an_error_of_ours_and_updates_go_on(server: TrainerServer) -> None:
+    class Failing(Anything):
+        failing = False
+
+        def get_latest_data(self, from_id: int) -> list[Any]:
+            if self.failing:
+                raise OSError("a disk that hiccups")
+            return super().get_latest_data(from_id)
+
+    store = Failing()
+    with join(server, "c", data_stores={"a": store}) as client:
+        store.failing = True
+        store.insert(1)
+        with pytest.raises(StoreError, match=r"Failing.*OSError: a disk that hiccups"):
+            client.update()
+        client.start_async_update(interval=0.001)
+        until(lambda: isinstance(client.last_error, StoreError), "the error in the background")
+        store.failing = False
+        until(lambda: items(server) == [1] and client.last_error is None, "the update")
 
 
 def test_a_data_callback_that_raises_is_told_and_the_items_stay(inproc: TransportUnderTest) -> None:
@@ -637,33 +747,3 @@ def test_a_store_that_was_put_back_is_refused(server: TrainerServer) -> None:
     older.insert(1)
     with pytest.raises(StoreError, match="has the items up to 2, and this store ends at 0"):
         join(server, "c", data_stores={"a": older})
-
-
-# ---- one process
-
-
-def test_one_process_with_threads() -> None:
-    store, got = QueuedDataStore(10), []
-    with TrainerSMInterface() as both:
-        both.register_data_store("a", store)
-        both.start(threaded=True)
-        both.start_async_update(interval=10)
-        store.insert(1)
-        assert both.data_store("a") is store and both.store_names() == {"a"}
-        assert both.update().acked == {"a": 0} and both.get_server_last_update_id("a") == 0
-        weights = {"w": np.zeros(3)}
-        assert both.publish_network(weights) == 1
-        both.recv_network_callback(got.append)
-        weights["w"] += 1.0
-        assert both.publish_network(weights) == 2
-        assert [network["w"].tolist() for network in got] == [[0.0] * 3, [1.0] * 3]
-        payload = object()
-        with pytest.raises(CallRefused, match="no callback for requests"):
-            both.request("x", payload)
-        both.register_request_callback(lambda kind, said: (kind, said))
-        assert both.request("x", payload) == ("x", payload)
-        both.register_request_callback(lambda kind, said: 1 / 0)
-        with pytest.raises(CallFailed, match="ZeroDivisionError"):
-            both.request("x", payload)
-        with pytest.raises(ConfigError, match="no data store 'b'; there is a"):
-            both.data_store("b")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -14,9 +16,32 @@ import numpy as np
 import pytest
 
 import rl4sys_zmq
+from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.delivery.journal_rows import Tables
-from rl4sys_zmq.errors import CallError, CallRefusal, CallRefused, CallTimeout, ConfigError, JournalError, RunDirectoryError
-from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerClient, TrainerConfig, TrainerServer
+from rl4sys_zmq.errors import (
+    CallError,
+    CallFailed,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    ConfigError,
+    JournalError,
+    RunDirectoryError,
+    StoreError,
+)
+from rl4sys_zmq.serving import (
+    DataStoreBase,
+    QueuedDataStore,
+    ReplayBuffer,
+    TrainerClient,
+    TrainerConfig,
+    TrainerServer,
+    TrajectoryBuffer,
+)
+from rl4sys_zmq.serving import trainer_shelf as shelf_module
+from rl4sys_zmq.serving.data import DataShape
+from rl4sys_zmq.serving.trainer_journal import StoreJournal
+from rl4sys_zmq.serving.trainer_shelf import Offer, Shelf
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.kills import KillLoop
 
@@ -78,6 +103,177 @@ def test_a_store_on_disk_is_not_filled_twice(tmp_path: Path) -> None:
             assert [int(t["actions"]) for t in disk.get_latest_data(-1)] == list(range(5 * life + 5))
     with trainer_on(tmp_path / "run", ("a", memory := ReplayBuffer(100))):  # another store in its place gets all
         assert len(memory) == 15
+
+
+def step(number: float) -> dict[str, Any]:
+    """A transition; one whose number is negative fits no store that has others."""
+    observation = np.full((2,) if number >= 0 else (3,), number)
+    return {
+        "observations": observation,
+        "actions": 0,
+        "rewards": number,
+        "next_observations": observation,
+        "terminated": False,
+    }
+
+
+def rewards(store: ReplayBuffer) -> list[int]:
+    return [int(item["rewards"]) for item in store.get_latest_data(-1)]
+
+
+@pytest.mark.parametrize("numbers", [[0, -1, 2, 3], [0, 1, 2, -3], [0, -1, -2, -3]])
+def test_a_store_on_disk_is_not_filled_twice_after_it_refused_items(tmp_path: Path, numbers: list[int]) -> None:
+    mine = QueuedDataStore(100)
+    mine.batch_insert([step(n) for n in numbers])
+    taken = [n for n in numbers if n >= 0]
+    with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+        with pytest.raises(CallFailed, match="DataError"):
+            feed(server, mine)
+        assert rewards(disk) == taken
+    for life in range(3):
+        with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+            assert rewards(disk) == taken
+            assert server.status()["counters"].get("refilled", 0) == 0
+            mine.insert(step(10 + life))
+            assert feed(server, mine)["items"] == 1
+            taken.append(10 + life)
+
+
+def test_a_store_of_which_an_older_copy_was_put_back_gets_what_it_lost(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+    for life in range(4):
+        if life == 3:
+            shutil.rmtree(tmp_path / "disk")
+            shutil.copytree(tmp_path / "copy", tmp_path / "disk")
+        with ReplayBuffer(100, path=tmp_path / "disk") as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+            mine.batch_insert([step(2 * life), step(2 * life + 1)])
+            feed(server, mine)
+            assert rewards(disk) == list(range(2 * life + 2))
+        if life == 0:
+            shutil.copytree(tmp_path / "disk", tmp_path / "copy")
+
+
+def test_the_newest_update_is_kept_however_small_the_journal_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf_module, "TRIM_UPDATES", 1)
+    mine = QueuedDataStore(100)
+    mine.batch_insert([step(n) for n in (0, -1, 2)])
+    with trainer_on(tmp_path, ("a", ReplayBuffer(100)), journal_bytes=1) as server:
+        for _ in range(3):
+            with contextlib.suppress(CallFailed):
+                feed(server, mine)
+            mine.batch_insert([step(n) for n in (0, -1, 2)])
+    with trainer_on(tmp_path, ("a", again := ReplayBuffer(100)), journal_bytes=1):
+        assert rewards(again)[-2:] == [0, 2]
+
+
+def test_a_store_on_disk_in_place_of_another_is_filled_once(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+    for folder in ("one", "two", "two", "one", "two"):
+        with ReplayBuffer(100, path=tmp_path / folder) as disk, trainer_on(tmp_path / "run", ("a", disk)) as server:
+            number = mine.latest_data_id() + 1
+            if folder == "two" or number == 0:
+                assert rewards(disk) == list(range(number))
+                mine.insert(step(number))
+                feed(server, mine)
+
+
+def test_trajectories_are_apart_where_an_item_was_refused_also_after_a_restart(tmp_path: Path) -> None:
+    mine = QueuedDataStore(100)
+    for lives, numbers in enumerate(([1, 2, 300, 4, 5], [6, 300], [7, 8])):
+        buffer = TrajectoryBuffer(100, [DataShape("n", (), "uint8")])
+        with trainer_on(tmp_path, ("a", buffer)) as server:
+            mine.batch_insert([{"n": np.int64(n)} for n in numbers])
+            with contextlib.suppress(CallFailed):
+                feed(server, mine)
+        starts = [int(item["n"]) for item in buffer.get_latest_data(-1) if item["start_of_trajectory"]]
+        assert starts == [[1, 4], [1, 4], [1, 4, 7]][lives]
+
+
+class Picky(DataStoreBase):
+    """Has no item whose number ends in 7, none at all while it is `full`, and keeps what it has over restarts."""
+
+    def __init__(self) -> None:
+        super().__init__(10_000)
+        self.full = False
+        self.held: list[tuple[int, bool]] = []
+        self.apart = False
+
+    def insert(self, data: int) -> None:
+        if self.full:
+            raise OSError("no space left")
+        if data % 10 == 7:
+            raise ValueError("a number that ends in 7")
+        self.held.append((data, self.apart))
+        self.apart = False
+
+    def gap(self) -> None:
+        self.apart = True
+
+    def latest_data_id(self) -> int:
+        return len(self.held) - 1
+
+    def get_latest_data(self, from_id: int) -> list[Any]:
+        return self.held[from_id + 1 :]
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restarts(tmp_path: Path, seed: int, kept: bool) -> None:
+    dice, stream = random.Random(seed), ("c", 5)
+    for history in range(10):
+        store, end, accepted, heard = Picky(), 0, set[int](), list[int]()
+        for _ in range(6):
+            store = store if kept else Picky()
+            store.full, store.apart = dice.random() < 0.3, kept and len(store) > 0  # as one that is opened again
+            with StoreJournal(tmp_path / str(history), "normal") as journal:
+                shelf = Shelf("a", store, journal, 1 << 20)
+                try:
+                    shelf.refill(journal.streams)
+                except StoreError:
+                    assert store.full
+                    continue
+                for _ in range(dice.randrange(6)):
+                    first, count = end + dice.choice((0, 0, 0, 2)), dice.randrange(12)
+                    try:
+                        arrivals = [shelf.settle()]
+                    except Refuse:
+                        assert store.full
+                    else:
+                        store.full = dice.random() < 0.3
+                        arrivals.append(shelf.take(Offer(stream, end - 1, -1, first, list(range(first, first + count)))).arrival)
+                        heard += [item for arrival in arrivals if arrival is not None for item in arrival.items]
+                        accepted.update(range(first, first + count))
+                        end = first + count
+                    store.full = dice.random() < 0.3
+                if dice.random() < 0.7:
+                    store.full = False
+                    shelf.settle()
+        with StoreJournal(tmp_path / str(history), "normal") as journal:
+            store = store if kept else Picky()
+            store.full = False
+            Shelf("a", store, journal, 1 << 20).refill(journal.streams)
+        expected = [n for n in sorted(accepted) if n % 10 != 7]
+        assert [n for n, _ in store.held] == expected
+        assert heard == sorted(set(heard)) and set(heard) <= set(expected)
+        if not kept:
+            assert [n for n, apart in store.held if apart] == [n for n in expected if n and n - 1 not in expected]
+
+
+def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: Path) -> None:
+    mine = QueuedDataStore(5)
+    mine.insert(1)
+    with trainer_on(tmp_path, ("a", QueuedDataStore(5))) as server:
+        feed(server, mine)
+    with trainer_on(tmp_path) as server:
+        store = Picky()
+        store.full = True
+        with pytest.raises(StoreError, match="takes nothing of what the journal has: OSError"):
+            server.register_data_store("a", store)
+        assert server.store_names() == set()
+        server.register_data_store("a", Picky())
+        assert server.data_store("a").get_latest_data(-1) == [(1, False)]
 
 
 def test_a_client_with_a_store_on_disk_goes_on_after_its_restart(tmp_path: Path) -> None:

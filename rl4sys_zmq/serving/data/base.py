@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.errors import ConfigError, DataError
 
-__all__ = ["DataStoreBase", "new_lineage"]
+__all__ = ["DataStoreBase", "as_batch", "new_lineage"]
 
 
 def new_lineage() -> int:
     """A random lineage, in 1 .. 2^63 - 1."""
     return 1 + secrets.randbelow((1 << 63) - 1)
+
+
+def as_batch(batch_data: object) -> list[Any]:
+    """The items of a batch.
+
+    Raises:
+        DataError: when it is no sequence.
+    """
+    if not isinstance(batch_data, Iterable):
+        raise DataError("batch_data", f"{batch_data!r:.60} is no sequence of items")
+    return list(batch_data)
 
 
 class DataStoreBase(ABC):
@@ -37,7 +48,7 @@ class DataStoreBase(ABC):
     """
 
     def __init__(self, capacity: int) -> None:
-        if type(capacity) is not int or capacity < 1:
+        if type(capacity) is not int or not 1 <= capacity < 1 << 63:
             raise ConfigError(f"a capacity is a positive integer, not {capacity!r:.60}", key="capacity")
         self.capacity = capacity
         self.lineage = new_lineage()
@@ -70,8 +81,14 @@ class DataStoreBase(ABC):
         Raises:
             DataError: when one does not fit.
         """
-        for data in batch_data:
+        for data in as_batch(batch_data):
             self.insert(data)
+
+    def gap(self) -> None:
+        """What is inserted next does not follow what is there: items between them were lost, or were refused.
+
+        A trainer says so. A store without trajectories has nothing to do.
+        """
 
     def oldest_data_id(self) -> int:
         """The number of the oldest item that is held; when there is none, the number that the next one will get."""
@@ -95,4 +112,4 @@ class DataStoreBase(ABC):
             first = max(self.oldest_data_id(), from_id + 1)
             items = self.get_latest_data(first - 1)
             if self.oldest_data_id() <= first:  # so `first` was still there when the items were read
-                return first, items if limit is None else items[:limit]
+                return first, items if limit is None else items[: max(0, limit)]

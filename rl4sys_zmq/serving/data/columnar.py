@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rl4sys_zmq.errors import Closed, DataError, StoreEmpty
+from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data.base import DataStoreBase
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.ring import Ids, Ring
 from rl4sys_zmq.serving.data.trees import Layout, Leaf
 
-__all__ = ["ColumnStore", "batch_count"]
+__all__ = ["ColumnStore", "batch_count", "fitting_memory"]
 
 
 class ColumnStore(DataStoreBase, Resource):
@@ -31,7 +31,7 @@ class ColumnStore(DataStoreBase, Resource):
         options: what is fixed with the folder besides the capacity.
 
     Raises:
-        ConfigError: when the capacity is not a positive integer.
+        ConfigError: when the capacity is not a positive integer, or the seed or the path is none.
         StoreError: when the folder cannot be used; see `Folder`.
     """
 
@@ -43,7 +43,10 @@ class ColumnStore(DataStoreBase, Resource):
     ) -> None:
         super().__init__(capacity)
         self._lock = threading.Lock()
-        self._rng = np.random.default_rng(seed)
+        try:
+            self._rng = np.random.default_rng(seed)
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(f"{seed!r:.60} is no seed: None or an integer of at least 0 is", key="seed") from exc
         self._closed = False
         self._layout: Layout | None = None
         self._folder = None if path is None else Folder(path, self._KIND, {"capacity": capacity, **(options or {})})
@@ -99,7 +102,12 @@ class ColumnStore(DataStoreBase, Resource):
                 self._folder.flush()
 
     def close(self) -> None:
-        """Flushes and gives up the folder; every later call raises `Closed`. A second call does nothing."""
+        """Flushes and gives up the folder. A second call does nothing; other calls raise `Closed`, but those that say which
+        numbers are held.
+
+        Raises:
+            StoreError: when the disk refuses; the folder is given up all the same.
+        """
         with self._lock:
             self._closed = True
             if self._folder is not None:
@@ -146,8 +154,21 @@ def batch_count(batch_size: object) -> int:
     """A batch size, checked.
 
     Raises:
-        DataError: when it is not a positive integer.
+        DataError: when it is not a positive integer, or one that no memory holds.
     """
-    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-        raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size < 1 << 48:
+        raise DataError("batch_size", f"{batch_size!r:.60} is not a positive integer that memory could hold")
     return int(batch_size)
+
+
+@contextlib.contextmanager
+def fitting_memory(count: int) -> Iterator[None]:
+    """Says of a batch of this size that it does not fit, where it does not.
+
+    Raises:
+        DataError: then.
+    """
+    try:
+        yield
+    except MemoryError as exc:
+        raise DataError("batch_size", f"{count} do not fit in memory") from exc

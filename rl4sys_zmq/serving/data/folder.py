@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.errors import StoreError
+from rl4sys_zmq.errors import ConfigError, StoreError
 from rl4sys_zmq.serving.data.base import new_lineage
 from rl4sys_zmq.serving.data.trees import Leaf
 from rl4sys_zmq.values import DTYPES
@@ -48,12 +48,16 @@ class Folder:
         lineage: the store's; see `DataStoreBase`.
 
     Raises:
+        ConfigError: when the path is none.
         StoreError: when the folder cannot be used, another process has it, or it belongs to something else or to a store
             with other options.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, options: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+        try:
+            self.path = Path(path)
+        except TypeError as exc:
+            raise ConfigError(f"path is that of a folder, not {path!r:.60}", key="path") from exc
         self.layout: dict[str, Leaf] | None = None
         self.lineage = new_lineage()
         self._head = {"format": FORMAT, "kind": kind, **options}
@@ -68,13 +72,13 @@ class Folder:
         try:
             self._take()
             self._read_manifest()
+            with _border(self.path / _LOCK):
+                boot = _boot_id()
+                os.ftruncate(self._lock, os.pwrite(self._lock, boot, 0))
+                os.fsync(self._lock)
         except BaseException:
-            os.close(self._lock)
+            self.release()
             raise
-        boot = _boot_id()
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, boot, 0)
-        os.fsync(self._lock)
 
     def create(self, layout: Mapping[str, Leaf], columns: Mapping[str, Leaf]) -> dict[str, NDArray[Any]]:
         """Makes the files of a store that has none, and then its manifest.
@@ -87,18 +91,24 @@ class Folder:
             The columns, full of zeros.
 
         Raises:
-            StoreError: when they cannot be written, for instance because the disk is full.
+            StoreError: when they cannot be written, for instance because the disk is full; then none of them is there.
         """
         self._files = {name: f"{_NAME}{index:03d}.npy" for index, name in enumerate(columns)}
-        made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
         document = {**self._head, "lineage": self.lineage, "layout": _to_json(layout), "files": self._files}
-        with _border(self.path):
-            fresh = self.path / f"{_NAME}manifest.tmp"
-            with fresh.open("w") as file:
-                json.dump(document, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path / _MANIFEST)
+        fresh = self.path / f"{_NAME}manifest.tmp"
+        try:
+            made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
+            with _border(self.path):
+                with fresh.open("w") as file:
+                    json.dump(document, file, indent=1)
+                    file.flush()
+                    os.fsync(file.fileno())
+                fresh.replace(self.path / _MANIFEST)
+        except BaseException:
+            self._maps.clear()
+            for name in (fresh.name, *self._files.values()):
+                self._remove(name)
+            raise
         self.layout = dict(layout)
         return made
 
@@ -113,16 +123,22 @@ class Folder:
         return {name: self.open(self._files[name], leaf) for name, leaf in columns.items()}
 
     def make(self, name: str, leaf: Leaf) -> NDArray[Any]:
-        """A new file of zeros; one of that name that nothing refers to is overwritten."""
+        """A new file of zeros; one of that name that nothing refers to is overwritten.
+
+        Raises:
+            StoreError: when it cannot be written; then it is not there.
+        """
         path = self.path / name
-        with _border(path):
-            size = leaf.dtype.itemsize * prod(leaf.shape)
-            with path.open("wb") as file:
+        try:
+            with _border(path), path.open("wb") as file:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 file.flush()
-                os.posix_fallocate(file.fileno(), file.tell(), max(size, 1))
-        return self.open(name, leaf)
+                os.posix_fallocate(file.fileno(), file.tell(), max(leaf.dtype.itemsize * prod(leaf.shape), 1))
+            return self.open(name, leaf)
+        except BaseException:
+            self._remove(name)
+            raise
 
     def open(self, name: str, leaf: Leaf) -> NDArray[Any]:
         """The array in a file that `make` made.
@@ -150,13 +166,18 @@ class Folder:
                 array.flush()
 
     def close(self) -> None:
-        """Flushes, says that the folder is whole, and lets others have it. A second call does nothing."""
+        """Flushes, says that the folder is whole, and lets others have it. A second call does nothing.
+
+        Raises:
+            StoreError: when the disk refuses; others may have the folder all the same.
+        """
         if self._lock < 0:
             return
         try:
             self.flush()
-            os.ftruncate(self._lock, 0)
-            os.fsync(self._lock)
+            with _border(self.path / _LOCK):
+                os.ftruncate(self._lock, 0)
+                os.fsync(self._lock)
         finally:
             self.release()
 
@@ -167,6 +188,10 @@ class Folder:
             os.close(self._lock)
             self._lock = -1
             self._maps.clear()
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / name).unlink()
 
     def _take(self) -> None:
         try:

@@ -54,7 +54,7 @@ class Frames:
         slots: list[int] = []
         try:
             for frame in frames:
-                slots.append(self._hold(np.ascontiguousarray(frame)))
+                slots.append(self._hold(np.asarray(frame, order="C")))
         except BaseException:
             self.release(np.asarray(slots, np.int64))
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def read_npz(path: str | os.PathLike[str]) -> Saved:
         _check(saved)
     except OSError as exc:
         raise StoreError(path, f"cannot be read: {exc.strerror or exc}") from exc
-    except (ValueError, TypeError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as exc:
+    except (ValueError, TypeError, KeyError, AttributeError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile) as exc:
         raise StoreError(path, f"is not a saved trajectory buffer, or is damaged ({exc!s:.200})") from exc
     return saved
 

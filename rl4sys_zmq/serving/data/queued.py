@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.base import DataStoreBase, as_batch
 from rl4sys_zmq.serving.data.trees import copy_payload
 
 __all__ = ["QueuedDataStore"]
@@ -18,7 +18,7 @@ class QueuedDataStore(DataStoreBase):
     """The last `capacity` payloads, to be read in their order: the plain store for an edge device.
 
     A payload is what can travel: None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string
-    keys), lists and tuples of these. Its arrays are copied, so the caller may go on writing into its own.
+    keys), lists and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller may go on writing into its own.
 
     Args:
         capacity: the most payloads that are held.
@@ -47,7 +47,7 @@ class QueuedDataStore(DataStoreBase):
         Raises:
             DataError: when something in one of them cannot travel (names its path).
         """
-        copies = [copy_payload(data) for data in batch_data]
+        copies = [copy_payload(data) for data in as_batch(batch_data)]
         with self._lock:
             self._items.extend(copies)
             self._end += len(copies)
@@ -70,7 +70,7 @@ class QueuedDataStore(DataStoreBase):
         with self._lock:
             oldest = self._end - len(self._items)
             first = max(oldest, min(from_id + 1, self._end))
-            stop = None if limit is None else first - oldest + limit
+            stop = None if limit is None else first - oldest + max(0, limit)
             return first, list(islice(self._items, first - oldest, stop))
 
     def __len__(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count
+from rl4sys_zmq.serving.data.base import as_batch
+from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frames import Frames
 from rl4sys_zmq.serving.data.ring import Ids
@@ -71,15 +72,15 @@ class ReplayBuffer(ColumnStore):
         seed: int | None = None,
         path: str | os.PathLike[str] | None = None,
     ) -> None:
-        if isinstance(image_keys, str) or not all(type(key) is str for key in image_keys):
-            raise ConfigError(f"image_keys is a sequence of keys, not {image_keys!r:.60}", key="image_keys")
         if type(num_stack) is not int or num_stack < 1:
             raise ConfigError(f"num_stack is a positive integer, not {num_stack!r:.60}", key="num_stack")
+        if type(stack_axis) is not int:
+            raise ConfigError(f"stack_axis is an integer, not {stack_axis!r:.60}", key="stack_axis")
         self._expected = dict(_FIXED)
         for name, space in zip((*_BOTH, "actions"), (observation_space, observation_space, action_space), strict=True):
             if space is not None:
                 self._expected |= space_leaves(name, space)
-        self._images = {key: "" if key == "observations" else f"/{key}" for key in sorted(set(image_keys))}
+        self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
         self._num_stack, self._stack_axis = num_stack, stack_axis
         self._frames: dict[str, Frames] = {}
         super().__init__(capacity, seed, path, {"image_keys": [*self._images], "num_stack": num_stack, "stack_axis": stack_axis})
@@ -96,7 +97,7 @@ class ReplayBuffer(ColumnStore):
             ConfigError: likewise when there is no memory for them.
             Closed: after `close`.
         """
-        rows = [_transition(data) for data in batch_data]
+        rows = [_transition(data) for data in as_batch(batch_data)]
         if not rows:
             return
         with self._open():
@@ -122,11 +123,11 @@ class ReplayBuffer(ColumnStore):
 
         Raises:
             StoreEmpty: when there is nothing yet.
-            DataError: when a transition of `indices` is not held.
+            DataError: when a transition of `indices` is not held, or so many do not fit in memory.
             Closed: after `close`.
         """
         count = batch_count(batch_size) if indices is None else 0
-        with self._open():
+        with self._open(), fitting_memory(count):
             leaves = self._gather(self._draw_uniform(count) if indices is None else self._ring.held("indices", indices))
         leaves["masks"] = 1 - leaves["terminated"].astype(np.float32)
         return unflatten(leaves)
@@ -260,6 +261,12 @@ def _slots(key: str) -> str:
 
 def _block_name(key: int, number: int) -> str:
     return f"frames-{key:02d}-{number:04d}.npy"
+
+
+def _keys(image_keys: object) -> list[str]:
+    if isinstance(image_keys, str) or not (isinstance(image_keys, Collection) and all(type(key) is str for key in image_keys)):
+        raise ConfigError(f"image_keys is a sequence of keys, not {image_keys!r:.60}", key="image_keys")
+    return sorted(set(image_keys))
 
 
 def _transition(data: object) -> dict[str, object]:

@@ -12,7 +12,22 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.serving.data.ring import Ids
 
-__all__ = ["Draw", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler"]
+__all__ = ["Draw", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler", "check_rows"]
+
+
+def check_rows(rows: object, key: str) -> int:
+    """A number of rows, or minus one.
+
+    Raises:
+        ConfigError: when it is no integer, or one beyond all buffers.
+    """
+    if isinstance(rows, bool) or not isinstance(rows, (int, np.integer)) or abs(int(rows)) >= 1 << 32:
+        raise ConfigError(f"{key} is a number of rows, not {rows!r:.60}", key=key)
+    return int(rows)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,11 +91,12 @@ class SequenceSampler(Sampler):
         source: see `Sampler`.
 
     Raises:
-        ConfigError: when the window is empty, or squeezed and longer than a row.
+        ConfigError: when the window is empty, not of whole rows, or squeezed and longer than a row.
     """
 
     def __init__(self, squeeze: bool = False, begin: int = 0, end: int = 1, source: str | None = None) -> None:
         super().__init__(source)
+        begin, end = check_rows(begin, "begin"), check_rows(end, "end")
         if end <= begin:
             raise ConfigError(f"a sequence from {begin} to before {end} is empty", key="end")
         if squeeze and end - begin != 1:
@@ -130,10 +146,10 @@ class FutureSampler(Sampler):
         super().__init__(source)
         if not isinstance(distribution, FutureSampler.Distribution):
             raise ConfigError(f"a FutureSampler.Distribution, not {distribution!r:.60}", key="distribution")
-        if max_future is not None and max_future < 1:
+        if max_future is not None and check_rows(max_future, "max_future") < 1:
             raise ConfigError(f"max_future is at least 1, not {max_future}", key="max_future")
         geometric = distribution is FutureSampler.Distribution.GEOMETRIC
-        if geometric != (lambda_ is not None) or (lambda_ is not None and not 0 < lambda_ < np.inf):
+        if geometric != (lambda_ is not None) or (lambda_ is not None and not (_is_number(lambda_) and 0 < lambda_ < np.inf)):
             raise ConfigError(f"GEOMETRIC needs a positive lambda_, UNIFORM has none, not {lambda_!r:.60}", key="lambda_")
         self._max_future, self._lambda = max_future, lambda_
 
@@ -171,7 +187,7 @@ class PrioritySampler(Sampler):
     def __init__(self, alpha: float = 0.6, beta: float = 0.4, epsilon: float = 1e-6) -> None:
         super().__init__()
         for key, value, least in (("alpha", alpha, 0.0), ("beta", beta, 0.0), ("epsilon", epsilon, 1e-100)):
-            if not least <= value < np.inf:
+            if not (_is_number(value) and least <= value < np.inf):
                 raise ConfigError(f"{key} is finite and at least {least:g}, not {value!r:.60}", key=key)
         self.alpha, self.beta, self.epsilon = float(alpha), float(beta), float(epsilon)
 

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count
+from rl4sys_zmq.serving.data.base import as_batch
+from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
 from rl4sys_zmq.serving.data.npz import Saved, read_npz, write_npz
 from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler
+from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
 from rl4sys_zmq.serving.data.spans import Spans
 from rl4sys_zmq.serving.data.trees import DataShape, Layout, Leaf, as_leaf, flag, flatten, unflatten
 
@@ -102,20 +103,17 @@ class TrajectoryBuffer(ColumnStore):
             transform: called with the data and the mask of each sample, in the thread that samples; returns both.
 
         Raises:
-            ConfigError: when the range does not include the step itself, a sampler's column does not exist, or priorities
-                are asked for twice or with another alpha or epsilon than elsewhere in this buffer.
+            ConfigError: when the range is none or does not include the step itself, a sampler is none, its column does not
+                exist, or priorities are asked for twice or with another alpha or epsilon than elsewhere in this buffer.
         """
-        low, high = sample_range
-        if not low <= 0 < high:
-            raise ConfigError(
-                f"sample_range {sample_range} does not include the step itself: low <= 0 < high", key="sample_range"
-            )
-        prioritised = [sampler for sampler in samplers.values() if isinstance(sampler, PrioritySampler)]
+        low, high = _range(sample_range)
+        chosen = _samplers(name, samplers)
+        prioritised = [sampler for sampler in chosen.values() if isinstance(sampler, PrioritySampler)]
         if len(prioritised) > 1:
             raise ConfigError(f"{name!r} has {len(prioritised)} PrioritySamplers; one says it", key=name)
         with self._open():
             if self._layout is not None:
-                for key, sampler in samplers.items():
+                for key, sampler in chosen.items():
                     self._paths(key, sampler)
             if prioritised:
                 mine = (prioritised[0].alpha, prioritised[0].epsilon)
@@ -123,7 +121,7 @@ class TrajectoryBuffer(ColumnStore):
                     self._priorities = Priorities(self.capacity, *mine)
                 elif self._priorities.exponents != mine:
                     raise ConfigError(f"alpha and epsilon {mine}; this buffer has {self._priorities.exponents}", key=name)
-            self._configs[name] = _Config(dict(samplers), (low, high), transform, prioritised[0] if prioritised else None)
+            self._configs[name] = _Config(chosen, (low, high), transform, prioritised[0] if prioritised else None)
 
     def insert(self, data: Mapping[str, Any], end_of_trajectory: bool = False) -> None:
         """Stores one step under the next number; its arrays are copied, and `data` stays as it is.
@@ -156,6 +154,10 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             self._ended = True
 
+    def gap(self) -> None:
+        """`end_trajectory`: what comes next is apart from what is there."""
+        self.end_trajectory()
+
     def sample(self, name: str, batch_size: int, force_indices: object | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Samples steps, and for each what the config's samplers say.
 
@@ -173,7 +175,7 @@ class TrajectoryBuffer(ColumnStore):
 
         Raises:
             StoreEmpty: when there is nothing that is allowed yet.
-            DataError: when a step of `force_indices` is not held, or is not allowed.
+            DataError: when a step of `force_indices` is not held, or is not allowed, or so many do not fit in memory.
             ConfigError: when there is no such config, or a sampler's column does not exist.
             Closed: after `close`.
         """
@@ -183,7 +185,7 @@ class TrajectoryBuffer(ColumnStore):
         count = batch_count(batch_size) if force_indices is None else 0
         data: dict[str, Any] = {}
         mask: dict[str, Any] = {}
-        with self._open():
+        with self._open(), fitting_memory(count):
             if self._layout is None:
                 raise StoreEmpty("the TrajectoryBuffer holds nothing yet")
             anchors, begins, ends = self._anchors(config, count, force_indices)
@@ -253,7 +255,7 @@ class TrajectoryBuffer(ColumnStore):
         return buffer
 
     def _insert(self, batch: Sequence[Mapping[str, Any]], ended: bool) -> None:
-        steps = [_step(data) for data in batch]
+        steps = [_step(data) for data in as_batch(batch)]
         if not steps:
             return
         rows, starts, ends = zip(*steps, strict=True)
@@ -339,7 +341,27 @@ class TrajectoryBuffer(ColumnStore):
         return paths
 
 
-def _declared(shapes: Sequence[DataShape]) -> Layout:
+def _range(sample_range: object) -> tuple[int, int]:
+    if not isinstance(sample_range, (tuple, list)) or len(sample_range) != 2:
+        raise ConfigError(f"sample_range is two numbers of rows, not {sample_range!r:.60}", key="sample_range")
+    low, high = (check_rows(rows, "sample_range") for rows in sample_range)
+    if not low <= 0 < high:
+        raise ConfigError(f"sample_range {sample_range} does not include the step itself: low <= 0 < high", key="sample_range")
+    return low, high
+
+
+def _samplers(name: str, samplers: object) -> dict[str, Sampler]:
+    if not isinstance(samplers, Mapping):
+        raise ConfigError(f"samplers are a dict of Samplers, not {samplers!r:.60}", key=name)
+    for key, sampler in samplers.items():
+        if not isinstance(sampler, Sampler):
+            raise ConfigError(f"{key!r:.60} is a Sampler, not {sampler!r:.60}", key=str(key))
+    return dict(samplers)
+
+
+def _declared(shapes: object) -> Layout:
+    if not isinstance(shapes, Sequence) or not all(isinstance(s, DataShape) and isinstance(s.name, str) for s in shapes):
+        raise ConfigError(f"data_shapes is a list of DataShapes with names, not {shapes!r:.60}", key="data_shapes")
     leaves = {shape.name: shape.leaf() for shape in shapes}
     names = [f"{name}/" for name in leaves]
     for name in leaves:

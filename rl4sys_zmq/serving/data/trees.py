@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.wire import values as wire
+from rl4sys_zmq.wire.trees import MAX_KEY
 
 __all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "flatten", "space_leaves", "unflatten", "zeros"]
 
-MAX_DEPTH = 16
-"""How deep a tree may be: as deep as what travels."""
+MAX_DEPTH = wire.MAX_DEPTH - 2
+"""How deep an item may be: as deep as what travels, less the message around it."""
+MAX_DIMENSIONS = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 _PLAIN = (type(None), bool, float, str, bytes)
 
@@ -130,7 +133,7 @@ def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_leaf(path: str, value: object) -> NDArray[Any]:
-    """A value as the array that it is.
+    """A value as the array that it is, in little-endian byte order.
 
     Raises:
         DataError: when it is not an array of numbers or booleans.
@@ -139,9 +142,12 @@ def as_leaf(path: str, value: object) -> NDArray[Any]:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError, OverflowError) as exc:
         raise DataError(path, f"not an array: {exc!s:.200}") from exc
-    if array.dtype.str not in DTYPES:
+    if array.dtype.str in DTYPES:
+        return array
+    little = array.dtype.newbyteorder("<")
+    if little.str not in DTYPES:
         raise DataError(path, f"dtype {array.dtype} ({type(value).__name__}), where numbers and booleans can be stored")
-    return array
+    return array.astype(little)
 
 
 def flag(path: str, value: object) -> bool:
@@ -180,9 +186,13 @@ def copy_payload(value: object, path: str = "", depth: int = 0) -> Any:
         DataError: when something in it cannot travel; it names the path.
     """
     if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.str not in DTYPES:
-            raise DataError(path, f"an array of dtype {value.dtype} cannot travel")
+        if value.dtype.newbyteorder("<").str not in DTYPES or isinstance(value, np.ma.MaskedArray):
+            raise DataError(path, f"a {type(value).__name__} of dtype {value.dtype} cannot travel")
+        if value.ndim > MAX_DIMENSIONS:
+            raise DataError(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot travel")
         return value.copy()
+    if isinstance(value, str) and not _is_text(value):
+        raise DataError(path, "a string that is no UTF-8 cannot travel")
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, int):
@@ -191,15 +201,24 @@ def copy_payload(value: object, path: str = "", depth: int = 0) -> Any:
         return value
     if depth >= MAX_DEPTH:
         raise DataError(path, f"nested deeper than {MAX_DEPTH}")
+    if isinstance(value, (Mapping, list, tuple)) and len(value) > wire.MAX_ITEMS:
+        raise DataError(path, f"{len(value)} entries, where {wire.MAX_ITEMS} can travel: use an array")
     if isinstance(value, Mapping):
         for key in value:
-            if type(key) is not str:
-                raise DataError(path, f"{key!r:.60} is no key: a string is")
+            if type(key) is not str or len(key) > MAX_KEY or not _is_text(key):
+                raise DataError(path, f"{key!r:.60} is no key: a string of at most {MAX_KEY} characters is")
         return {key: copy_payload(item, f"{path}/{key}".lstrip("/"), depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         copies = [copy_payload(item, f"{path}/{index}".lstrip("/"), depth + 1) for index, item in enumerate(value)]
         return tuple(copies) if isinstance(value, tuple) else copies
     raise DataError(path, f"a value of type {type(value).__name__} cannot travel")
+
+
+def _is_text(value: str) -> bool:
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def zeros(leaf: Leaf) -> NDArray[Any]:

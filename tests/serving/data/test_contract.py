@@ -119,10 +119,19 @@ def test_a_store_that_breaks_it_is_found(kind: Callable[[int], DataStore]) -> No
 
 
 @pytest.mark.parametrize("kind", [QueuedDataStore, ReplayBuffer, TrajectoryBuffer])
-@pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "10"])
+@pytest.mark.parametrize("capacity", [0, -1, 1.5, True, "10", 1 << 70])
 def test_a_capacity_is_a_positive_integer(kind: Callable[[Any], DataStore], capacity: object) -> None:
     with pytest.raises(ConfigError, match="capacity"):
         kind(capacity)
+
+
+@pytest.mark.parametrize("kind", [QueuedDataStore, ReplayBuffer, TrajectoryBuffer])
+def test_a_batch_that_is_none_and_a_limit_below_none(kind: Callable[[Any], DataStore]) -> None:
+    store = kind(3)
+    with pytest.raises(DataError, match="batch_data"):
+        store.batch_insert(5)  # type: ignore[arg-type]
+    store.insert(transition(0))
+    assert store.read_after(-1, -1) == (0, [])
 
 
 def test_a_queue_copies_its_arrays_and_takes_any_payload_that_can_travel() -> None:
@@ -134,9 +143,11 @@ def test_a_queue_copies_its_arrays_and_takes_any_payload_that_can_travel() -> No
     assert held["more"] == [(1, "a", b"b", None, True, np.float32(2))]
 
 
-deep: Any = 0
-for _ in range(40):
-    deep = [deep]
+def nested(depth: int) -> Any:
+    payload: Any = 0
+    for _ in range(depth):
+        payload = [payload]
+    return payload
 
 
 @pytest.mark.parametrize(
@@ -148,7 +159,13 @@ for _ in range(40):
         ({1: 2}, ""),
         ({"a": 1 << 80}, "a"),
         ({"a": {1, 2}}, "a"),
-        (deep, "/".join(["0"] * 16)),
+        (nested(40), "/".join(["0"] * 14)),
+        ({"a": {"b" * 4097: 1}}, "a"),
+        ({"a": {"\ud800": 1}}, "a"),
+        ({"a": "\ud800"}, "a"),
+        ([0] * 65_537, ""),
+        ({"a": np.ma.array([1.0, 2.0])}, "a"),
+        ({"a": np.zeros((1,) * 9)}, "a"),
     ],
 )
 def test_a_queue_refuses_what_cannot_travel_by_its_path(payload: object, key: str) -> None:

@@ -245,10 +245,56 @@ def test_a_maker_that_died_before_it_was_done_left_nothing_to_take_up(tmp_path: 
         assert_whole(store)
 
 
-def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
+
+def opened(folder: Path) -> int:
+    """How many descriptors and mappings of files in a folder this process has."""
+    files = [os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    return sum(str(folder) in line for line in (*files, *Path("/proc/self/maps").read_text().splitlines()))
+
+
+@pytest.mark.parametrize("call", ["ftruncate", "pwrite", "fsync"])
+def test_a_full_disk_at_opening_and_closing_is_an_error_and_the_folder_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, full)
+        with pytest.raises(StoreError, match="No space left"):
+            make(tmp_path)
+    store = make(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="No space left"):
+            store.close()
+    make(tmp_path).close()
+    assert opened(tmp_path) == 0
+
+
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_columns_that_cannot_all_be_made_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
+    store, calls, reserve = make(tmp_path), iter(range(1, 1 << 30)), os.posix_fallocate
+
+    def nearly_full(*args: int) -> None:
+        if next(calls) >= failing:
+            full()
+        reserve(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", nearly_full)
+        with pytest.raises(StoreError, match="No space left"):
+            store.insert(transition(0))
+    assert len(store) == 0
+    if failing < 7:  # the seventh file is of frames
+        assert opened(tmp_path) == 1  # the lock
+        assert [p.name for p in tmp_path.iterdir()] == ["lock"]
+    store.insert(transition(0))
+    assert_whole(store)
+    store.close()
+
+
+def test_a_full_disk_is_an_error_and_not_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)

@@ -138,6 +138,30 @@ def test_an_observation_may_be_the_image() -> None:
     assert store.stored_frames() == {"observations": 8}
 
 
+def test_a_frame_may_be_a_number() -> None:
+    store = ReplayBuffer(10, image_keys=["observations"], num_stack=4)
+    for n in range(6):
+        store.insert(plain(observations=np.arange(n, n + 4), next_observations=np.arange(n + 1, n + 5)))
+    assert store.stored_frames() == {"observations": 10}
+    np.testing.assert_array_equal(store.sample(1, [5])["observations"][0], np.arange(5, 9))
+
+
+@pytest.mark.parametrize("first", ["<", ">"])
+def test_the_byte_order_does_not_matter(first: str) -> None:
+    store = ReplayBuffer(10)
+    rows = [
+        plain(actions=np.array([n, 0.5], f"{order}f8"), observations=np.array(n, f"{order}i4"), next_observations=n)
+        for n, order in enumerate((first, ">", ">", "<"))
+    ]
+    store.insert(rows[0])
+    store.insert(rows[1])
+    store.batch_insert(rows[2:])
+    batch = store.sample(1, range(4))
+    assert batch["actions"].tolist() == [[n, 0.5] for n in range(4)]
+    assert batch["observations"].tolist() == [0, 1, 2, 3]
+    assert (batch["actions"].dtype.str, batch["observations"].dtype.str) == ("<f8", "<i4")
+
+
 def test_sampling_is_uniform_its_own_and_repeatable() -> None:
     before = np.random.get_state(legacy=False)["state"]["key"].copy()
     draws = []
@@ -223,7 +247,12 @@ def test_integers_keep_their_value_or_are_refused(first: Any, later: Any) -> Non
     ("arguments", "key"),
     [
         ({"image_keys": "camera"}, "image_keys"),
+        ({"image_keys": None}, "image_keys"),
         ({"num_stack": 0}, "num_stack"),
+        ({"stack_axis": "a"}, "stack_axis"),
+        ({"seed": -1}, "seed"),
+        ({"seed": "a"}, "seed"),
+        ({"path": 5}, "path"),
         ({"observation_space": object()}, "observations"),
     ],
 )
@@ -258,7 +287,7 @@ def test_what_cannot_be_sampled() -> None:
     with pytest.raises(StoreEmpty):
         store.sample(1)
     store.batch_insert([plain(i) for i in range(5)])
-    for size in (0, -1, 2.0, True):
+    for size in (0, -1, 2.0, True, 10**14, 10**30):
         with pytest.raises(DataError, match="batch_size"):
             store.sample(size)  # type: ignore[arg-type]
     for indices in ([1], [5], [-1], [[2]], [2.0], 3, "ab"):

@@ -335,12 +335,19 @@ def test_wrong_configs_are_refused() -> None:
     for samplers, sample_range, key in (
         (one, (1, 2), "sample_range"),
         (one, (0, 0), "sample_range"),
+        (one, (0, 1.5), "sample_range"),
+        (one, (0, 1, 2), "sample_range"),
+        (one, ("0", "1"), "sample_range"),
+        (one, (0, 1 << 70), "sample_range"),
+        (one, None, "sample_range"),
+        ({"id": 5}, (0, 1), "id"),
+        (None, (0, 1), "config"),
         ({"speed": LatestSampler()}, (0, 1), "speed"),
         ({"a": LatestSampler("next/i")}, (0, 1), "a"),
         ({"a": PrioritySampler(), "b": PrioritySampler()}, (0, 1), "config"),
     ):
         with pytest.raises(ConfigError) as caught:
-            buffer.register_sample_config("config", samplers, sample_range)
+            buffer.register_sample_config("config", samplers, sample_range)  # type: ignore[arg-type]
         assert caught.value.key == key
     with pytest.raises(ConfigError, match="no sample config 'config'"):
         buffer.sample("config", 1)
@@ -365,14 +372,22 @@ def test_wrong_configs_are_refused() -> None:
         lambda: SequenceSampler(begin=1, end=1),
         lambda: SequenceSampler(squeeze=True, begin=0, end=2),
         lambda: FutureSampler("uniform"),  # type: ignore[arg-type]
+        lambda: SequenceSampler(end=1.5),  # type: ignore[arg-type]
+        lambda: SequenceSampler(begin="0"),  # type: ignore[arg-type]
         lambda: FutureSampler(max_future=0),
+        lambda: FutureSampler(max_future=1.5),  # type: ignore[arg-type]
+        lambda: FutureSampler(FutureSampler.Distribution.GEOMETRIC, lambda_="1"),  # type: ignore[arg-type]
         lambda: FutureSampler(FutureSampler.Distribution.GEOMETRIC),
         lambda: FutureSampler(FutureSampler.Distribution.GEOMETRIC, lambda_=0.0),
         lambda: FutureSampler(lambda_=2.0),
         lambda: PrioritySampler(alpha=-1),
+        lambda: PrioritySampler(alpha="a"),  # type: ignore[arg-type]
         lambda: PrioritySampler(beta=math.nan),
         lambda: PrioritySampler(epsilon=0),
         lambda: TrajectoryBuffer(10, min_trajectory_length=0),
+        lambda: TrajectoryBuffer(10, [5]),  # type: ignore[list-item]
+        lambda: TrajectoryBuffer(10, [DataShape(5)]),  # type: ignore[arg-type]
+        lambda: TrajectoryBuffer(10, 5),  # type: ignore[arg-type]
         lambda: TrajectoryBuffer(10, [DataShape("a"), DataShape("a")]),
         lambda: TrajectoryBuffer(10, [DataShape("a"), DataShape("a/b")]),
         lambda: TrajectoryBuffer(10, [DataShape("end_of_trajectory")]),
@@ -462,6 +477,24 @@ def test_files_that_are_none_of_ours_are_refused(tmp_path: Path) -> None:
     buffer.close()
     with pytest.raises(Closed):
         buffer.save(path)
+
+
+def test_a_file_whose_headers_are_damaged_is_refused(tmp_path: Path) -> None:
+    buffer = TrajectoryBuffer(10)
+    buffer.batch_insert([step(i) for i in range(5)])
+    buffer.save(path := tmp_path / "buffer.npz")
+    whole = path.read_bytes()
+    refused = 0
+    for header, size in ((whole.index(b"PK\x03\x04"), 26), (whole.index(b"PK\x01\x02"), 46)):
+        for bit in range(8 * header, 8 * (header + size)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            try:
+                assert len(TrajectoryBuffer.load(path)) == 5  # dates and the like do not matter
+            except StoreError:
+                refused += 1
+    assert refused > 100
 
 
 def test_a_thread_that_samples_never_sees_two_trajectories_in_one_window() -> None:

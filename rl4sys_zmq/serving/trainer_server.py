@@ -128,8 +128,8 @@ class TrainerServer(Resource):
         The store may be read by anybody, and nobody else inserts into it from now on.
 
         Raises:
-            ConfigError: when the name is taken or can't be one, the store is no `DataStoreBase`, has another name already, or has
-                items already and there is no journal that says which those are: clients would send them again.
+            ConfigError: when the name is taken or can't be one, the store is no `DataStoreBase`, has another name already, or is
+                on disk and has items, and there is no journal that says which those are: clients would send them again.
             JournalError: when the journal cannot be read.
             StoreError: when the store takes nothing of what the journal has; register a new one.
             Closed: after `stop`.
@@ -137,11 +137,10 @@ class TrainerServer(Resource):
         check_name(name, "name")
         if not isinstance(data_store, DataStoreBase):
             raise ConfigError(f"data_store is a DataStoreBase, not a {type(data_store).__qualname__}", key="data_store")
-        held = len(data_store)
-        if held and self._journal is None:
+        if data_store.on_disk and len(data_store) > 0 and self._journal is None:
             raise ConfigError(
-                f"store {name!r} has {held} items already, and without a journal clients would send them again: give run_dir "
-                "from the start, or an empty store (in an empty folder)",
+                f"store {name!r} has {len(data_store)} items on disk already, and without a journal clients would send them "
+                "again: give run_dir from the start, or an empty store (in an empty folder)",
                 key="data_store",
             )
         shelf = Shelf(name, data_store, self._journal, self._journal_bytes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -422,13 +423,25 @@ def test_unknown_stores_are_named_with_those_that_there_are(server: TrainerServe
                 call("b")
 
 
-def test_a_store_with_items_is_refused_without_a_journal_that_knows_them(server: TrainerServer) -> None:
-    store = QueuedDataStore(5)
-    store.insert(1)
-    with pytest.raises(ConfigError, match=r"has 1 items already, .* give run_dir") as caught:
-        server.register_data_store("c", store)
-    assert caught.value.key == "data_store"
-    assert server.store_names() == {"a", "b"}
+def test_a_store_on_disk_with_items_is_refused_without_a_journal_that_knows_them(server: TrainerServer, tmp_path: Path) -> None:
+    transition = {"observations": np.zeros(1), "actions": 0, "rewards": 0.0, "next_observations": np.ones(1), "terminated": False}
+    with ReplayBuffer(5, path=tmp_path / "buffer") as store:
+        server.register_data_store("fresh", store)
+        store.insert(transition)
+    with ReplayBuffer(5, path=tmp_path / "buffer") as again:
+        with pytest.raises(ConfigError, match=r"has 1 items on disk already, .* give run_dir") as caught:
+            server.register_data_store("c", again)
+        assert caught.value.key == "data_store"
+    assert server.store_names() == {"a", "b", "fresh"}
+
+
+def test_a_store_in_memory_may_have_demonstrations(server: TrainerServer) -> None:
+    store, mine = QueuedDataStore(5), QueuedDataStore(5)
+    store.insert("demonstration")
+    server.register_data_store("c", store)
+    mine.insert("sent")
+    with join(server, "c", data_stores={"c": mine}):
+        assert items(server, "c") == ["demonstration", "sent"]
 
 
 def test_a_store_has_one_name(server: TrainerServer) -> None:

@@ -42,6 +42,7 @@ class DataStoreBase(ABC):
         capacity: the most items that are held.
         lineage: which numbering this is: a random number in 1 .. 2^63 - 1, another for each store. One that is kept on disk keeps
             its own. A trainer knows by it that an item under an old number is a new one.
+        on_disk: whether it outlives its process.
 
     Raises:
         ConfigError: when the capacity is not a positive integer.
@@ -52,6 +53,7 @@ class DataStoreBase(ABC):
             raise ConfigError(f"a capacity is a positive integer, not {capacity!r:.60}", key="capacity")
         self.capacity = capacity
         self.lineage = new_lineage()
+        self.on_disk = False
 
     @abstractmethod
     def insert(self, data: Any) -> None:

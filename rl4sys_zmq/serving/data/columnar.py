@@ -51,7 +51,7 @@ class ColumnStore(DataStoreBase, Resource):
         self._layout: Layout | None = None
         self._folder = None if path is None else Folder(path, self._KIND, {"capacity": capacity, **(options or {})})
         if self._folder is not None:
-            self.lineage = self._folder.lineage
+            self.lineage, self.on_disk = self._folder.lineage, True
         self._ring = Ring(capacity, self._folder)
 
     def insert(self, data: Mapping[str, Any]) -> None:

@@ -40,11 +40,15 @@ Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 
 
 class Refuse(Exception):
-    """Raised by a method to refuse a call with a code of its own rather than as a failure."""
+    """Raised by a method to refuse a call with a code of its own rather than as a failure.
 
-    def __init__(self, code: CallRefusal, detail: str) -> None:
-        self.code, self.detail = code, detail
-        super().__init__(detail)
+    Raises:
+        ValueError: for a code that is none.
+    """
+
+    def __init__(self, code: CallRefusal | str, detail: object) -> None:
+        self.code, self.detail = CallRefusal(code), str(detail)
+        super().__init__(self.detail)
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         with pytest.raises(CallFailed, match=r"payload\['deep'\]\[0\]"):
             client.call("bad")
         for _ in range(2):
-            with pytest.raises(CallFailed, match=r"sys.exit\(3\)"):
+            with pytest.raises(CallFailed, match="raised SystemExit: 3"):
                 client.call("exit")
         with pytest.raises(CallRefused, match=r"'nope'.*bad, boom, exit, fine") as unknown:
             client.call("nope")
@@ -101,6 +101,49 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         assert client.call("fine", 5) == 5
     counters = server.status()["counters"]
     assert (counters["failed"], counters["refused.unknown"], counters["refused.invalid"]) == (4, 1, 1)
+
+
+class Textless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Bare(Refuse):
+    def __init__(self) -> None:
+        """Leaves out what a refusal is made of."""
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (asyncio.CancelledError, "CancelledError"),
+        (KeyboardInterrupt, "KeyboardInterrupt"),
+        (GeneratorExit, "GeneratorExit"),
+        (Textless, r"Textless: \(its __str__ raises RuntimeError\)"),
+        (lambda: Refuse("weird", "x"), "ValueError: 'weird'"),
+        (lambda: Refuse(None, "x"), "ValueError: None"),  # type: ignore[arg-type]
+        (Bare, "AttributeError"),
+    ],
+)
+def test_nothing_that_a_callback_raises_ends_its_lane(make: Any, kind: str) -> None:
+    def fail(payload: Any) -> Any:
+        if payload:
+            raise make()
+        return "fine"
+
+    with Server("tcp://127.0.0.1:0", name="raises") as server:
+        server.register("m", fail)
+        server.start()
+        with client_of(server) as client:
+            with pytest.raises(CallFailed, match=kind):
+                client.call("m", 1)
+            assert client.call("m", 0) == "fine"
+        server.raise_if_dead()
+
+
+def test_a_refusal_says_what_it_was_given() -> None:
+    refusal = Refuse("invalid", ValueError("not this"))
+    assert (refusal.code, refusal.detail) == (CallRefusal.INVALID, "not this")
 
 
 def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> None:

@@ -43,15 +43,13 @@ class Answers:
         return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
 
     def _run(self, job: Job) -> list[list[Frame]]:
-        requests, now = job.requests, time.monotonic()
-        late = [r for r in requests if _expired(r, now)]
-        fresh = [r for r in requests if r not in late] if late else requests
-        given = _call(job.method.run, [r.call.payload for r in fresh]) if fresh else []
-        if isinstance(given, BaseException):
-            alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
-            given = [g if isinstance(g, BaseException) else g[0] for g in alone]
-        results = iter(given)
-        return [self._too_late(r.call) if late and r in late else self._answer(r.call, next(results)) for r in requests]
+        now = time.monotonic()
+        late = [_expired(request, now) for request in job.requests]
+        results = iter(_results(job.method.run, [r.call for r, over in zip(job.requests, late, strict=True) if not over]))
+        return [
+            self._too_late(request.call) if over else self._answer(request.call, next(results))
+            for request, over in zip(job.requests, late, strict=True)
+        ]
 
     def _too_late(self, call: Call) -> list[Frame]:
         self._counters.add(f"refused.{CallRefusal.EXPIRED}")
@@ -88,6 +86,17 @@ def each(run: Callable[[Tree], Tree]) -> Handler:
 def _expired(request: Request, now: float) -> bool:
     """Whether the caller does not wait any more."""
     return (now - request.came_s) * 1000 > request.call.timeout_ms
+
+
+def _results(run: Handler, calls: list[Call]) -> list[Tree | BaseException]:
+    """What came of each call: an answer, or what was raised."""
+    given = _call(run, [call.payload for call in calls]) if calls else []
+    if not isinstance(given, BaseException):
+        return given
+    if len(calls) == 1:
+        return [given]
+    alone = [_call(run, [call.payload]) for call in calls]
+    return [one if isinstance(one, BaseException) else one[0] for one in alone]
 
 
 def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:

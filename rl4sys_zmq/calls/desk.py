@@ -76,9 +76,9 @@ class Method:
     client_id: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """A call that waits or runs.
+    """A call that waits or runs; it is itself alone, whatever another says.
 
     Attributes:
         peer: where its answer goes: the routing id on which it came last.

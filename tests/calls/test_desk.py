@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 
+from rl4sys_zmq.calls.answers import Answers
 from rl4sys_zmq.calls.desk import LONG_S, MOST_PATIENCE_S, PATIENCE, Desk, Method
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.wire.calls import Call
+from rl4sys_zmq.wire.calls import Call, Reply, decode_call
 
 
 class Table:
@@ -139,3 +145,22 @@ def test_a_lane_is_known_to_take_long_by_its_last_job() -> None:
         table.desk.finish(job, [[]], now + took_s)
         assert not table.desk.busy
     assert known == [False, False, True, False]
+
+
+def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
+    """A session that is not known has no memory of its calls: one that is said again waits a second time."""
+    desk, seen = Desk(Counters()), []
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        seen.append(len(payloads))
+        return payloads
+
+    desk.register(Method("m", run, "m", max_batch=4))
+    now = time.monotonic()
+    for came_s in (now - 9.0, now, now - 9.0, now):
+        desk.take(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), came_s)
+    job = desk.next_job(now)
+    assert job is not None
+    replies = [decode_call(frames) for frames in Answers("test", 1, desk.counters, 1 << 20).run(job)]
+    assert [r.code for r in replies if isinstance(r, Reply)] == ["expired", "", "expired", ""]
+    assert seen == [2]

@@ -30,7 +30,8 @@ class Answers:
     def run(self, job: Job) -> list[list[Frame]]:
         """One answer for each request of a job.
 
-        A callback that raises for a batch is asked once more for each call by itself. What its caller has given up is not run.
+        A callback that raises for a batch is asked once more for each call by itself, but for those that must run once: they
+        have failed with it. What its caller has given up is not run.
         """
         try:
             return self._run(job)
@@ -95,7 +96,7 @@ def _results(run: Handler, calls: list[Call]) -> list[Tree | BaseException]:
         return given
     if len(calls) == 1:
         return [given]
-    alone = [_call(run, [call.payload]) for call in calls]
+    alone = [given if call.once else _call(run, [call.payload]) for call in calls]
     return [one if isinstance(one, BaseException) else one[0] for one in alone]
 
 

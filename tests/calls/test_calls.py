@@ -174,6 +174,26 @@ def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> No
     assert sizes == [1, 16, *[1] * 16]
 
 
+def test_what_must_run_once_is_not_asked_again_when_its_batch_raises(server: Server) -> None:
+    ran: list[str] = []
+
+    def note(payloads: Any) -> Any:
+        ran.extend(payloads)
+        if "bad" in payloads:
+            raise ValueError("bad")
+        return payloads
+
+    server.register("note", note, batching=Batching(max_size=4, max_wait_s=30.0))
+    server.start()
+    with client_of(server) as client:
+        futures = [client.submit("note", p, once=p != "again") for p in ("a", "bad", "again", "b")]
+        assert futures[2].result(WAIT_S) == "again"
+        for future in (futures[0], futures[1], futures[3]):
+            with pytest.raises(CallFailed, match="ValueError: bad"):
+                future.result(WAIT_S)
+    assert ran == ["a", "bad", "again", "b", "again"]
+
+
 def test_a_batch_waits_for_more(server: Server) -> None:
     sizes = []
 

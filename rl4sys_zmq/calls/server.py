@@ -122,7 +122,7 @@ class Server(Resource):
         self._answers = Answers(name, self._id, self.counters, MAX_FRAME_BYTES)
         self._notices = Notices(self._id, self.counters, MAX_FRAME_BYTES)
         self._lock = threading.Lock()
-        self._crew = Crew(name, self._lead, self._adopt, self.counters)
+        self._crew = Crew(name, self._lead, self._adopt, self._close_sockets, self.counters)
         self._wakeup = Wakeup()
         self._poller = Poller()
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
@@ -253,10 +253,11 @@ class Server(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuses what waits (``closing``), answers what runs, joins the threads, closes the sockets. A second call does nothing.
 
-        Called by a callback it only tells the threads to end; its owner's `stop` does the rest.
+        Called by a callback it only tells the threads to end.
 
         Raises:
-            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns.
+            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns, and closes the
+                sockets, which hold the address until then.
         """
         self._crew.stop()
         self._wakeup.set()
@@ -290,7 +291,7 @@ class Server(Resource):
                 socket.adopt()
 
     def _close_sockets(self) -> None:
-        """By the thread that stops the server, once no other uses them."""
+        """By the last of the threads, or whoever stops a server that has none."""
         self._poller.close()
         self._adopt()
         for socket in (self._router, self._xpub):

@@ -78,7 +78,7 @@ class PolicyService(Resource):
         return self._server.status()
 
     def close(self) -> None:
-        """Ends it. A policy of the user's own may be stuck in a forward pass: then its thread ends when that does."""
+        """Ends it. A policy of the user's own may be stuck in a forward pass: when that ends, its thread closes what is left."""
         try:
             self._server.stop(CLOSE_S)
         except CallbackStuck as exc:

@@ -79,6 +79,29 @@ def test_a_server_that_stops_names_the_callback_that_does_not(transport: Transpo
         waiting.cancel()
 
 
+def test_a_server_that_gave_up_on_a_callback_lets_go_of_its_address_when_that_returns(transport: TransportUnderTest) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def block(payload: object) -> None:
+        entered.set()
+        release.wait(WAIT_S)
+
+    server = Server(transport.address(), name="stuck", pub=transport.address())
+    server.register("slow", block)
+    server.start()
+    with Client(server.address, timeout_s=WAIT_S) as client:
+        waiting = client.submit("slow")
+        assert entered.wait(WAIT_S)
+        with pytest.raises(CallbackStuck, match="slow"):
+            server.stop(timeout_s=0.05)
+        release.set()
+        waiting.result(WAIT_S)
+    server._crew.join(WAIT_S)
+    with Server(server.address, name="next", pub=server.pub_address) as other:
+        other.start()
+    server.stop()
+
+
 def test_two_callbacks_hear_one_topic_and_both_end(transport: TransportUnderTest) -> None:
     heard: list[list[int]] = [[], []]
     done = [threading.Event(), threading.Event()]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, ConfigError
-from rl4sys_zmq.wire.calls import Call
+from rl4sys_zmq.wire.calls import MAX_NAME, Call, is_name
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -165,8 +165,11 @@ class Desk:
         """Adds a method.
 
         Raises:
-            ConfigError: when the name is taken, or a number is no sensible one.
+            ConfigError: when the name is none or taken, or a number is no sensible one.
         """
+        for name in (method.name, method.lane):
+            if not is_name(name):
+                raise ConfigError(f"{name!r:.60} is no name for a method or a lane: 1 to {MAX_NAME} characters", key="name")
         if method.name in self.methods:
             raise ConfigError(f"{method.name!r} is registered already", key=method.name)
         if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:

@@ -11,7 +11,7 @@ from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, PayloadError
 from rl4sys_zmq.transports import Socket, read_subscription
-from rl4sys_zmq.wire.calls import Notice, check_size, decode_call, encode_notice
+from rl4sys_zmq.wire.calls import MAX_NAME, Notice, check_size, decode_call, encode_notice, is_name
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -64,8 +64,8 @@ class Notices:
         Raises:
             PayloadError: when the payload can't travel, or a part of it is too large.
         """
-        if "\0" in topic:
-            raise PayloadError("topic", f"{topic!r:.60} has a zero byte")
+        if not is_name(topic) or "\0" in topic:
+            raise PayloadError("topic", f"{topic!r:.60} is no name: 1 to {MAX_NAME} characters, no zero byte")
         with self._lock:
             held = self._newest.get(topic)
             number = held.number + 1 if held is not None else 1

@@ -157,12 +157,14 @@ class Server(Resource):
             client_id: the client that the caller's key must be for; empty: any.
 
         Raises:
-            ConfigError: when the name is taken.
+            ConfigError: when the name is none or taken, or a number is no sensible one.
         """
+        if not isinstance(batching, Batching | None):
+            raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; it is a Batching or None", key="batching")
         handler: Handler = run if batching is not None else each(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
-            self._desk.register(Method(name, handler, lane or name, role, size, wait_s, max_queue, client_id))
+            self._desk.register(Method(name, handler, name if lane is None else lane, role, size, wait_s, max_queue, client_id))
 
     def start(self) -> Self:
         """Binds and serves in threads of its own; returns when it is bound.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq.calls import Client, Server
-from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, PayloadError
+from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, ConfigError, PayloadError
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.calls import Call, decode_call, encode_call
@@ -45,6 +46,25 @@ def test_an_answer_or_a_notice_that_is_too_large_is_its_senders_error(monkeypatc
             assert client.call("much", 50_000).nbytes == 50_000
         with pytest.raises(PayloadError, match="limit is 100000"):
             server.publish("news", np.zeros(200_000, np.uint8))
+
+
+@pytest.mark.parametrize("name", [5, b"m", None, ("m",), "", "x" * 300, "\ud800"])
+def test_what_is_no_name_is_not_registered(name: Any) -> None:
+    with Server("tcp://127.0.0.1:0", name="names", pub="tcp://127.0.0.1:0") as server:
+        with pytest.raises(ConfigError, match="is no name"):
+            server.register(name, lambda payload: payload)
+        if name is not None:
+            with pytest.raises(ConfigError, match="is no name"):
+                server.register("m", lambda payload: payload, lane=name)
+        with pytest.raises(PayloadError, match="topic"):
+            server.publish(name, 1)
+        with pytest.raises(ConfigError, match="batching is 8"):
+            server.register("m", lambda payload: payload, batching=8)  # type: ignore[arg-type]
+        server.register("good", lambda payload: payload)
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            assert client.call("good", 1) == 1
+        assert server.status()["methods"] == ["good"]
 
 
 def test_every_field_that_differs_is_named_and_long_ones_are_cut(transport: TransportUnderTest) -> None:

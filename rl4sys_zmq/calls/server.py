@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from rl4sys_zmq.calls.answers import Answers, each
 from rl4sys_zmq.calls.crew import Crew
 from rl4sys_zmq.calls.desk import Desk, Handler, Job, Method, Refuse
@@ -443,7 +445,7 @@ class Server(Resource):
             other = [
                 f"{field} is {theirs!r} at the caller and {ours!r} at the server"
                 for field, theirs, ours in pairs
-                if theirs != ours
+                if not _agree(theirs, ours)
             ]
             if other:
                 raise Refuse(CallRefusal.MISMATCH, "; ".join(other))
@@ -459,3 +461,16 @@ class Server(Resource):
 
     def _status(self, payload: Tree) -> Tree:
         return self.status()
+
+
+def _agree(theirs: Tree, ours: Tree) -> bool:
+    """Whether two terms are equal: as Python has it, but for arrays (by dtype, shape and content) and NaN (which is itself)."""
+    if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
+        theirs, ours = np.asarray(theirs), np.asarray(ours)
+        return (theirs.dtype, theirs.shape, theirs.tobytes()) == (ours.dtype, ours.shape, ours.tobytes())
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return theirs.keys() == ours.keys() and all(_agree(theirs[key], ours[key]) for key in theirs)
+    for kind in (list, tuple):
+        if isinstance(theirs, kind) and isinstance(ours, kind):
+            return len(theirs) == len(ours) and all(map(_agree, theirs, ours))
+    return bool(theirs == ours or (theirs != theirs and ours != ours))  # noqa: PLR0124 (only NaN differs from itself)

@@ -76,6 +76,28 @@ def test_every_field_that_differs_is_named_and_long_ones_are_cut(transport: Tran
             assert caught.value.code is CallRefusal.MISMATCH
 
 
+def test_terms_may_have_arrays_and_numbers_that_are_none(transport: TransportUnderTest) -> None:
+    terms = {"low": np.zeros(3), "nested": {"a": (1, float("nan")), "b": [np.full(2, np.nan, np.float32)]}, "rate": 10}
+    same = {"rate": 10.0, "low": np.zeros(3), "nested": {"b": [np.full(2, np.nan, np.float32)], "a": (1, float("nan"))}}
+    others = {
+        "low": [np.zeros(4), np.zeros(3, np.float32), np.ones(3), 0.0, None],
+        "nested": [{"a": (1, float("nan"))}, {**terms["nested"], "a": (1, 2.0)}, {**terms["nested"], "b": []}],  # type: ignore[dict-item]
+        "rate": [float("nan"), np.zeros(1), "10"],
+    }
+    with Server(transport.address(), name="terms", terms=terms) as server:
+        server.register("fine", lambda payload: payload)
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S, terms=same) as client:
+            assert client.call("fine", 1) == 1
+        for field, values in others.items():
+            for value in values:
+                with (
+                    Client(server.address, timeout_s=WAIT_S, terms={**terms, field: value}) as client,
+                    pytest.raises(CallRefused, match=f"mismatch.*{field} is"),
+                ):
+                    client.call("fine", 1)
+
+
 def test_a_server_that_stops_names_the_callback_that_does_not(transport: TransportUnderTest) -> None:
     release, entered = threading.Event(), threading.Event()
 

@@ -224,7 +224,8 @@ class Server(Resource):
         The payload is copied: its arrays may change afterwards.
 
         Raises:
-            PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`.
+            PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`; for a topic that is no
+                name, or one more than 1024.
             Closed: after `stop`, and where nothing is published.
             WorkerDied: when one of its threads has died.
         """

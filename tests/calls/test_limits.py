@@ -167,6 +167,24 @@ def test_two_callbacks_hear_one_topic_and_both_end(transport: TransportUnderTest
         assert numbers[-1] == 21
 
 
+def test_what_waits_to_be_published_is_the_newest_of_each_topic(transport: TransportUnderTest, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rl4sys_zmq.calls.notices.MAX_TOPICS", 3)
+    with Server(transport.address(), name="news", pub=transport.address()) as server:
+        for number in range(1, 101):
+            for topic in ("a", "b", "c"):
+                assert server.publish(topic, f"{topic} {number}") == number
+        assert len(server._notices._posted) == 3
+        with pytest.raises(PayloadError, match="publishes 3 topics"):
+            server.publish("d", 1)
+        server.start()
+        heard: queue.Queue[tuple[object, int]] = queue.Queue()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            client.subscribe("b", lambda payload, number: heard.put((payload, number)))
+            assert heard.get(timeout=WAIT_S) == ("b 100", 100)
+            server.publish("b", "last")
+            assert heard.get(timeout=WAIT_S) == ("last", 101)
+
+
 def test_arrays_may_change_after_they_were_published_or_answered(transport: TransportUnderTest) -> None:
     """A robot's buffers and a trainer's weights go on changing: what was said stays what it was."""
     weights = np.zeros(50_000)

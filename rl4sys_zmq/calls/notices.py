@@ -48,7 +48,7 @@ class Notices:
         self._lock = threading.Lock()
         self._newest: dict[str, _Newest] = {}
         self._posted: OrderedDict[str, None] = OrderedDict()
-        """Topics whose newest notice is to be sent, in order. No lock: whoever sends must not wait while a large one is packed."""
+        """Topics whose newest notice is to be sent, in order. Without the lock: to pack a large notice holds up no sending."""
         self._asked: set[str] = set()
         self.channel = secrets.token_bytes(8)
 

@@ -4,8 +4,9 @@ A *method* is what can be called. Methods share a *lane* when their callbacks mu
 after another. A *job* is one call, or several of one method that is batched.
 
 A call that must run once is known by its session and number. While it waits or runs, the same call sent again changes only where
-the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it. A session is known from
-its first ``$hello`` until it has been silent for `SESSION_S`; with a session forgotten, nothing of it is run (``no_session``).
+the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it, or too much is kept: then
+it is not answered again, and not run again either. A session is known from its first ``$hello`` until it has been silent for
+`SESSION_S`; with a session forgotten, nothing of it is run (``no_session``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LONG_S = 0.003
 """A lane whose last job took longer, in seconds, will take long again: to give its next job to another thread costs a tenth."""
 MAX_ANSWERS = 256
 """How many answers are kept for one session."""
+MAX_KEPT_BYTES = 256 * 1024 * 1024
+"""How many bytes of answers are kept for all sessions together; beyond them the oldest go, as if their callers had them."""
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """Payloads in, as many answers out; an answer that is an `Exception` goes to its caller as an error."""
@@ -160,6 +163,9 @@ class Desk:
         self.pressing = False
         self._lanes: dict[str, _Lane] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._kept: dict[tuple[int, int], int] = {}
+        """The bytes of each kept answer by session and number, oldest first."""
+        self._kept_bytes = 0
 
     def register(self, method: Method) -> None:
         """Adds a method.
@@ -190,7 +196,9 @@ class Desk:
         while len(self._sessions) >= MAX_SESSIONS or (
             self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
         ):
-            self._sessions.popitem(last=False)
+            oldest = next(iter(self._sessions))
+            self._forget_answers(oldest, max(self._sessions[oldest].answers, default=-1) + 1)
+            del self._sessions[oldest]
         self._sessions[session] = _Session(now)
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
@@ -214,9 +222,7 @@ class Desk:
             session.heard_s = now
             self._sessions.move_to_end(call.session)
             if call.acked > session.acked:
-                session.acked = call.acked
-                for number in [n for n in session.answers if n < call.acked]:
-                    del session.answers[number]
+                self._forget_answers(call.session, call.acked)
             waiting = session.waiting.get(call.number)
             if waiting is not None:
                 waiting.peer, waiting.again = peer, waiting.again + 1
@@ -276,10 +282,7 @@ class Desk:
                 continue
             session.waiting.pop(request.call.number, None)
             if request.call.once and request.call.number >= session.acked:
-                session.answers[request.call.number] = answer
-                if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
-                    session.acked = min(session.answers) + 1
-                    del session.answers[session.acked - 1]
+                self._keep(request.call, session, answer)
 
     def drop_all(self) -> list[Request]:
         """Takes back whatever waits, as the server stops."""
@@ -301,6 +304,24 @@ class Desk:
     def sessions(self) -> int:
         """How many callers are known."""
         return len(self._sessions)
+
+    def _keep(self, call: Call, session: _Session, answer: list[Frame]) -> None:
+        key, size = (call.session, call.number), sum(map(len, answer))
+        self._kept_bytes += size - self._kept.get(key, 0)  # a session that was forgotten and came back may have run it twice
+        self._kept[key], session.answers[call.number] = size, answer
+        if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
+            self._forget_answers(call.session, min(session.answers) + 1)
+        while self._kept_bytes > MAX_KEPT_BYTES:
+            oldest, number = next(iter(self._kept))
+            self._forget_answers(oldest, number + 1)
+
+    def _forget_answers(self, session: int, below: int) -> None:
+        """A caller has the answers to all numbers below one, or must do without."""
+        held = self._sessions[session]
+        held.acked = below
+        for number in [n for n in held.answers if n < below]:
+            del held.answers[number]
+            self._kept_bytes -= self._kept.pop((session, number))
 
     def _due(self, lane: _Lane) -> float:
         """When the first job of a lane may start."""

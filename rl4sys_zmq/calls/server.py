@@ -169,10 +169,11 @@ class Server(Resource):
             self._desk.register(Method(name, handler, name if lane is None else lane, role, size, wait_s, max_queue, client_id))
 
     def start(self) -> Self:
-        """Binds and serves in threads of its own; returns when it is bound.
+        """Binds and serves in threads of its own; returns when it is bound. One that could not be bound may be started again.
 
         Raises:
             AddressInUse: when somebody else binds the address.
+            ConfigError: for keys that are missing, wrong, or readable by others.
             TransportError: when it cannot be bound.
             Closed: after `stop`.
         """
@@ -184,7 +185,7 @@ class Server(Resource):
             try:
                 self._open()
             except BaseException:
-                self.stop()
+                self._release()
                 raise
             self._crew.start()
         return self
@@ -193,7 +194,7 @@ class Server(Resource):
         """Serves until `stop` is called by another thread, or an exception (Ctrl-C) ends the wait; then stops.
 
         Raises:
-            TransportError: as `start` does.
+            AddressInUse, ConfigError, TransportError: as `start` does.
         """
         self.start()
         try:
@@ -282,11 +283,11 @@ class Server(Resource):
         self._router = Socket.router(
             self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
         )
-        self._address = self._router.bound
         if self._pub is not None:
             self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
             self._pub_address = self._xpub.bound
             self._poller.register(self._xpub)
+        self._address = self._router.bound
         self._poller.register(self._router)
         self._poller.register(self._wakeup)
 
@@ -298,11 +299,14 @@ class Server(Resource):
     def _close_sockets(self) -> None:
         """By the last of the threads, or whoever stops a server that has none."""
         self._poller.close()
+        self._release()
+        self._wakeup.close()
+
+    def _release(self) -> None:
         self._adopt()
         for socket in (self._router, self._xpub):
             if socket is not None:
                 socket.close()
-        self._wakeup.close()
         if self._door is not None:
             self._door.close()
 

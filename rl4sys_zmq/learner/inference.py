@@ -62,6 +62,7 @@ class PolicyService(Resource):
 
         Raises:
             AddressInUse, TransportError: when it cannot be bound.
+            ConfigError: for keys that can't be used.
         """
         self.address = self._server.start().address
 

@@ -96,6 +96,7 @@ class InferenceServer(Resource):
 
         Raises:
             AddressInUse: when somebody else binds the address.
+            ConfigError: for keys that are missing, wrong, or readable by others.
             TransportError: when it cannot be bound.
         """
         if threaded:

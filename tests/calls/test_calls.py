@@ -501,8 +501,21 @@ def test_addresses_that_cannot_be_served(tmp_path: Any) -> None:
     Server("tcp://0.0.0.0:0", name="open", insecure=True).stop()
     with Server("tcp://127.0.0.1:0", name="one") as one:
         one.start()
-        two = Server(one.address, name="two")
+        two = Server(one.address, name="two", pub="tcp://127.0.0.1:0")
+        two.register("m", lambda payload: payload)
         with pytest.raises(AddressInUse):
             two.start()
+        with pytest.raises(Closed, match="not started"):
+            assert two.address
+    with two.start(), client_of(two) as client:  # the address is free now
+        assert client.call("m", 1) == 1
+    with Server("tcp://127.0.0.1:0", name="three") as three:
+        three.start()
+        with Server("tcp://127.0.0.1:0", name="four", pub=three.address) as four, pytest.raises(AddressInUse):
+            four.start()
+    with pytest.raises(Closed, match="was stopped"):
+        four.start()
+    with pytest.raises(ConfigError), Server("tcp://127.0.0.1:0", name="keyed", keys=tmp_path) as keyed:
+        keyed.start()
     with pytest.raises(ConfigError, match="timeout_s"):
         Client("tcp://127.0.0.1:1", timeout_s=0)

@@ -6,14 +6,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.calls import Client
-from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout
+from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.calls import Client, Server
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
 from rl4sys_zmq.testing.addresses import TransportUnderTest
@@ -158,6 +161,83 @@ def test_without_a_policy_the_deadline_is_an_error_or_the_baselines(learner: Lea
         assert [a.act for a in actions] == [2, 2]
         assert counters(agent) == {"inference.timeouts": 2, "baseline_actions": 3}
     go.set()
+
+
+def asking(mode: str = "remote", **options: Any) -> RemoteInference:
+    """What an actor asks with, without the actor."""
+    return RemoteInference(config(SimpleNamespace(address="tcp://127.0.0.1:1"), inference=mode, **options), Counters())  # type: ignore[arg-type]
+
+
+def answer_to(payload: Any, **other: Any) -> dict[str, Any]:
+    """What the learner answers, of the version 7."""
+    rows = np.zeros(len(payload["obs"]), np.int64)
+    return {"raw": rows, "act": rows, "log_prob": np.float32(rows), "generation": 1, "version": 7, **other}
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"raw": MISSING},
+        {"raw": 1},
+        {"act": np.zeros(())},
+        {"act": [0]},
+        {"log_prob": np.full(1, np.nan, np.float32)},
+        {"log_prob": ["x"]},
+        {"version": None},
+        {"generation": MISSING},
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_of_ours(transport: TransportUnderTest, other: dict[str, Any]) -> None:
+    with Server(transport.address(), name="odd") as server:
+        wrong = lambda p: {k: v for k, v in answer_to(p, **other).items() if v is not MISSING}  # noqa: E731
+        server.register(method_of("lab"), wrong)
+        server.start()
+        with asking() as remote, pytest.raises(CallFailed, match="policy/lab"):
+            remote.ask(server.address, OBS[None], None)
+        with asking("auto") as remote:
+            assert remote.ask(server.address, OBS[None], None) is None
+
+
+def test_a_question_under_way_goes_to_where_the_service_has_moved(transport: TransportUnderTest) -> None:
+    go, entered = threading.Event(), threading.Event()
+
+    def block(payload: Any) -> Any:
+        entered.set()
+        go.wait(WAIT_S)
+        return answer_to(payload)
+
+    answers: list[Any] = []
+    with (
+        Server(transport.address(), name="before") as before,
+        Server(transport.address(), name="after") as after,
+        asking() as remote,
+    ):
+        before.register(method_of("lab"), block)
+        after.register(method_of("lab"), lambda payload: answer_to(payload, version=8))
+        before.start()
+        after.start()
+        thread = threading.Thread(target=lambda: answers.append(remote.ask(before.address, OBS[None], None)))
+        thread.start()
+        assert entered.wait(WAIT_S)
+        answer = remote.ask(after.address, OBS[None], None)
+        assert answer is not None and answer[3] == (1, 8)
+        thread.join(WAIT_S)
+        go.set()
+    assert [a[3] for a in answers] == [(1, 8)]
+
+
+def test_after_close_nobody_is_asked(transport: TransportUnderTest) -> None:
+    with Server(transport.address(), name="there") as server:
+        server.register(method_of("lab"), answer_to)
+        server.start()
+        with asking() as remote:
+            assert remote.ask(server.address, OBS[None], None) is not None
+        with pytest.raises(CallFailed, match="closed"):
+            remote.ask(server.address, OBS[None], None)
+        remote.close()
 
 
 def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:

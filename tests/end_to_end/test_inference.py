@@ -19,9 +19,10 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
+from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
 WAIT_S = 20.0
 BATCH = 64
@@ -285,6 +286,26 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
         assert client.call(method_of("lab"), good, WAIT_S)["version"] == agent.version
         with pytest.raises(CallRefused, match="policy/lab"):
             client.call(method_of("nobody"), good, WAIT_S)
+
+
+def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that is offered while a policy is built changes nothing of what the question is measured by."""
+
+    def offer(size: int) -> tuple[PolicySpec, PolicySnapshot]:
+        spec = PolicySpec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
+        return spec, PolicySnapshot(1, size, 0, np.zeros(spec.size, np.float32))
+
+    with PolicyService("tcp://127.0.0.1:0", None, None, insecure=False) as service:
+        service.offer("lab", *offer(4))
+
+        def slow(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
+            service.offer("lab", *offer(5))
+            return build_policy(spec, snapshot)
+
+        monkeypatch.setattr("rl4sys_zmq.learner.inference.build_policy", slow)
+        for size in (4, 5):
+            (answer,) = service._act("lab", [{"obs": np.zeros((1, size), np.float32), "mask": None, "explore": False}])
+            assert answer["version"] == size
 
 
 def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:

@@ -33,24 +33,18 @@ class Answers:
         A callback that raises for a batch is asked once more for each call by itself, but for those that must run once: they
         have failed with it. What its caller has given up is not run.
         """
+        requests, now = job.requests, time.monotonic()
         try:
-            return self._run(job)
+            late = {request for request in requests if _expired(request, now)}
+            results = iter(_results(job.method.run, [r for r in requests if r not in late] if late else requests))
+            return [self._too_late(r.call) if r in late else self._answer(r.call, next(results)) for r in requests]
         except BaseException as exc:  # noqa: BLE001 (what nobody foresaw, in objects of the user's, ends no thread of the server)
-            return [self._failed(request.call, exc) for request in job.requests]
+            return [self._failed(request.call, exc) for request in requests]
 
     def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
         """The answer to a call that is refused or has failed."""
         text = detail[:MAX_DETAIL].encode(errors="replace").decode()
         return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
-
-    def _run(self, job: Job) -> list[list[Frame]]:
-        now = time.monotonic()
-        late = [_expired(request, now) for request in job.requests]
-        results = iter(_results(job.method.run, [r.call for r, over in zip(job.requests, late, strict=True) if not over]))
-        return [
-            self._too_late(request.call) if over else self._answer(request.call, next(results))
-            for request, over in zip(job.requests, late, strict=True)
-        ]
 
     def _too_late(self, call: Call) -> list[Frame]:
         self._counters.add(f"refused.{CallRefusal.EXPIRED}")
@@ -89,14 +83,14 @@ def _expired(request: Request, now: float) -> bool:
     return (now - request.came_s) * 1000 > request.call.timeout_ms
 
 
-def _results(run: Handler, calls: list[Call]) -> list[Tree | BaseException]:
-    """What came of each call: an answer, or what was raised."""
-    given = _call(run, [call.payload for call in calls]) if calls else []
+def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:
+    """What came of each request: an answer, or what was raised."""
+    given = _call(run, [request.call.payload for request in requests]) if requests else []
     if not isinstance(given, BaseException):
         return given
-    if len(calls) == 1:
+    if len(requests) == 1:
         return [given]
-    alone = [given if call.once else _call(run, [call.payload]) for call in calls]
+    alone = [given if request.call.once else _call(run, [request.call.payload]) for request in requests]
     return [one if isinstance(one, BaseException) else one[0] for one in alone]
 
 

@@ -36,7 +36,7 @@ LONG_S = 0.003
 MAX_ANSWERS = 256
 """How many answers are kept for one session."""
 MAX_KEPT_BYTES = 256 * 1024 * 1024
-"""How many bytes of answers are kept for all sessions together; beyond them the oldest go, as if their callers had them."""
+"""How many bytes of answers are kept for all sessions together; what is beyond goes, as if its callers had it."""
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """Payloads in, as many answers out; an answer that is an `Exception` goes to its caller as an error."""
@@ -163,8 +163,6 @@ class Desk:
         self.pressing = False
         self._lanes: dict[str, _Lane] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
-        self._kept: dict[tuple[int, int], int] = {}
-        """The bytes of each kept answer by session and number, oldest first."""
         self._kept_bytes = 0
 
     def register(self, method: Method) -> None:
@@ -196,9 +194,8 @@ class Desk:
         while len(self._sessions) >= MAX_SESSIONS or (
             self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
         ):
-            oldest = next(iter(self._sessions))
-            self._forget_answers(oldest, max(self._sessions[oldest].answers, default=-1) + 1)
-            del self._sessions[oldest]
+            _, oldest = self._sessions.popitem(last=False)
+            self._forget_answers(oldest, 1 << 64)
         self._sessions[session] = _Session(now)
 
     def take(self, peer: bytes, call: Call, now: float) -> list[Frame] | None:
@@ -222,7 +219,7 @@ class Desk:
             session.heard_s = now
             self._sessions.move_to_end(call.session)
             if call.acked > session.acked:
-                self._forget_answers(call.session, call.acked)
+                self._forget_answers(session, call.acked)
             waiting = session.waiting.get(call.number)
             if waiting is not None:
                 waiting.peer, waiting.again = peer, waiting.again + 1
@@ -282,7 +279,13 @@ class Desk:
                 continue
             session.waiting.pop(request.call.number, None)
             if request.call.once and request.call.number >= session.acked:
-                self._keep(request.call, session, answer)
+                if session.answers.setdefault(request.call.number, answer) is answer:
+                    for frame in answer:
+                        self._kept_bytes += len(frame)
+                if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
+                    self._forget_answers(session, min(session.answers) + 1)
+                if self._kept_bytes > MAX_KEPT_BYTES:
+                    self._make_room()
 
     def drop_all(self) -> list[Request]:
         """Takes back whatever waits, as the server stops."""
@@ -305,23 +308,18 @@ class Desk:
         """How many callers are known."""
         return len(self._sessions)
 
-    def _keep(self, call: Call, session: _Session, answer: list[Frame]) -> None:
-        key, size = (call.session, call.number), sum(map(len, answer))
-        self._kept_bytes += size - self._kept.get(key, 0)  # a session that was forgotten and came back may have run it twice
-        self._kept[key], session.answers[call.number] = size, answer
-        if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
-            self._forget_answers(call.session, min(session.answers) + 1)
-        while self._kept_bytes > MAX_KEPT_BYTES:
-            oldest, number = next(iter(self._kept))
-            self._forget_answers(oldest, number + 1)
+    def _make_room(self) -> None:
+        """Keeps `MAX_KEPT_BYTES` of answers: those of who has been silent longest go first, of each the oldest."""
+        for session in self._sessions.values():
+            while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
+                self._forget_answers(session, min(session.answers) + 1)
 
-    def _forget_answers(self, session: int, below: int) -> None:
+    def _forget_answers(self, session: _Session, below: int) -> None:
         """A caller has the answers to all numbers below one, or must do without."""
-        held = self._sessions[session]
-        held.acked = below
-        for number in [n for n in held.answers if n < below]:
-            del held.answers[number]
-            self._kept_bytes -= self._kept.pop((session, number))
+        session.acked = below
+        for number in [n for n in session.answers if n < below]:
+            for frame in session.answers.pop(number):
+                self._kept_bytes -= len(frame)
 
     def _due(self, lane: _Lane) -> float:
         """When the first job of a lane may start."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.calls import Client
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallError, CallFailed, CallTimeout, RL4SysError
+from rl4sys_zmq.errors import CallError, CallFailed, CallTimeout, Closed, RL4SysError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """After a failure ``auto`` acts locally for so long before it asks again, in seconds."""
+LEAST_S = 0.001
+"""What a question waits at least, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 """Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the (generation, version) that chose them."""
@@ -42,6 +44,7 @@ class RemoteInference(Resource):
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._offered = ""
+        self._closed = False
         self._not_before = 0.0
 
     def ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
@@ -74,35 +77,61 @@ class RemoteInference(Resource):
         return answer
 
     def close(self) -> None:
-        """Ends its connections."""
+        """Ends its connections; questions under way, and later ones, fail."""
         with self._lock:
+            self._closed = True
             client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def _ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
-        client = self._client
-        if client is None or offered != self._offered:
-            client = self._dial(offered)
         payload = {"obs": observations, "mask": masks, "explore": self._config.explore}
-        said = client.call(self._method, payload, self._config.inference_timeout_s)
-        raw, act, log_probs = said["raw"], said["act"], said["log_prob"]
-        count = len(observations)
-        if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):
-            raise CallFailed(self._method, client.address, "ValueError", "the answer is not finite, or of another size")
-        return raw, act.copy(), log_probs, (said["generation"], said["version"])
+        deadline = time.monotonic() + self._config.inference_timeout_s
+        while True:
+            client = self._client
+            if client is None or offered != self._offered:
+                client = self._dial(offered)
+            try:
+                said = client.call(self._method, payload, max(deadline - time.monotonic(), LEAST_S))
+                break
+            except Closed:
+                if client is self._client:
+                    raise
+                offered = self._offered  # another thread was told that the service has moved
+        try:
+            return _read(said, len(observations))
+        except (LookupError, TypeError, ValueError) as exc:
+            raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is none: {exc}") from exc
 
     def _dial(self, offered: str) -> Client:
         if not offered:
             raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
         with self._lock:
-            if self._client is not None and self._offered == offered:
-                return self._client
-            if self._client is not None:
-                self._client.close()
+            if self._closed:
+                raise Closed("the agent is closed")
+            before = self._client
+            if before is not None and self._offered == offered:
+                return before
             address = Address.parse(offered)
             if address.host == "*":
                 address = Address.parse(self._config.address).with_port(address.port)
-            self._client = Client(address, keys=self._config.keys)
+            client = self._client = Client(address, keys=self._config.keys)
             self._offered = offered
-            return self._client
+        if before is not None:
+            before.close()
+        return client
+
+
+def _read(said: Any, count: int) -> Answer:
+    """The parts of an answer.
+
+    Raises:
+        LookupError, TypeError, ValueError: when it is none.
+    """
+    raw, act, log_probs = said["raw"], said["act"], said["log_prob"]
+    stamp = said["generation"], said["version"]
+    if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):
+        raise ValueError("it is not finite, or of another size")
+    if not all(isinstance(part, np.ndarray) for part in (raw, act, log_probs)) or not all(type(n) is int for n in stamp):
+        raise TypeError("its parts are of other types")
+    return raw, act.copy(), log_probs, stamp

@@ -30,17 +30,16 @@ class Answers:
     def run(self, job: Job) -> list[list[Frame]]:
         """One answer for each request of a job.
 
-        A callback that raises for a batch is asked once more for each call by itself. What its caller has given up is not run.
+        A callback that raises for a batch is asked once more for each call by itself, but for those that must run once: they
+        have failed with it. What its caller has given up is not run.
         """
         requests, now = job.requests, time.monotonic()
-        late = [r for r in requests if _expired(r, now)]
-        fresh = [r for r in requests if r not in late] if late else requests
-        given = _call(job.method.run, [r.call.payload for r in fresh]) if fresh else []
-        if isinstance(given, Exception):
-            alone = [_call(job.method.run, [r.call.payload]) for r in fresh] if len(fresh) > 1 else [given]
-            given = [g if isinstance(g, Exception) else g[0] for g in alone]
-        results = iter(given)
-        return [self._too_late(r.call) if late and r in late else self._answer(r.call, next(results)) for r in requests]
+        try:
+            late = {request for request in requests if _expired(request, now)}
+            results = iter(_results(job.method.run, [r for r in requests if r not in late] if late else requests))
+            return [self._too_late(r.call) if r in late else self._answer(r.call, next(results)) for r in requests]
+        except BaseException as exc:  # noqa: BLE001 (what nobody foresaw, in objects of the user's, ends no thread of the server)
+            return [self._failed(request.call, exc) for request in requests]
 
     def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
         """The answer to a call that is refused or has failed."""
@@ -51,20 +50,23 @@ class Answers:
         self._counters.add(f"refused.{CallRefusal.EXPIRED}")
         return self.refusal(call, CallRefusal.EXPIRED, "the caller's time was over before its turn came")
 
-    def _answer(self, call: Call, result: Tree | Exception) -> list[Frame]:
-        if not isinstance(result, Exception):
+    def _answer(self, call: Call, result: Tree | BaseException) -> list[Frame]:
+        if not isinstance(result, BaseException):
             try:
                 frames = encode_reply(Reply(call.number, call.session, self._server, ANSWERED, "", result))
                 check_size(frames, self._max_frame_bytes)
                 return frames
-            except Exception as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
+            except BaseException as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
                 result = exc
         if isinstance(result, Refuse):
             self._counters.add(f"refused.{result.code}")
             return self.refusal(call, result.code, result.detail)
+        return self._failed(call, result)
+
+    def _failed(self, call: Call, error: BaseException) -> list[Frame]:
         self._counters.add("failed")
-        log.warning("%s: a callback of %s failed", self._name, call.method, exc_info=result)
-        return self.refusal(call, FAILED, f"{type(result).__name__}\n{result}")
+        log.warning("%s: a callback of %s failed", self._name, call.method, exc_info=error)
+        return self.refusal(call, FAILED, f"{type(error).__name__}\n{_text(error)}")
 
 
 def each(run: Callable[[Tree], Tree]) -> Handler:
@@ -81,14 +83,30 @@ def _expired(request: Request, now: float) -> bool:
     return (now - request.came_s) * 1000 > request.call.timeout_ms
 
 
-def _call(run: Handler, payloads: list[Tree]) -> Sequence[Tree] | Exception:
-    """What a callback raises is its caller's."""
+def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:
+    """What came of each request: an answer, or what was raised."""
+    given = _call(run, [request.call.payload for request in requests]) if requests else []
+    if not isinstance(given, BaseException):
+        return given
+    if len(requests) == 1:
+        return [given]
+    alone = [given if request.call.once else _call(run, [request.call.payload]) for request in requests]
+    return [one if isinstance(one, BaseException) else one[0] for one in alone]
+
+
+def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:
+    """What a callback raises is its caller's, be it `SystemExit` or a cancelled task: it ends no thread of the server."""
     try:
-        answers = run(payloads)
+        answers = list(run(payloads))
         if len(answers) != len(payloads):
             raise ValueError(f"the callback gave {len(answers)} answers to {len(payloads)} calls")
         return answers
-    except Exception as exc:  # noqa: BLE001 (whatever it is, it is the caller's)
+    except BaseException as exc:  # noqa: BLE001 (whatever it is)
         return exc
-    except SystemExit as exc:  # sys.exit() ends no thread of the server
-        return RuntimeError(f"the callback called sys.exit({exc.code!r})")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as exc:  # noqa: BLE001 (a class of the user's)
+        return f"(its __str__ raises {type(exc).__name__})"

@@ -24,7 +24,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address, Secure, Sent, Socket, TooManyFrames, curve_client, read_client_keys
-from rl4sys_zmq.wire.calls import Call, Notice, encode_call, encode_notice
+from rl4sys_zmq.wire.calls import Call, check_topic, encode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["Client"]
@@ -198,7 +198,7 @@ class Client(Resource):
             WorkerDied: the client's thread has died.
             Closed: the client was closed.
         """
-        encode_notice(Notice(0, 0, 0, topic, None))
+        check_topic(topic)
         return self._pumping().subscribe(topic, callback)
 
     def stats(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 The one that *leads* owns what the crew is for (a server's sockets), and runs each job itself. Another stands by. When a job is
 known to take long, or runs for longer than `TAKEOVER_S`, the one that stands by takes the lead: what the leader owns changes
-hands under a lock, and one more stands by. The first ends when its job is done.
+hands under a lock, and one more stands by. The first ends when its job is done. The last one to end puts away what they owned.
 """
 
 from __future__ import annotations
@@ -46,13 +46,16 @@ class _Running:
 class _Hand(Worker):
     """One of the crew's threads."""
 
-    def __init__(self, name: str, body: Callable[[_Hand], None]) -> None:
+    def __init__(self, name: str, body: Callable[[_Hand], None], over: Callable[[], None]) -> None:
         super().__init__(name)
-        self._body = body
+        self._body, self._over = body, over
         self.job: _Running | None = None
 
     def run(self) -> None:
-        self._body(self)
+        try:
+            self._body(self)
+        finally:
+            self._over()
 
     def stop(self) -> None:
         """The crew tells its threads to stop all at once."""
@@ -65,24 +68,27 @@ class Crew:
         stopping: set by `stop`; the leader's loop returns soon after.
     """
 
-    def __init__(self, name: str, lead: Callable[[], None], adopt: Callable[[], None], counters: Counters) -> None:
+    def __init__(
+        self, name: str, lead: Callable[[], None], adopt: Callable[[], None], end: Callable[[], None], counters: Counters
+    ) -> None:
         """Starts nothing yet.
 
         Args:
             name: of whom the crew works for, for threads and logs.
             lead: the leader's loop. It returns once `stopping` is set, or when `run` says that its thread leads no more.
             adopt: makes what the leader owns the calling thread's.
+            end: called after `stop` by the last thread, as it ends, though nobody may wait for it any more.
             counters: gets ``takeovers``.
         """
         self.stopping = threading.Event()
-        self._name, self._lead, self._adopt, self._counters = name, lead, adopt, counters
+        self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
         self._lock = threading.Lock()
         self._stirred = threading.Event()
         """Jobs run; while it is clear the one that stands by sleeps."""
         self._look = threading.Event()
         """The one that stands by looks at once."""
         self._hands: list[_Hand] = []
-        self._made = 0
+        self._made = self._at_work = 0
         self._leader: _Hand | None = None
         self._running: _Running | None = None
 
@@ -170,9 +176,18 @@ class Crew:
 
     def _add(self, body: Callable[[_Hand], None]) -> None:
         self._made += 1
-        hand = _Hand(f"rl4sys-{self._name}-{self._made}", body)
+        hand = _Hand(f"rl4sys-{self._name}-{self._made}", body, self._leave)
         self._hands = [h for h in self._hands if h.alive or h.error is not None] + [hand]
         hand.start()
+        self._at_work += 1
+
+    def _leave(self) -> None:
+        """What each thread does last."""
+        with self._lock:
+            self._at_work -= 1
+            last = not self._at_work and self.stopping.is_set()
+        if last:
+            self._end()
 
     def _begin(self, hand: _Hand) -> None:
         """The first thread's body."""

@@ -4,8 +4,9 @@ A *method* is what can be called. Methods share a *lane* when their callbacks mu
 after another. A *job* is one call, or several of one method that is batched.
 
 A call that must run once is known by its session and number. While it waits or runs, the same call sent again changes only where
-the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it. A session is known from
-its first ``$hello`` until it has been silent for `SESSION_S`; with a session forgotten, nothing of it is run (``no_session``).
+the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it, or too much is kept: then
+it is not answered again, and not run again either. A session is known from its first ``$hello`` until it has been silent for
+`SESSION_S`; with a session forgotten, nothing of it is run (``no_session``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, ConfigError
-from rl4sys_zmq.wire.calls import Call
+from rl4sys_zmq.wire.calls import MAX_NAME, Call, is_name
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -34,17 +35,23 @@ LONG_S = 0.003
 """A lane whose last job took longer, in seconds, will take long again: to give its next job to another thread costs a tenth."""
 MAX_ANSWERS = 256
 """How many answers are kept for one session."""
+MAX_KEPT_BYTES = 256 * 1024 * 1024
+"""How many bytes of answers are kept for all sessions together; what is beyond goes, as if its callers had it."""
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """Payloads in, as many answers out; an answer that is an `Exception` goes to its caller as an error."""
 
 
 class Refuse(Exception):
-    """Raised by a method to refuse a call with a code of its own rather than as a failure."""
+    """Raised by a method to refuse a call with a code of its own rather than as a failure.
 
-    def __init__(self, code: CallRefusal, detail: str) -> None:
-        self.code, self.detail = code, detail
-        super().__init__(detail)
+    Raises:
+        ValueError: for a code that is none.
+    """
+
+    def __init__(self, code: CallRefusal | str, detail: object) -> None:
+        self.code, self.detail = CallRefusal(code), str(detail)
+        super().__init__(self.detail)
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,9 @@ class Method:
     client_id: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """A call that waits or runs.
+    """A call that waits or runs; it is itself alone, whatever another says.
 
     Attributes:
         peer: where its answer goes: the routing id on which it came last.
@@ -157,13 +164,17 @@ class Desk:
         self.pressing = False
         self._lanes: dict[str, _Lane] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
+        self._kept_bytes = 0
 
     def register(self, method: Method) -> None:
         """Adds a method.
 
         Raises:
-            ConfigError: when the name is taken, or a number is no sensible one.
+            ConfigError: when the name is none or taken, or a number is no sensible one.
         """
+        for name in (method.name, method.lane):
+            if not is_name(name):
+                raise ConfigError(f"{name!r:.60} is no name for a method or a lane: 1 to {MAX_NAME} characters", key="name")
         if method.name in self.methods:
             raise ConfigError(f"{method.name!r} is registered already", key=method.name)
         if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:
@@ -189,7 +200,8 @@ class Desk:
         while len(self._sessions) >= MAX_SESSIONS or (
             self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
         ):
-            self._sessions.popitem(last=False)
+            _, oldest = self._sessions.popitem(last=False)
+            self._forget_answers(oldest, 1 << 64)
         self._sessions[session] = _Session(number, now)
         return number
 
@@ -214,9 +226,7 @@ class Desk:
             session.heard_s = now
             self._sessions.move_to_end(call.session)
             if call.acked > session.acked:
-                session.acked = call.acked
-                for number in [n for n in session.answers if n < call.acked]:
-                    del session.answers[number]
+                self._forget_answers(session, call.acked)
             waiting = session.waiting.get(call.number)
             if waiting is not None:
                 waiting.peer, waiting.again = peer, waiting.again + 1
@@ -276,10 +286,13 @@ class Desk:
                 continue
             session.waiting.pop(request.call.number, None)
             if request.call.once and request.call.number >= session.acked:
-                session.answers[request.call.number] = answer
+                if session.answers.setdefault(request.call.number, answer) is answer:
+                    for frame in answer:
+                        self._kept_bytes += len(frame)
                 if len(session.answers) > MAX_ANSWERS:  # of a caller that never says what it has
-                    session.acked = min(session.answers) + 1
-                    del session.answers[session.acked - 1]
+                    self._forget_answers(session, min(session.answers) + 1)
+                if self._kept_bytes > MAX_KEPT_BYTES:
+                    self._make_room()
 
     def drop_all(self) -> list[Request]:
         """Takes back whatever waits, as the server stops."""
@@ -301,6 +314,19 @@ class Desk:
     def sessions(self) -> int:
         """How many callers are known."""
         return len(self._sessions)
+
+    def _make_room(self) -> None:
+        """Keeps `MAX_KEPT_BYTES` of answers: those of who has been silent longest go first, of each the oldest."""
+        for session in self._sessions.values():
+            while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
+                self._forget_answers(session, min(session.answers) + 1)
+
+    def _forget_answers(self, session: _Session, below: int) -> None:
+        """A caller has the answers to all numbers below one, or must do without."""
+        session.acked = below
+        for number in [n for n in session.answers if n < below]:
+            for frame in session.answers.pop(number):
+                self._kept_bytes -= len(frame)
 
     def _due(self, lane: _Lane) -> float:
         """When the first job of a lane may start."""

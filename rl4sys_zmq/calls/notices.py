@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.errors import CallRefusal, PayloadError
 from rl4sys_zmq.transports import Socket, read_subscription
-from rl4sys_zmq.wire.calls import Notice, check_size, decode_call, encode_notice
+from rl4sys_zmq.wire.calls import Notice, check_size, check_topic, decode_call, encode_notice
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["Notices", "topic_frame"]
 
 READ_ROLE = "read_weights"
-
-
 MAX_TOPICS = 1024
-"""Of which a server says how far they are though nothing was published yet."""
+"""So many a server publishes, and of so many it says how far they are though nothing was published yet."""
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
@@ -49,7 +47,8 @@ class Notices:
         self._server, self._counters, self._max_frame_bytes = server, counters, max_frame_bytes
         self._lock = threading.Lock()
         self._newest: dict[str, _Newest] = {}
-        self._posted: deque[tuple[str, list[Frame]]] = deque()
+        self._posted: OrderedDict[str, None] = OrderedDict()
+        """Topics whose newest notice is to be sent, in order. Without the lock: to pack a large notice holds up no sending."""
         self._asked: set[str] = set()
         self.channel = secrets.token_bytes(8)
 
@@ -62,15 +61,18 @@ class Notices:
         """Takes a notice; returns its number.
 
         Raises:
-            PayloadError: when the payload can't travel, or a part of it is too large.
+            PayloadError: when the payload can't travel, or a part of it is too large; for a topic beyond `MAX_TOPICS`.
         """
+        check_topic(topic)
         with self._lock:
             held = self._newest.get(topic)
+            if held is None and len(self._newest) >= MAX_TOPICS:
+                raise PayloadError("topic", f"{topic!r:.60}: this server publishes {MAX_TOPICS} topics and takes no more")
             number = held.number + 1 if held is not None else 1
             frames = encode_notice(Notice(number, self._server, number, topic, payload))
             check_size(frames, self._max_frame_bytes)
             self._newest[topic] = _Newest(number, frames)
-            self._posted.append((topic, frames))
+            self._posted[topic] = None
         self._counters.add("notices")
         return number
 
@@ -86,10 +88,10 @@ class Notices:
         return {"server": self._server, "number": held.number, "payload": decode_call(held.frames).payload}
 
     def send(self, xpub: Socket) -> None:
-        """Sends what was posted."""
-        while self._posted:
-            topic, frames = self._posted.popleft()
-            xpub.send([topic_frame(topic, self.channel), *frames])
+        """Sends what was posted: of each topic the newest, whatever was posted before it."""
+        for _ in range(len(self._posted)):
+            topic, _ = self._posted.popitem(last=False)
+            xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
     def rotate(self) -> None:
         """Nobody who hears now hears any more, but who asks again."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+
 from rl4sys_zmq.calls.answers import Answers, each
 from rl4sys_zmq.calls.crew import Crew
 from rl4sys_zmq.calls.desk import Desk, Handler, Job, Method, Refuse
@@ -122,7 +124,7 @@ class Server(Resource):
         self._answers = Answers(name, self._id, self.counters, MAX_FRAME_BYTES)
         self._notices = Notices(self._id, self.counters, MAX_FRAME_BYTES)
         self._lock = threading.Lock()
-        self._crew = Crew(name, self._lead, self._adopt, self.counters)
+        self._crew = Crew(name, self._lead, self._adopt, self._close_sockets, self.counters)
         self._wakeup = Wakeup()
         self._poller = Poller()
         self._finished: deque[tuple[Job, list[list[Frame]]]] = deque()
@@ -157,18 +159,21 @@ class Server(Resource):
             client_id: the client that the caller's key must be for; empty: any.
 
         Raises:
-            ConfigError: when the name is taken.
+            ConfigError: when the name is none or taken, or a number is no sensible one.
         """
+        if not isinstance(batching, Batching | None):
+            raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; it is a Batching or None", key="batching")
         handler: Handler = run if batching is not None else each(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
-            self._desk.register(Method(name, handler, lane or name, role, size, wait_s, max_queue, client_id))
+            self._desk.register(Method(name, handler, name if lane is None else lane, role, size, wait_s, max_queue, client_id))
 
     def start(self) -> Self:
-        """Binds and serves in threads of its own; returns when it is bound.
+        """Binds and serves in threads of its own; returns when it is bound. One that could not be bound may be started again.
 
         Raises:
             AddressInUse: when somebody else binds the address.
+            ConfigError: for keys that are missing, wrong, or readable by others.
             TransportError: when it cannot be bound.
             Closed: after `stop`.
         """
@@ -180,7 +185,7 @@ class Server(Resource):
             try:
                 self._open()
             except BaseException:
-                self.stop()
+                self._release()
                 raise
             self._crew.start()
         return self
@@ -189,7 +194,7 @@ class Server(Resource):
         """Serves until `stop` is called by another thread, or an exception (Ctrl-C) ends the wait; then stops.
 
         Raises:
-            TransportError: as `start` does.
+            AddressInUse, ConfigError, TransportError: as `start` does.
         """
         self.start()
         try:
@@ -220,7 +225,8 @@ class Server(Resource):
         The payload is copied: its arrays may change afterwards.
 
         Raises:
-            PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`.
+            PayloadError: when the payload can't travel, or a part of it is larger than `MAX_FRAME_BYTES`; for a topic that is no
+                name, or one more than 1024.
             Closed: after `stop`, and where nothing is published.
             WorkerDied: when one of its threads has died.
         """
@@ -253,10 +259,11 @@ class Server(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuses what waits (``closing``), answers what runs, joins the threads, closes the sockets. A second call does nothing.
 
-        Called by a callback it only tells the threads to end; its owner's `stop` does the rest.
+        Called by a callback it only tells the threads to end.
 
         Raises:
-            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns.
+            CallbackStuck: when a callback still runs after `timeout_s` seconds; its thread ends when it returns, and closes the
+                sockets, which hold the address until then.
         """
         self._crew.stop()
         self._wakeup.set()
@@ -276,11 +283,11 @@ class Server(Resource):
         self._router = Socket.router(
             self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
         )
-        self._address = self._router.bound
         if self._pub is not None:
             self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
             self._pub_address = self._xpub.bound
             self._poller.register(self._xpub)
+        self._address = self._router.bound
         self._poller.register(self._router)
         self._poller.register(self._wakeup)
 
@@ -290,13 +297,16 @@ class Server(Resource):
                 socket.adopt()
 
     def _close_sockets(self) -> None:
-        """By the thread that stops the server, once no other uses them."""
+        """By the last of the threads, or whoever stops a server that has none."""
         self._poller.close()
+        self._release()
+        self._wakeup.close()
+
+    def _release(self) -> None:
         self._adopt()
         for socket in (self._router, self._xpub):
             if socket is not None:
                 socket.close()
-        self._wakeup.close()
         if self._door is not None:
             self._door.close()
 
@@ -443,7 +453,7 @@ class Server(Resource):
             other = [
                 f"{field} is {theirs!r} at the caller and {ours!r} at the server"
                 for field, theirs, ours in pairs
-                if theirs != ours
+                if not _agree(theirs, ours)
             ]
             if other:
                 raise Refuse(CallRefusal.MISMATCH, "; ".join(other))
@@ -459,3 +469,16 @@ class Server(Resource):
 
     def _status(self, payload: Tree) -> Tree:
         return self.status()
+
+
+def _agree(theirs: Tree, ours: Tree) -> bool:
+    """Whether two terms are equal: as Python has it, but for arrays (by dtype, shape and content) and NaN (which is itself)."""
+    if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
+        theirs, ours = np.asarray(theirs), np.asarray(ours)
+        return (theirs.dtype, theirs.shape, theirs.tobytes()) == (ours.dtype, ours.shape, ours.tobytes())
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        return theirs.keys() == ours.keys() and all(_agree(theirs[key], ours[key]) for key in theirs)
+    for kind in (list, tuple):
+        if isinstance(theirs, kind) and isinstance(ours, kind):
+            return len(theirs) == len(ours) and all(map(_agree, theirs, ours))
+    return bool(theirs == ours or (theirs != theirs and ours != ours))  # noqa: PLR0124 (only NaN differs from itself)

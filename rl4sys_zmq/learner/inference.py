@@ -62,6 +62,7 @@ class PolicyService(Resource):
 
         Raises:
             AddressInUse, TransportError: when it cannot be bound.
+            ConfigError: for keys that can't be used.
         """
         self.address = self._server.start().address
 
@@ -78,23 +79,23 @@ class PolicyService(Resource):
         return self._server.status()
 
     def close(self) -> None:
-        """Ends it. A policy of the user's own may be stuck in a forward pass: then its thread ends when that does."""
+        """Ends it. A policy of the user's own may be stuck in a forward pass: when that ends, its thread closes what is left."""
         try:
             self._server.stop(CLOSE_S)
         except CallbackStuck as exc:
             log.warning("%s", exc)
 
-    def _policy(self, client_id: str) -> Policy:
+    def _policy(self, client_id: str) -> tuple[Policy, PolicySpec]:
         spec, snapshot = self._offered[client_id]
         policy = self._policies.get(client_id)
         if policy is None or policy.snapshot is not snapshot:
             policy = self._policies[client_id] = build_policy(spec, snapshot)
-        return policy
+        return policy, spec
 
     def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
         """One forward pass for all calls that may share it; a call that is no good is refused by itself."""
         self.asked.add(client_id)
-        policy, spec = self._policy(client_id), self._offered[client_id][0]
+        policy, spec = self._policy(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
         for index, payload in enumerate(payloads):

@@ -71,9 +71,9 @@ class InferenceServer(Resource):
             max_queue: how many calls may wait; more are refused (``busy``).
 
         Raises:
-            ConfigError: when the name is taken, or begins with ``$``.
+            ConfigError: when the name is none or taken, or begins with ``$``, and for a `batch` that is none.
         """
-        if not name or name.startswith("$"):
+        if str(name).startswith("$"):
             raise ConfigError(f"{name!r} is no name for an interface: names with $ are the library's", key=name)
         batching = Batching() if batch is True else batch or None
         self._server.register(name, batched(fn) if batching is not None else fn, batching=batching, max_queue=max_queue)
@@ -96,6 +96,7 @@ class InferenceServer(Resource):
 
         Raises:
             AddressInUse: when somebody else binds the address.
+            ConfigError: for keys that are missing, wrong, or readable by others.
             TransportError: when it cannot be bound.
         """
         if threaded:

@@ -17,7 +17,18 @@ from rl4sys_zmq.wire.prefix import PREFIX_BYTES, pack_prefix, read_prefix, seal
 from rl4sys_zmq.wire.trees import Tree, pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, unpack_plain
 
-__all__ = ["Call", "Notice", "Reply", "check_name", "check_size", "decode_call", "encode_call", "encode_notice", "encode_reply"]
+__all__ = [
+    "Call",
+    "Notice",
+    "Reply",
+    "check_size",
+    "check_topic",
+    "decode_call",
+    "encode_call",
+    "encode_notice",
+    "encode_reply",
+    "is_name",
+]
 
 CALL, REPLY, NOTICE = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
@@ -94,7 +105,8 @@ def encode_call(call: Call) -> list[Frame]:
     Raises:
         PayloadError: when the payload can't travel.
     """
-    check_name(call.method, "method")
+    if not is_name(call.method):
+        raise PayloadError("method", f"{call.method!r:.60} is no name: 1 to {MAX_NAME} characters")
     skeleton, body = pack_tree(call.payload)
     fields = [call.session, call.acked, call.timeout_ms, call.once, call.method, skeleton]
     return _frames(CALL, call.number, fields, body)
@@ -116,17 +128,15 @@ def encode_notice(notice: Notice) -> list[Frame]:
     Raises:
         PayloadError: when the payload can't travel.
     """
-    check_name(notice.topic, "topic")
-    if "\0" in notice.topic:
-        raise PayloadError("topic", f"{notice.topic!r:.60} has a zero byte")
+    check_topic(notice.topic)
     skeleton, body = pack_tree(notice.payload, copy=True)
     return _frames(NOTICE, notice.number, [notice.server, notice.latest, notice.topic, skeleton], body)
 
 
-def check_name(name: object, what: str) -> None:
-    """Raises PayloadError for what cannot be the name of a method or topic (`what`)."""
-    if not _name(name):
-        raise PayloadError(what, f"{name!r:.60} is no name: 1 to {MAX_NAME} characters")
+def check_topic(topic: object) -> None:
+    """Raises PayloadError for what cannot be the topic of a notice. A zero byte parts it from the channel on the wire."""
+    if not is_name(topic) or "\0" in str(topic):
+        raise PayloadError("topic", f"{topic!r:.60} is no name: 1 to {MAX_NAME} characters, no zero byte")
 
 
 def check_size(frames: Sequence[Frame], limit: int) -> None:
@@ -136,6 +146,13 @@ def check_size(frames: Sequence[Frame], limit: int) -> None:
     largest = max([f.nbytes if isinstance(f, memoryview) else len(f) for f in frames])
     if largest > limit:
         raise PayloadError("payload", f"a part of {largest} bytes; the limit is {limit}: send it in pieces, or coded")
+
+
+def is_name(value: object) -> bool:
+    """Whether a method or a topic can be called so: by 1 to `MAX_NAME` characters of UTF-8."""
+    if type(value) is not str or not 0 < len(value) <= MAX_NAME:
+        return False
+    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
 
 
 def decode_call(frames: Sequence[Frame]) -> Call | Reply | Notice:
@@ -159,7 +176,7 @@ def decode_call(frames: Sequence[Frame]) -> Call | Reply | Notice:
 
 def _read_call(number: int, fields: list[Any], body: Sequence[Frame]) -> Call:
     session, acked, timeout_ms, once, method, skeleton = fields
-    if not (_counts(session, acked, timeout_ms) and type(once) is bool and _name(method)):
+    if not (_counts(session, acked, timeout_ms) and type(once) is bool and is_name(method)):
         raise ProtocolError(Refusal.MALFORMED, "a call with a field of another kind")
     return Call(number, session, acked, timeout_ms, once, method, unpack_tree(skeleton, body))
 
@@ -173,7 +190,7 @@ def _read_reply(number: int, fields: list[Any], body: Sequence[Frame]) -> Reply:
 
 def _read_notice(number: int, fields: list[Any], body: Sequence[Frame]) -> Notice:
     server, latest, topic, skeleton = fields
-    if not (_counts(server, latest) and _name(topic)):
+    if not (_counts(server, latest) and is_name(topic)):
         raise ProtocolError(Refusal.MALFORMED, "a notice with a field of another kind")
     return Notice(number, server, latest, topic, unpack_tree(skeleton, body))
 
@@ -196,7 +213,3 @@ def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> lis
 def _counts(*values: Any) -> bool:
     """Whether all are numbers from 0 on; msgpack has none beyond 64 bits."""
     return set(map(type, values)) == _INT and min(values) >= 0
-
-
-def _name(value: object) -> bool:
-    return type(value) is str and 0 < len(value) <= MAX_NAME

@@ -131,6 +131,11 @@ class _Packer:
         if value.ndim > 8:
             raise PayloadError("", f"an array of {value.ndim} dimensions; the limit is 8")
         shape, size = list(value.shape), value.nbytes
+        if not size:  # its dimensions may be beyond what anybody would read
+            try:
+                elements(shape)
+            except ProtocolError as exc:
+                raise PayloadError("", exc.detail) from None
         if self.fits(size):
             return {b"a": [dtype, shape, value.tobytes()]}
         if not value.flags.c_contiguous:

@@ -90,7 +90,7 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         with pytest.raises(CallFailed, match=r"payload\['deep'\]\[0\]"):
             client.call("bad")
         for _ in range(2):
-            with pytest.raises(CallFailed, match=r"sys.exit\(3\)"):
+            with pytest.raises(CallFailed, match="raised SystemExit: 3"):
                 client.call("exit")
         with pytest.raises(CallRefused, match=r"'nope'.*bad, boom, exit, fine") as unknown:
             client.call("nope")
@@ -101,6 +101,49 @@ def test_what_a_callback_raises_is_its_callers(server: Server) -> None:
         assert client.call("fine", 5) == 5
     counters = server.status()["counters"]
     assert (counters["failed"], counters["refused.unknown"], counters["refused.invalid"]) == (4, 1, 1)
+
+
+class Textless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Bare(Refuse):
+    def __init__(self) -> None:
+        """Leaves out what a refusal is made of."""
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (asyncio.CancelledError, "CancelledError"),
+        (KeyboardInterrupt, "KeyboardInterrupt"),
+        (GeneratorExit, "GeneratorExit"),
+        (Textless, r"Textless: \(its __str__ raises RuntimeError\)"),
+        (lambda: Refuse("weird", "x"), "ValueError: 'weird'"),
+        (lambda: Refuse(None, "x"), "ValueError: None"),  # type: ignore[arg-type]
+        (Bare, "AttributeError"),
+    ],
+)
+def test_nothing_that_a_callback_raises_ends_its_lane(make: Any, kind: str) -> None:
+    def fail(payload: Any) -> Any:
+        if payload:
+            raise make()
+        return "fine"
+
+    with Server("tcp://127.0.0.1:0", name="raises") as server:
+        server.register("m", fail)
+        server.start()
+        with client_of(server) as client:
+            with pytest.raises(CallFailed, match=kind):
+                client.call("m", 1)
+            assert client.call("m", 0) == "fine"
+        server.raise_if_dead()
+
+
+def test_a_refusal_says_what_it_was_given() -> None:
+    refusal = Refuse("invalid", ValueError("not this"))
+    assert (refusal.code, refusal.detail) == (CallRefusal.INVALID, "not this")
 
 
 def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> None:
@@ -129,6 +172,26 @@ def test_calls_are_batched_and_one_bad_one_spoils_no_other(server: Server) -> No
             else:
                 assert future.result(WAIT_S) == 1 // (i - 7) + i * i
     assert sizes == [1, 16, *[1] * 16]
+
+
+def test_what_must_run_once_is_not_asked_again_when_its_batch_raises(server: Server) -> None:
+    ran: list[str] = []
+
+    def note(payloads: Any) -> Any:
+        ran.extend(payloads)
+        if "bad" in payloads:
+            raise ValueError("bad")
+        return payloads
+
+    server.register("note", note, batching=Batching(max_size=4, max_wait_s=30.0))
+    server.start()
+    with client_of(server) as client:
+        futures = [client.submit("note", p, once=p != "again") for p in ("a", "bad", "again", "b")]
+        assert futures[2].result(WAIT_S) == "again"
+        for future in (futures[0], futures[1], futures[3]):
+            with pytest.raises(CallFailed, match="ValueError: bad"):
+                future.result(WAIT_S)
+    assert ran == ["a", "bad", "again", "b", "again"]
 
 
 def test_a_batch_waits_for_more(server: Server) -> None:
@@ -438,8 +501,21 @@ def test_addresses_that_cannot_be_served(tmp_path: Any) -> None:
     Server("tcp://0.0.0.0:0", name="open", insecure=True).stop()
     with Server("tcp://127.0.0.1:0", name="one") as one:
         one.start()
-        two = Server(one.address, name="two")
+        two = Server(one.address, name="two", pub="tcp://127.0.0.1:0")
+        two.register("m", lambda payload: payload)
         with pytest.raises(AddressInUse):
             two.start()
+        with pytest.raises(Closed, match="not started"):
+            assert two.address
+    with two.start(), client_of(two) as client:  # the address is free now
+        assert client.call("m", 1) == 1
+    with Server("tcp://127.0.0.1:0", name="three") as three:
+        three.start()
+        with Server("tcp://127.0.0.1:0", name="four", pub=three.address) as four, pytest.raises(AddressInUse):
+            four.start()
+    with pytest.raises(Closed, match="was stopped"):
+        four.start()
+    with pytest.raises(ConfigError), Server("tcp://127.0.0.1:0", name="keyed", keys=tmp_path) as keyed:
+        keyed.start()
     with pytest.raises(ConfigError, match="timeout_s"):
         Client("tcp://127.0.0.1:1", timeout_s=0)

@@ -24,7 +24,8 @@ class Line:
         self.made: queue.Queue[tuple[object, bool, int]] = queue.Queue()
         self.owner, self.long = 0, False
         self.counters = Counters()
-        self.crew = Crew("line", self._lead, self._adopt, self.counters)
+        self.ended: list[int] = []
+        self.crew = Crew("line", self._lead, self._adopt, lambda: self.ended.append(threading.get_ident()), self.counters)
 
     def do(self, job: Job) -> tuple[object, bool, int]:
         """What came of a job, whether its thread leads on, and which it was."""
@@ -101,9 +102,11 @@ def test_a_stuck_job_is_named() -> None:
         line.do(lambda: None)
         with pytest.raises(CallbackStuck, match="a job"):
             line.end(0.05)
+        assert not line.ended
     finally:
         go.set()
         line.end()
+    assert len(line.ended) == 1 and line.ended != [threading.get_ident()]
 
 
 def test_a_leader_that_dies_is_replaced_and_not_forgotten() -> None:

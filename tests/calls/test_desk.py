@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 
-from rl4sys_zmq.calls.desk import LONG_S, MOST_PATIENCE_S, PATIENCE, Desk, Method
+from rl4sys_zmq.calls.answers import Answers
+from rl4sys_zmq.calls.desk import LONG_S, MOST_PATIENCE_S, PATIENCE, SESSION_S, Desk, Method
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.wire.calls import Call
+from rl4sys_zmq.wire.calls import Call, Reply, decode_call
+from rl4sys_zmq.wire.messages import Frame
 
 
 class Table:
@@ -139,3 +146,70 @@ def test_a_lane_is_known_to_take_long_by_its_last_job() -> None:
         table.desk.finish(job, [[]], now + took_s)
         assert not table.desk.busy
     assert known == [False, False, True, False]
+
+
+def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:
+    """A session that is not known has no memory of its calls: one that is said again waits a second time."""
+    desk, seen = Desk(Counters()), []
+
+    def run(payloads: Sequence[Any]) -> Sequence[Any]:
+        seen.append(len(payloads))
+        return payloads
+
+    desk.register(Method("m", run, "m", max_batch=4))
+    now = time.monotonic()
+    for came_s in (now - 9.0, now, now - 9.0, now):
+        desk.take(b"peer", Call(0, 1, 0, 5000, False, "m", np.zeros(3)), came_s)
+    job = desk.next_job(now)
+    assert job is not None
+    replies = [decode_call(frames) for frames in Answers("test", 1, desk.counters, 1 << 20).run(job)]
+    assert [r.code for r in replies if isinstance(r, Reply)] == ["expired", "", "expired", ""]
+    assert seen == [2]
+
+
+def test_answers_are_kept_up_to_a_number_of_bytes_of_all_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.calls.desk.MAX_KEPT_BYTES", 100)
+    desk = Desk(Counters())
+    desk.register(Method("m", list, "m"))
+
+    def ask(session: int, number: int, acked: int = 0) -> list[Frame] | None:
+        """What is kept for a call, if it is said again."""
+        return desk.take(b"peer", Call(number, session, acked, 1000, True, "m", None), 0.0)
+
+    def answer(session: int, number: int, size: int, acked: int = 0) -> None:
+        assert ask(session, number, acked) is None
+        job = desk.next_job(0.0)
+        assert job is not None
+        desk.finish(job, [[bytes(size - 10), bytes(10)]], 0.0)
+
+    for session in (1, 2, 3):
+        desk.open_session(session, 0, 0.0)
+    answer(1, 0, 40)
+    answer(2, 0, 40)
+    assert ask(1, 0) and ask(2, 0)
+    answer(3, 0, 40)
+    assert ask(1, 0) is None and desk.next_job(0.0) is None  # neither kept nor run again
+    assert ask(2, 0) and ask(3, 0)
+    answer(2, 1, 30, acked=1)  # it has the first: what is kept is 70 bytes
+    answer(1, 1, 30)
+    assert ask(1, 1) and ask(2, 1) and ask(3, 0)
+    answer(1, 2, 101)
+    assert not any([ask(1, 1), ask(1, 2), ask(2, 1), ask(3, 0)]) and desk.next_job(0.0) is None
+    answer(2, 2, 100)
+    assert ask(2, 2)
+
+
+def test_a_session_that_is_forgotten_leaves_no_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.calls.desk.MAX_KEPT_BYTES", 100)
+    desk = Desk(Counters())
+    desk.register(Method("m", list, "m"))
+    for session in range(3):
+        now = session * 2 * SESSION_S
+        desk.open_session(session, 0, now)
+        for number in range(2):
+            desk.take(b"peer", Call(number, session, 0, 1000, True, "m", None), now)
+            job = desk.next_job(now)
+            assert job is not None
+            desk.finish(job, [[bytes(50)]], now)
+        assert desk.sessions == 1
+        assert desk.take(b"peer", Call(0, session, 0, 1000, True, "m", None), now) == [bytes(50)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq.calls import Client, Server
-from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, PayloadError
+from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, ConfigError, PayloadError
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire.calls import Call, decode_call, encode_call
@@ -47,6 +48,25 @@ def test_an_answer_or_a_notice_that_is_too_large_is_its_senders_error(monkeypatc
             server.publish("news", np.zeros(200_000, np.uint8))
 
 
+@pytest.mark.parametrize("name", [5, b"m", None, ("m",), "", "x" * 300, "\ud800"])
+def test_what_is_no_name_is_not_registered(name: Any) -> None:
+    with Server("tcp://127.0.0.1:0", name="names", pub="tcp://127.0.0.1:0") as server:
+        with pytest.raises(ConfigError, match="is no name"):
+            server.register(name, lambda payload: payload)
+        if name is not None:
+            with pytest.raises(ConfigError, match="is no name"):
+                server.register("m", lambda payload: payload, lane=name)
+        with pytest.raises(PayloadError, match="topic"):
+            server.publish(name, 1)
+        with pytest.raises(ConfigError, match="batching is 8"):
+            server.register("m", lambda payload: payload, batching=8)  # type: ignore[arg-type]
+        server.register("good", lambda payload: payload)
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            assert client.call("good", 1) == 1
+        assert server.status()["methods"] == ["good"]
+
+
 def test_every_field_that_differs_is_named_and_long_ones_are_cut(transport: TransportUnderTest) -> None:
     with Server(transport.address(), name="terms", terms={"a": 1, "b": ["x"] * 9000, "c": 3}) as server:
         server.start()
@@ -54,6 +74,28 @@ def test_every_field_that_differs_is_named_and_long_ones_are_cut(transport: Tran
             with pytest.raises(CallRefused, match=r"a is 2 at the caller and 1 at the server; b is \[\]") as caught:
                 client.call("$status")
             assert caught.value.code is CallRefusal.MISMATCH
+
+
+def test_terms_may_have_arrays_and_numbers_that_are_none(transport: TransportUnderTest) -> None:
+    terms = {"low": np.zeros(3), "nested": {"a": (1, float("nan")), "b": [np.full(2, np.nan, np.float32)]}, "rate": 10}
+    same = {"rate": 10.0, "low": np.zeros(3), "nested": {"b": [np.full(2, np.nan, np.float32)], "a": (1, float("nan"))}}
+    others = {
+        "low": [np.zeros(4), np.zeros(3, np.float32), np.ones(3), 0.0, None],
+        "nested": [{"a": (1, float("nan"))}, {**terms["nested"], "a": (1, 2.0)}, {**terms["nested"], "b": []}],  # type: ignore[dict-item]
+        "rate": [float("nan"), np.zeros(1), "10"],
+    }
+    with Server(transport.address(), name="terms", terms=terms) as server:
+        server.register("fine", lambda payload: payload)
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S, terms=same) as client:
+            assert client.call("fine", 1) == 1
+        for field, values in others.items():
+            for value in values:
+                with (
+                    Client(server.address, timeout_s=WAIT_S, terms={**terms, field: value}) as client,
+                    pytest.raises(CallRefused, match=f"mismatch.*{field} is"),
+                ):
+                    client.call("fine", 1)
 
 
 def test_a_server_that_stops_names_the_callback_that_does_not(transport: TransportUnderTest) -> None:
@@ -79,6 +121,29 @@ def test_a_server_that_stops_names_the_callback_that_does_not(transport: Transpo
         waiting.cancel()
 
 
+def test_a_server_that_gave_up_on_a_callback_lets_go_of_its_address_when_that_returns(transport: TransportUnderTest) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def block(payload: object) -> None:
+        entered.set()
+        release.wait(WAIT_S)
+
+    server = Server(transport.address(), name="stuck", pub=transport.address())
+    server.register("slow", block)
+    server.start()
+    with Client(server.address, timeout_s=WAIT_S) as client:
+        waiting = client.submit("slow")
+        assert entered.wait(WAIT_S)
+        with pytest.raises(CallbackStuck, match="slow"):
+            server.stop(timeout_s=0.05)
+        release.set()
+        waiting.result(WAIT_S)
+    server._crew.join(WAIT_S)
+    with Server(server.address, name="next", pub=server.pub_address) as other:
+        other.start()
+    server.stop()
+
+
 def test_two_callbacks_hear_one_topic_and_both_end(transport: TransportUnderTest) -> None:
     heard: list[list[int]] = [[], []]
     done = [threading.Event(), threading.Event()]
@@ -100,6 +165,24 @@ def test_two_callbacks_hear_one_topic_and_both_end(transport: TransportUnderTest
     for numbers in heard:
         assert numbers == sorted(set(numbers))
         assert numbers[-1] == 21
+
+
+def test_what_waits_to_be_published_is_the_newest_of_each_topic(transport: TransportUnderTest, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rl4sys_zmq.calls.notices.MAX_TOPICS", 3)
+    with Server(transport.address(), name="news", pub=transport.address()) as server:
+        for number in range(1, 101):
+            for topic in ("a", "b", "c"):
+                assert server.publish(topic, f"{topic} {number}") == number
+        assert len(server._notices._posted) == 3
+        with pytest.raises(PayloadError, match="publishes 3 topics"):
+            server.publish("d", 1)
+        server.start()
+        heard: queue.Queue[tuple[object, int]] = queue.Queue()
+        with Client(server.address, timeout_s=WAIT_S) as client:
+            client.subscribe("b", lambda payload, number: heard.put((payload, number)))
+            assert heard.get(timeout=WAIT_S) == ("b 100", 100)
+            server.publish("b", "last")
+            assert heard.get(timeout=WAIT_S) == ("last", 101)
 
 
 def test_arrays_may_change_after_they_were_published_or_answered(transport: TransportUnderTest) -> None:

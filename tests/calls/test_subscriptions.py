@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq.calls import Client, Server
+from rl4sys_zmq.errors import CallTimeout
 from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
 
 WAIT_S = 15.0
@@ -51,15 +52,36 @@ def test_a_server_is_busy_while_beacons_are_due(tmp_path: Path) -> None:
         server.raise_if_dead()
 
 
-def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
-    folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
+def write_keys(folder: Path, *names: str) -> dict[str, str]:
+    """Makes keys for a server and its clients, and the list; returns each client's entry."""
+    server = ServerKeys(new_key_pair())
     write_server_keys(folder / "learner.secret", server)
     listed = {}
-    for name in ("stays", "goes"):
+    for name in names:
         pair = new_key_pair()
         listed[name] = f"[{name}]\nkey = '{pair.public}'\nclient_ids = ['*']\nroles = ['call', 'read_weights']\n"
         write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
     (folder / "clients.toml").write_text("".join(listed.values()))
+    return listed
+
+
+def test_a_quota_delays_calls(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    listed = write_keys(folder, "busy")
+    (folder / "clients.toml").write_text(listed["busy"] + "[busy.quota]\nmessages_per_s = 4\n")
+    with Server("tcp://127.0.0.1:0", name="keyed", keys=folder) as keyed:
+        keyed.register("echo", lambda payload: payload)
+        keyed.start()
+        with Client(keyed.address, timeout_s=WAIT_S, keys=folder / "busy.keys") as client:
+            while not keyed.counters.get("refused.quota"):
+                assert client.call("echo", 1) == 1
+            assert client.call("echo", 2) == 2
+            assert client.stats()["again"] >= 1
+
+
+def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    listed = write_keys(folder, "stays", "goes")
     heard: dict[str, queue.Queue[int]] = {name: queue.Queue() for name in listed}
     with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=folder) as keyed:
         keyed.start()
@@ -85,3 +107,5 @@ def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
             keyed.publish("obs", 3)
             assert heard["stays"].get(timeout=WAIT_S) == 3
             assert heard["goes"].empty()
+            with pytest.raises(CallTimeout):  # as a key that was never listed
+                goes.call("$status", timeout_s=0.2)

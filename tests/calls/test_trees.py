@@ -201,6 +201,12 @@ def test_a_short_message_cannot_become_a_large_tree(form):
     assert peak < 8 << 20
 
 
+@pytest.mark.parametrize("shape", [(0, 2**41), (2**30, 2**20, 0)])
+def test_an_array_that_nobody_would_read_is_not_packed(shape):
+    with pytest.raises(PayloadError, match=r"payload\['a'\].*elements"):
+        pack_tree({"a": np.empty(shape)})
+
+
 def test_what_is_packed_again_and_again_leaves_nothing():
     tree = {"image": np.zeros((64, 64, 3), np.uint8), "many": [np.zeros(40)] * 50, "text": "x" * 5000, "t": (1, 2.0, b"3")}
     there_and_back(tree)

@@ -6,19 +6,23 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.calls import Client
-from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout
+from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.calls import Client, Server
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
+from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
 WAIT_S = 20.0
 BATCH = 64
@@ -160,6 +164,83 @@ def test_without_a_policy_the_deadline_is_an_error_or_the_baselines(learner: Lea
     go.set()
 
 
+def asking(mode: str = "remote", **options: Any) -> RemoteInference:
+    """What an actor asks with, without the actor."""
+    return RemoteInference(config(SimpleNamespace(address="tcp://127.0.0.1:1"), inference=mode, **options), Counters())  # type: ignore[arg-type]
+
+
+def answer_to(payload: Any, **other: Any) -> dict[str, Any]:
+    """What the learner answers, of the version 7."""
+    rows = np.zeros(len(payload["obs"]), np.int64)
+    return {"raw": rows, "act": rows, "log_prob": np.float32(rows), "generation": 1, "version": 7, **other}
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"raw": MISSING},
+        {"raw": 1},
+        {"act": np.zeros(())},
+        {"act": [0]},
+        {"log_prob": np.full(1, np.nan, np.float32)},
+        {"log_prob": ["x"]},
+        {"version": None},
+        {"generation": MISSING},
+    ],
+)
+def test_an_answer_that_is_none_is_an_error_of_ours(transport: TransportUnderTest, other: dict[str, Any]) -> None:
+    with Server(transport.address(), name="odd") as server:
+        wrong = lambda p: {k: v for k, v in answer_to(p, **other).items() if v is not MISSING}  # noqa: E731
+        server.register(method_of("lab"), wrong)
+        server.start()
+        with asking() as remote, pytest.raises(CallFailed, match="policy/lab"):
+            remote.ask(server.address, OBS[None], None)
+        with asking("auto") as remote:
+            assert remote.ask(server.address, OBS[None], None) is None
+
+
+def test_a_question_under_way_goes_to_where_the_service_has_moved(transport: TransportUnderTest) -> None:
+    go, entered = threading.Event(), threading.Event()
+
+    def block(payload: Any) -> Any:
+        entered.set()
+        go.wait(WAIT_S)
+        return answer_to(payload)
+
+    answers: list[Any] = []
+    with (
+        Server(transport.address(), name="before") as before,
+        Server(transport.address(), name="after") as after,
+        asking() as remote,
+    ):
+        before.register(method_of("lab"), block)
+        after.register(method_of("lab"), lambda payload: answer_to(payload, version=8))
+        before.start()
+        after.start()
+        thread = threading.Thread(target=lambda: answers.append(remote.ask(before.address, OBS[None], None)))
+        thread.start()
+        assert entered.wait(WAIT_S)
+        answer = remote.ask(after.address, OBS[None], None)
+        assert answer is not None and answer[3] == (1, 8)
+        thread.join(WAIT_S)
+        go.set()
+    assert [a[3] for a in answers] == [(1, 8)]
+
+
+def test_after_close_nobody_is_asked(transport: TransportUnderTest) -> None:
+    with Server(transport.address(), name="there") as server:
+        server.register(method_of("lab"), answer_to)
+        server.start()
+        with asking() as remote:
+            assert remote.ask(server.address, OBS[None], None) is not None
+        with pytest.raises(CallFailed, match="closed"):
+            remote.ask(server.address, OBS[None], None)
+        remote.close()
+
+
 def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
     given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run")
     with Learner(given) as first, RL4SysAgent(config=config(first, inference="remote")) as agent:
@@ -205,6 +286,26 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
         assert client.call(method_of("lab"), good, WAIT_S)["version"] == agent.version
         with pytest.raises(CallRefused, match="policy/lab"):
             client.call(method_of("nobody"), good, WAIT_S)
+
+
+def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version that is offered while a policy is built changes nothing of what the question is measured by."""
+
+    def offer(size: int) -> tuple[PolicySpec, PolicySnapshot]:
+        spec = PolicySpec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
+        return spec, PolicySnapshot(1, size, 0, np.zeros(spec.size, np.float32))
+
+    with PolicyService("tcp://127.0.0.1:0", None, None, insecure=False) as service:
+        service.offer("lab", *offer(4))
+
+        def slow(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
+            service.offer("lab", *offer(5))
+            return build_policy(spec, snapshot)
+
+        monkeypatch.setattr("rl4sys_zmq.learner.inference.build_policy", slow)
+        for size in (4, 5):
+            (answer,) = service._act("lab", [{"obs": np.zeros((1, size), np.float32), "mask": None, "explore": False}])
+            assert answer["version"] == size
 
 
 def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:

@@ -137,9 +137,12 @@ def test_what_cannot_be_served() -> None:
         InferenceServer(bind="tcp://*:0")
     with InferenceServer(0) as server:
         server.register_interface("one", abs)
-        for name in ("one", "", "$hello"):
+        for name in ("one", "", "$hello", 5, b"m", "\ud800"):
             with pytest.raises(ConfigError):
-                server.register_interface(name, abs)
+                server.register_interface(name, abs)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="batching is 8"):
+            server.register_interface("two", abs, batch=8)  # type: ignore[arg-type]
+        assert server.interfaces() == {"one"}
     with pytest.raises(TransportError, match="no port"):
         InferenceClient("localhost")
 

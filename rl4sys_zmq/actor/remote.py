@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.calls import Client
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallError, CallFailed, CallTimeout, Closed, RL4SysError
+from rl4sys_zmq.errors import CallError, CallFailed, CallRefusal, CallRefused, CallTimeout, Closed, RL4SysError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
 
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """After a failure ``auto`` acts locally for so long before it asks again, in seconds."""
+AGAIN_S = 0.01
+"""How soon a learner that has no such policy yet is asked again, in seconds."""
 LEAST_S = 0.001
 """What a question waits at least, in seconds."""
 
@@ -98,6 +100,11 @@ class RemoteInference(Resource):
                 if client is self._client:
                     raise
                 offered = self._offered  # another thread was told that the service has moved
+            except CallRefused as exc:
+                left_s = deadline - time.monotonic()
+                if exc.code is not CallRefusal.UNKNOWN or left_s <= 0:
+                    raise
+                time.sleep(min(AGAIN_S, left_s))  # a learner that was started again serves before it has its policies
         try:
             return _read(said, len(observations))
         except (LookupError, TypeError, ValueError) as exc:

@@ -241,6 +241,29 @@ def test_after_close_nobody_is_asked(transport: TransportUnderTest) -> None:
         remote.close()
 
 
+def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner that was started again serves before its learner threads are ready."""
+    with Server(transport.address(), name="early") as server:
+        server.start()
+        slept: list[float] = []
+
+        def ready_at_last(seconds: float) -> None:
+            slept.append(seconds)
+            if len(slept) == 3:
+                server.register(method_of("lab"), answer_to)
+
+        monkeypatch.setattr("rl4sys_zmq.actor.remote.time", SimpleNamespace(monotonic=time.monotonic, sleep=ready_at_last))
+        with asking() as remote:
+            answer = remote.ask(server.address, OBS[None], None)
+            assert answer is not None and answer[3] == (1, 7)
+            assert len(slept) == 3
+        with (
+            asking(client_id="nobody", inference_timeout_s=0.01) as remote,
+            pytest.raises(CallRefused, match="no 'policy/nobody'"),
+        ):
+            remote.ask(server.address, OBS[None], None)
+
+
 def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
     given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run")
     with Learner(given) as first, RL4SysAgent(config=config(first, inference="remote")) as agent:

@@ -41,6 +41,13 @@ class Answers:
         except BaseException as exc:  # noqa: BLE001 (what nobody foresaw, in objects of the user's, ends no thread of the server)
             return [self._failed(request.call, exc) for request in requests]
 
+    def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
+        """The answer to a call that needs no job: what `run` returns or raises."""
+        try:
+            return self._answer(call, run())
+        except BaseException as exc:  # noqa: BLE001 (as above)
+            return self._answer(call, exc)
+
     def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
         """The answer to a call that is refused or has failed."""
         text = detail[:MAX_DETAIL].encode(errors="replace").decode()

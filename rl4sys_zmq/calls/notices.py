@@ -11,7 +11,7 @@ from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, PayloadError
 from rl4sys_zmq.transports import Socket, read_subscription
-from rl4sys_zmq.wire.calls import Notice, check_size, check_topic, decode_call, encode_notice
+from rl4sys_zmq.wire.calls import Notice, check_size, check_topic, decode_call, encode_notice, is_name
 from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.trees import Tree
 
@@ -109,11 +109,14 @@ class Notices:
             if subscription is None or not subscription[0]:
                 continue
             name, _, channel = subscription[1].partition(b"\0")
+            topic = name.decode("utf-8", "replace")
             if channel != self.channel or (xpub.authenticated and not guard.may(xpub.user, READ_ROLE)):
                 self._counters.add(f"refused.{CallRefusal.FORBIDDEN}")
                 continue
+            if not is_name(topic):
+                self._counters.add(f"refused.{CallRefusal.INVALID}")
+                continue
             xpub.grant(subscription[1])
-            topic = name.decode("utf-8", "replace")
             if len(self._asked) < MAX_TOPICS:
                 self._asked.add(topic)
             held = self._newest.get(topic)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from rl4sys_zmq.calls.notices import topic_frame
 from rl4sys_zmq.calls.session import WINDOW, Pending, Session
-from rl4sys_zmq.errors import Closed, ProtocolError, WorkerDied
+from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.calls import Notice, decode_call
@@ -287,11 +287,17 @@ class Pump(Worker, Resource):
         pub, channel = welcome["pub"], welcome["channel"]
         if not pub or (pub, channel) == self._pub:
             return
+        self._pub, self._heard_s = (pub, channel), time.monotonic()
+        try:
+            sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+        except TransportError as exc:
+            self._session.counters.add("refused")
+            log.warning("%s says that its notices leave at %.200r: %s", self._address.uri, pub, exc)
+            return
         if self._sub is not None:
             poller.unregister(self._sub)
             self._sub.close()
-        self._pub, self._heard_s = (pub, channel), time.monotonic()
-        self._sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+        self._sub = sub
         poller.register(self._sub)
         for topic in self._subscriptions:
             self._sub.subscribe(topic_frame(topic, channel))
@@ -331,8 +337,13 @@ class Pump(Worker, Resource):
             subscription.asking = False
             if pending.error is not None:
                 log.info("the newest notice of %s did not come: %s", subscription.topic, pending.error)
-            elif pending.answer["number"] > 0:
-                subscription.offer(pending.answer["server"], pending.answer["number"], pending.answer["payload"])
+                return
+            try:
+                server, number, payload = (pending.answer[name] for name in ("server", "number", "payload"))
+                if number > 0:
+                    subscription.offer(server, number, payload)
+            except (LookupError, TypeError, ValueError):  # no answer to such a question
+                self._session.counters.add("refused")
 
         with self._lock:
             self._session.begin("$latest", subscription.topic, now, FETCH_S, tell=tell)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +31,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
-from rl4sys_zmq.wire.calls import ANSWERED, Call, Reply, decode_call, encode_reply
+from rl4sys_zmq.wire.calls import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
 __all__ = ["MAX_FRAME_BYTES", "Batching", "Server"]
@@ -393,8 +394,7 @@ class Server(Resource):
                 if method is not None and method.client_id and not peer.serves(method.client_id):
                     raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} is not for client {method.client_id!r}")
             if call.method == HELLO:
-                welcome = {**self._hello(call.payload), "since": self._desk.open_session(call.session, call.number, now)}
-                answer = encode_reply(Reply(call.number, call.session, self._id, ANSWERED, "", welcome))
+                answer = self._answers.alone(call, partial(self._hello, call, now))
             else:
                 answer = self._desk.take(bytes(frames[0]), call, now)
         except Refuse as refusal:
@@ -438,6 +438,8 @@ class Server(Resource):
         for request in self._desk.drop_all():
             self._send(router, request.peer, self._answers.refusal(request.call, CallRefusal.CLOSING, f"{self.name} is stopping"))
         self._poller.unregister(router)
+        if self._xpub is not None:
+            self._poller.unregister(self._xpub)
         while self._desk.busy and not self._crew.is_hurt:
             if self._wakeup in self._poller.poll(LOOK_S):
                 self._wakeup.clear()
@@ -445,9 +447,9 @@ class Server(Resource):
 
     # ---- what every server answers
 
-    def _hello(self, payload: Tree) -> Tree:
-        """Who this is; refuses a caller that expects other terms, by the fields that differ."""
-        expected = payload.get("terms") if isinstance(payload, dict) else None
+    def _hello(self, call: Call, now: float) -> Tree:
+        """Who this is, and since when it knows the caller; refuses one that expects other terms, by the fields that differ."""
+        expected = call.payload.get("terms") if isinstance(call.payload, dict) else None
         if isinstance(expected, dict):
             pairs = [(field, expected.get(field), self._terms.get(field)) for field in sorted({*expected, *self._terms})]
             other = [
@@ -465,6 +467,7 @@ class Server(Resource):
             "pub": self._pub_address.uri if self._pub_address is not None else "",
             "channel": self._notices.channel,
             "terms": self._terms,
+            "since": self._desk.open_session(call.session, call.number, now),
         }
 
     def _status(self, payload: Tree) -> Tree:
@@ -474,7 +477,8 @@ class Server(Resource):
 def _agree(theirs: Tree, ours: Tree) -> bool:
     """Whether two terms are equal: as Python has it, but for arrays (by dtype, shape and content) and NaN (which is itself)."""
     if isinstance(theirs, np.ndarray) or isinstance(ours, np.ndarray):
-        theirs, ours = np.asarray(theirs), np.asarray(ours)
+        if type(theirs) is not type(ours):
+            return False
         return (theirs.dtype, theirs.shape, theirs.tobytes()) == (ours.dtype, ours.shape, ours.tobytes())
     if isinstance(theirs, dict) and isinstance(ours, dict):
         return theirs.keys() == ours.keys() and all(_agree(theirs[key], ours[key]) for key in theirs)

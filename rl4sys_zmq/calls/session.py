@@ -248,8 +248,11 @@ class Session:
         return self.under_way.values() if len(self.under_way) <= WINDOW else list(islice(self.under_way.values(), WINDOW))
 
     def _greeted(self, hello: Pending, reply: Reply) -> None:
-        self._hello, self.server = None, reply.server
         error = _error(hello, self.address, reply)
+        if error is None and not _is_welcome(reply.payload):
+            self.counters.add("refused")
+            return
+        self._hello, self.server = None, reply.server
         if error is not None:
             for pending in list(self.under_way.values()):
                 self._end(pending, None, error)
@@ -278,6 +281,12 @@ class Session:
         pending.frames = []
         if pending.tell is not None:
             self.over.append(pending)
+
+
+def _is_welcome(payload: Tree) -> bool:
+    """Whether it has what is read of it."""
+    kinds = {"max_frame_bytes": int, "since": int, "pub": str, "channel": bytes}
+    return isinstance(payload, dict) and all(type(payload.get(name)) is kind for name, kind in kinds.items())
 
 
 def _size(frame: Frame) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rl4sys_zmq.calls import Client, Server
-from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, ConfigError, PayloadError
+from rl4sys_zmq.errors import CallbackStuck, CallFailed, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import Socket
-from rl4sys_zmq.wire.calls import Call, decode_call, encode_call
+from rl4sys_zmq.wire.calls import Call, Reply, decode_call, encode_call, encode_reply
 
 WAIT_S = 10.0
 
@@ -209,3 +210,48 @@ def test_arrays_may_change_after_they_were_published_or_answered(transport: Tran
                     answers.append(decode_call(answer).payload)
                     weights += 1.0
         assert float(answers[1][0]) == float(answers[2][0]) == 2.0
+
+
+@pytest.mark.parametrize("name", [b"", b"x" * 300, b"\xff"])
+def test_a_subscription_to_what_is_no_topic_ends_no_server(name: bytes, tmp_path: Path) -> None:
+    """Whoever may call knows the channel."""
+    with Server(f"ipc://{tmp_path}/s", name="sturdy", pub=f"ipc://{tmp_path}/pub") as server:
+        server.start()
+        with Client(server.address, timeout_s=WAIT_S) as client, Socket.sub(server.pub_address) as sub:
+            sub.subscribe(name + b"\0" + client.call("$hello")["channel"])
+            heard: queue.Queue[object] = queue.Queue()
+            client.subscribe("t", lambda payload, number: heard.put(payload))
+            server.publish("t", 1)
+            assert heard.get(timeout=WAIT_S) == 1
+            server.publish("t", 2)
+            assert heard.get(timeout=WAIT_S) == 2  # by now both subscriptions were looked at
+        server.raise_if_dead()
+
+
+@pytest.mark.parametrize(
+    "welcome",
+    [
+        None,
+        [],
+        {},
+        {"max_frame_bytes": "x", "since": 0, "pub": "", "channel": b""},
+        {"max_frame_bytes": 1 << 20, "since": 0, "pub": "nonsense://x", "channel": b""},
+        {"max_frame_bytes": 1 << 20, "since": 0, "pub": "tcp://127.0.0.1:0", "channel": b""},
+    ],
+)
+def test_a_welcome_or_an_answer_that_is_none_ends_no_client(welcome: object, tmp_path: Path) -> None:
+    with Socket.router(f"ipc://{tmp_path}/s") as rogue, Client(f"ipc://{tmp_path}/s", timeout_s=0.5) as client:
+        client.subscribe("t", lambda payload, number: None)
+        future = client.submit("m")
+        while not future.done():
+            frames = rogue.recv_wait(0.05)
+            if frames is None:
+                continue
+            call = decode_call(frames[1:])
+            assert isinstance(call, Call)
+            payload = welcome if call.method == "$hello" else "nonsense"
+            rogue.send([frames[0], *encode_reply(Reply(call.number, call.session, 1, "", "", payload))])
+        error = future.exception()
+        assert error is None or isinstance(error, CallTimeout)
+        assert client.counters.get("refused") > 0
+        assert client.submit("m", timeout_s=0.01).exception(WAIT_S) is not None  # the thread lives

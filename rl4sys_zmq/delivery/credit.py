@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.transit import Transit
 
 __all__ = ["IDLE_S", "CreditPool"]
 
@@ -22,24 +23,40 @@ class CreditPool:
     """The credit of one learner thread's life.
 
     Attributes:
+        transit: what the learner thread was given and has not taken.
         limit_steps: how many steps the learner thread can take in all since its start.
-        delivered_steps: how many it was given.
         min_version: the least version that actors should start a segment with.
     """
 
     def __init__(self) -> None:
+        self.transit = Transit()
         self.limit_steps = 0
         self.min_version = 0
-        self.delivered_steps = 0
 
-    def demand(self, limit_steps: int, min_version: int) -> None:
-        """Takes the learner thread's word for how much it can use; a limit never shrinks."""
-        self.limit_steps = max(self.limit_steps, limit_steps)
+    @property
+    def usable_steps(self) -> int:
+        """Steps that the learner thread can use beyond those that it has taken."""
+        return self.limit_steps - self.transit.taken.steps
+
+    @property
+    def free_steps(self) -> int:
+        """Steps that the learner thread can use beyond all that it was given."""
+        return self.usable_steps - self.transit.steps
+
+    def demand(self, usable_steps: int, messages: int, min_version: int) -> None:
+        """Take the learner thread's word for what it has taken and what more it can use; the limit never shrinks.
+
+        Args:
+            usable_steps: how many more steps it can use.
+            messages: how many messages it has taken in this life.
+            min_version: the least version that actors should start a segment with.
+
+        Raises:
+            ProtocolError: If `messages` is impossible.
+        """
+        self.transit.take(messages)
+        self.limit_steps = max(self.limit_steps, self.transit.taken.steps + usable_steps)
         self.min_version = max(self.min_version, min_version)
-
-    def delivered(self, steps: int) -> None:
-        """Notes steps that were accepted for the learner thread."""
-        self.delivered_steps += steps
 
     def grant(self, streams: Iterable[Stream], now: float) -> list[Stream]:
         """Raises the credit of the streams that want more, and returns those.
@@ -51,7 +68,7 @@ class CreditPool:
         members = list(streams)
         unused = {id(s): max(0, s.credit_steps - s.accepted_steps) for s in members}
         idle = {id(s) for s in members if now - s.progress_at >= IDLE_S}
-        free = self.limit_steps - self.delivered_steps - sum(n for key, n in unused.items() if key not in idle)
+        free = self.free_steps - sum(n for key, n in unused.items() if key not in idle)
         granted = []
         for stream in sorted(members, key=lambda s: s.accepted_steps):
             own = unused[id(stream)] if id(stream) in idle else 0  # for others it is free, not for the one that has it

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.ledger import Entry
 from rl4sys_zmq.delivery.stream import Stream
+from rl4sys_zmq.delivery.transit import Load
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["Intake", "replay_entry", "take_submit"]
+__all__ = ["Intake", "Replay", "replay_entry", "take_submit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,39 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
     return Intake(entry, skip, tuple(refused.values()), stream.received - first - len(refused))
 
 
-def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> int | None:
-    """Takes an entry that the ledger gives back to a learner thread that has gone back to a checkpoint.
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The part of an entry that a learner thread is to be given again.
+
+    Attributes:
+        skip: how many of the message's segments come before that part.
+        load: how much the part is, as the learner thread will take it.
+    """
+
+    skip: int
+    load: Load
+
+
+def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> Replay | None:
+    """Take an entry that the ledger gives back to a learner thread that has gone back to a checkpoint.
+
+    The checkpoint's mark may lie inside the entry. Then the segments below the mark are skipped and not counted.
 
     Returns:
-        How many of the message's segments the learner thread must skip; None when it needs none of them.
+        What to give the learner thread; None when its state has all of the entry.
     """
     known = stream.replay(entry.first_seq, entry.end_seq)
     if known is None:
         return None
     skip = entry.skip + known
-    if entry.refused:
-        message = decode(entry.frames, verify=False)
-        assert isinstance(message, Submit)  # as it was when it was accepted; the ledger checks its bytes
-        for place in Batch(message).errors(schema):
-            if place >= skip:
-                stream.refuse_again(message.first_seq + place)
-    return skip
+    if not entry.refused and not known:
+        return Replay(skip, Load(entry.steps, entry.accepted, entry.nbytes))
+    message = decode(entry.frames, verify=False)
+    assert isinstance(message, Submit)  # as it was when it was accepted; the ledger checks its bytes
+    batch = Batch(message)
+    refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
+    for place in refused:
+        stream.refuse_again(message.first_seq + place)
+    steps = batch.steps
+    load = Load(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
+    return Replay(skip, load)

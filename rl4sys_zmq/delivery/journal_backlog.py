@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from rl4sys_zmq.delivery.journal_rows import DropStream, Read, Trim, Write, stored_bytes
@@ -26,6 +26,9 @@ class Backlog:
 
     def __len__(self) -> int:
         return len(self._operations)
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
 
     def extend(self, operations: Iterable[Operation]) -> None:
         """Takes operations."""

@@ -11,7 +11,18 @@ from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import ClientRow, CreditPool, Entry, Key, Ledger, Stream, StreamRow, StreamTable, replay_entry
+from rl4sys_zmq.delivery import (
+    ClientRow,
+    CreditPool,
+    Entry,
+    Key,
+    Ledger,
+    Load,
+    Stream,
+    StreamRow,
+    StreamTable,
+    replay_entry,
+)
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.publisher import Publications
@@ -94,8 +105,6 @@ class Client:
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._credit_items = 0
         self.accepted = self.gap = 0
-        self.delivered_items = self.taken_items = 0
-        self.delivered_bytes = self.taken_bytes = 0
         self.rolled_back = 0
         self.known = self.gives_up = False
         self.replaying = self.replayed = 0
@@ -124,8 +133,8 @@ class Client:
 
     @property
     def queued(self) -> int:
-        """Segments that were accepted in this life of the learner thread, and that it has not read yet."""
-        return self.delivered_items - self.taken_items
+        """Segments that this life of the learner thread was given, and that it has not taken yet."""
+        return self.pool.transit.items
 
     def shares(self, ledger_bytes: int) -> tuple[int, int]:
         """How many more segments, and bytes of them, each of the actors that submit may send.
@@ -135,7 +144,7 @@ class Client:
         """
         senders = max(1, sum(s.submits for s in self.table.live()))
         items = max(0, self._credit_items - self.queued)
-        free = max(0, min(CREDIT_BYTES - (self.delivered_bytes - self.taken_bytes), ledger_bytes))
+        free = max(0, min(CREDIT_BYTES - self.pool.transit.nbytes, ledger_bytes))
         if not items or not free:
             return 0, 0
         return max(1, items // senders), max(1, free // senders)
@@ -174,8 +183,6 @@ class Client:
         down = f"{up}-{self.key.hex()}"
         self.state, self.error = ClientState.STARTING, ""
         self.pool = CreditPool()
-        self.delivered_items = self.taken_items = 0
-        self.delivered_bytes = self.taken_bytes = 0
         self.push = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
         assign = self.settings.assign(
             self.policy_id, self.publications.generation, config, checkpoints=self.checkpoints, ledger_id=ledger.ledger_id
@@ -249,19 +256,34 @@ class Client:
         if stream is None or self.schema is None:
             return
         refused = stream.verdicts[Verdict.REFUSED]
-        skip = replay_entry(stream, self.schema, entry)
+        again = replay_entry(stream, self.schema, entry)
         self.verdicts[Verdict.REFUSED] += stream.verdicts[Verdict.REFUSED] - refused
-        if skip is None:
-            return
-        if not stream.counted(entry.end_seq):
-            self.pool.delivered(entry.steps)
-            self.delivered_items += entry.accepted
-            self.delivered_bytes += entry.nbytes
-        self.replayed += entry.accepted
+        if again is not None:
+            self.replayed += again.load.items
+            self.send(entry, again.skip, again.load, waited=stream.counted(entry.end_seq))
+
+    def hand_on(self, entry: Entry) -> None:
+        """Give the learner thread an entry that the ledger has made safe."""
+        stream = self.table.get(entry.actor_id, entry.origin)
+        if stream is not None and not stream.counted(entry.end_seq):
+            self.replay(entry)  # accepted before this life of the learner thread; a full disk lets a page overtake it
+        else:
+            self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
+
+    def send(self, entry: Entry, skip: int, load: Load, *, waited: bool) -> None:
+        """Queue an entry for the learner thread, and count it.
+
+        Args:
+            entry: the message, whole.
+            skip: how many of its segments the learner thread must skip.
+            load: what it takes of the rest.
+            waited: the entry was accepted in this life of the learner thread, and counted then.
+        """
+        self.pool.transit.send(load, waited=waited)
         self.deliver(entry, skip)
 
     def deliver(self, entry: Entry, skip: int) -> None:
-        """Queues an entry for the learner thread."""
+        """Queue an entry for the learner thread."""
         self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
@@ -296,8 +318,7 @@ class Client:
 
     def demanded(self, message: Demand) -> None:
         """Takes the learner thread's word for what it can use and what it has read."""
-        self.pool.demand(message.steps, message.min_version)
-        self.taken_items, self.taken_bytes = message.items, message.nbytes
+        self.pool.demand(message.usable_steps, message.messages, message.min_version)
         self.dirty.update(s.actor_id for s in self.table.live())
 
     def note(self, metrics: Metrics) -> None:
@@ -332,7 +353,8 @@ class Client:
             "gap": self.gap,
             "resuming": bool(self.replaying),
             "queued": self.queued,
-            "queued_bytes": self.delivered_bytes - self.taken_bytes,
+            "queued_bytes": self.pool.transit.nbytes,
+            "queued_steps": self.pool.transit.steps,
             "checkpoint": {
                 "number": self.saved.number,
                 "version": self.saved.version if self.saved.version >= 0 else pub.version,
@@ -342,7 +364,7 @@ class Client:
             },
             "restarts": self.life - 1,
             "verdicts": dict(self.verdicts),
-            "credit_steps": max(0, self.pool.limit_steps - self.pool.delivered_steps),
+            "credit_steps": max(0, self.pool.free_steps),
             "counters": self.counters.snapshot(),
             "actors": {
                 s.actor_id: {

@@ -48,10 +48,7 @@ class Feeder:
                     client.dirty.add(stream.actor_id)
                 if client.replaying or client.push is None:
                     continue
-                if stream is not None and not stream.counted(safe.end_seq):
-                    client.replay(safe)  # of the learner thread before; a full disk lets a page overtake it
-                else:
-                    client.deliver(safe, safe.skip)
+                client.hand_on(safe)
             elif safe.token == client.replaying:
                 self._on_page(client, safe)
         for client in self._roster:

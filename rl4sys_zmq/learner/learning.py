@@ -265,6 +265,7 @@ class Learning:
             if place > message.skip:
                 self._train()  # a batch was full in the middle of the message
             place = self._take_some(read, place)
+        self._teller.taken_messages += 1
         if not self._pending:
             self._barrier()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig, Peer
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, Stream, take_submit
+from rl4sys_zmq.delivery import Ledger, Load, Stream, take_submit
 from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.learner.admission import check_names, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
@@ -180,11 +180,9 @@ class Reception:
             client.counters.add(f"items_refused.{error.code.value}")
             self._sink.event("item_refused", client_id=client.client_id, actor_id=stream.actor_id, reason=str(error))
         client.accepted += intake.accepted
-        client.delivered_items += intake.accepted
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
-            client.pool.delivered(intake.entry.steps)
-            client.delivered_bytes += intake.entry.nbytes
+            client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._ledger.append([intake.entry])
 
     # ---- joining

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import Closed
@@ -42,13 +43,24 @@ class Mouth:
             raise Closed(f"the gateway has not read for {GATEWAY_TIMEOUT_S:g} s")
 
 
+class _Said(NamedTuple):
+    """The state of a learner thread as the gateway was told it last."""
+
+    limit_steps: int
+    messages: int
+    items: int
+    nbytes: int
+    version: int
+
+
 class Teller:
     """Says what is due through a learner thread's mouth.
 
     Attributes:
-        taken_steps: read from the pipeline since the thread's start, refused segments left out; and
-        taken_items: in segments; and
-        taken_bytes: in bytes of whole messages.
+        taken_messages: `Deliver` messages taken since the thread's start; and
+        taken_steps: the steps in them, refused segments left out; and
+        taken_items: the segments, likewise; and
+        taken_bytes: the bytes of whole messages.
         observed_steps: what the algorithm has observed in its lineage.
         scalars: figures for the next report, by name.
     """
@@ -61,11 +73,11 @@ class Teller:
             observed_steps: what the algorithm's state had observed when the thread began.
         """
         self._say = say
-        self.taken_steps = self.taken_items = self.taken_bytes = 0
+        self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
         self.observed_steps = self._said_steps = self._first_steps = observed_steps
         self.scalars: dict[str, float] = {}
         self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
-        self._demand = Demand(0, 0, 0, 0)
+        self._said = _Said(0, 0, 0, 0, 0)
         self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
         self._ended = 0
         self._gathers = False
@@ -108,25 +120,25 @@ class Teller:
             version: the least one to collect with.
             at_once: whether they are due in any case.
         """
-        steps = max(self._demand.steps, self.taken_steps + usable_steps)
-        demand = Demand(steps, self.taken_items, self.taken_bytes, version)
-        self._gathers = bool(self._disposed) or demand != self._demand
+        limit_steps = max(self._said.limit_steps, self.taken_steps + usable_steps)
+        now_true = _Said(limit_steps, self.taken_messages, self.taken_items, self.taken_bytes, version)
+        self._gathers = bool(self._disposed) or now_true != self._said
         now = time.monotonic()
-        if self._gathers and (at_once or now - self._told_at >= GATHER_S or self._is_pressing(demand)):
+        if self._gathers and (at_once or now - self._told_at >= GATHER_S or self._is_pressing(now_true)):
             self._gathers, self._told_at = False, now
             self.tell_verdicts()
-            if demand != self._demand:
-                self._demand = demand
-                self._say(demand)
+            if now_true != self._said:
+                self._said = now_true
+                self._say(Demand(limit_steps - self.taken_steps, self.taken_messages, version))
 
-    def _is_pressing(self, demand: Demand) -> bool:
-        """Somebody may soon have to wait for it: what is known to be usable has shrunk to half of what is."""
-        said = self._demand
+    def _is_pressing(self, now_true: _Said) -> bool:
+        """Return whether an actor may soon have to wait for it: half of what is usable, or more, is not known to be."""
+        said = self._said
         return (
-            2 * (said.steps - self.taken_steps) < demand.steps - self.taken_steps
-            or demand.min_version != said.min_version
-            or demand.items - said.items >= GATHER_ITEMS
-            or demand.nbytes - said.nbytes >= GATHER_BYTES
+            2 * (said.limit_steps - self.taken_steps) < now_true.limit_steps - self.taken_steps
+            or now_true.version != said.version
+            or now_true.items - said.items >= GATHER_ITEMS
+            or now_true.nbytes - said.nbytes >= GATHER_BYTES
         )
 
     # ---- figures

@@ -33,8 +33,6 @@ class SimClient(Client):
         self.thread, self.pool, self.schema = thread, pool, SCHEMA
         self.life += 1
         self.replaying, self.page_after = self.life if durable else 0, None
-        self.delivered_items = self.taken_items = 0
-        self.delivered_bytes = self.taken_bytes = 0
 
     def shares(self, ledger_bytes: int) -> tuple[int, int]:
         """A small queue."""
@@ -43,17 +41,9 @@ class SimClient(Client):
 
     def replay(self, entry: Entry) -> None:
         """What is fed again was never demanded of this thread."""
-        before = self.pool.delivered_steps
+        before = self.pool.transit.steps
         super().replay(entry)
-        self.slack_steps += self.pool.delivered_steps - before
-
-    def hand_on(self, entry: Entry) -> None:
-        """An entry has been written. When the disk was full, a read may have overtaken one of the thread before."""
-        stream = self.table.get(entry.actor_id, entry.origin)
-        if stream is not None and not stream.counted(entry.end_seq):
-            self.replay(entry)
-        else:
-            self.deliver(entry, entry.skip)
+        self.slack_steps += self.pool.transit.steps - before
 
     def deliver(self, entry: Entry, skip: int) -> None:
         """Straight into the inbox."""

@@ -132,6 +132,10 @@ class SlowLedger(MemoryLedger):
         super().__init__()
         self._writing: list[Entry | Page] = []
 
+    def waiting(self) -> list[Entry]:
+        """The entries that it has not handed out."""
+        return [item for item in (*self._writing, *self._fresh) if isinstance(item, Entry)]
+
     def committed(self) -> list[Entry | Page]:
         """What the call before this one found."""
         done, self._writing = self._writing, super().committed()
@@ -186,6 +190,10 @@ class SimJournal:
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Queues a read."""
         self._backlog.extend([Read(client_id, token, after_row, max_bytes)])
+
+    def waiting(self) -> list[Entry]:
+        """The entries that are not written."""
+        return [item for item in self._backlog if isinstance(item, Entry)]
 
     def committed(self) -> list[Entry | Page]:
         """Writes, and says what has been written."""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 
-from rl4sys_zmq.delivery import Entry, Key, Ledger, Page, Stream, StreamRow
+from rl4sys_zmq.delivery import Entry, Key, Ledger, Load, Page, StallWatch, Stream, StreamRow, stall_reason
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
 from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.testing.history import History
 from rl4sys_zmq.testing.schedule import Schedule
 from rl4sys_zmq.testing.sim_client import SETTINGS, LearnerParts, SimClient
-from rl4sys_zmq.testing.sim_disk import SimDisk
+from rl4sys_zmq.testing.sim_disk import SimDisk, SimJournal, SlowLedger
 from rl4sys_zmq.testing.sim_reception import Answers, SimReception
 from rl4sys_zmq.testing.sim_rules import JUDGED, Books, Violation
-from rl4sys_zmq.wire.messages import Demand, Refused, Verdict
+from rl4sys_zmq.testing.sim_thread import SCHEMA
+from rl4sys_zmq.wire import Batch, decode
+from rl4sys_zmq.wire.messages import Demand, Refused, Submit, Verdict
 
 __all__ = ["LearnerParts", "SimClient", "SimLearner"]
 
 SILENCE_S = 3.0
+MAX_STALL_S = 2.0
+"""How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
 
 
 class SimLearner(SimReception):
@@ -53,6 +58,7 @@ class SimLearner(SimReception):
         """
         self.reach: Callable[[str], None] = lambda point: None
         self.full = False
+        self._watch = StallWatch()
         self._disk, self._parts, self._rng = disk, parts, rng
         self._new_generation = generation
         self._journal = parts.journal(disk, random.Random(rng.random()), self._written) if disk is not None else None
@@ -180,9 +186,8 @@ class SimLearner(SimReception):
 
     def _demand(self) -> None:
         thread, pool = self.client.thread, self.client.pool
-        demand = Demand(max(pool.limit_steps, thread.taken_steps + thread.wants_steps), thread.taken_items, thread.taken_bytes, 0)
-        if demand.steps > pool.limit_steps or demand.items > self.client.taken_items:
-            self.client.demanded(demand)
+        if thread.taken_messages != pool.transit.messages or thread.wants_steps > pool.usable_steps:
+            self.client.demanded(Demand(thread.wants_steps, thread.taken_messages, 0))
 
     def _save(self, disk: SimDisk) -> None:
         if not self.client.thread.progress.moved:
@@ -195,6 +200,8 @@ class SimLearner(SimReception):
             self._ledger.trim("sim", trim)
 
     def _acknowledge(self) -> Answers:
+        self._check_transit()
+        self._check_stall()
         client = self.client
         if not client.dirty:
             return []
@@ -254,6 +261,45 @@ class SimLearner(SimReception):
     def _check_credit(self, live: Sequence[Stream]) -> None:
         pool = self.client.pool
         promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in live if self.now - s.progress_at < IDLE_S)
-        limit = pool.limit_steps + self.client.slack_steps
-        if pool.delivered_steps + promised > limit:
-            raise Violation("credit", f"{pool.delivered_steps} came, {promised} are promised; the limit is {limit}")
+        came, limit = pool.transit.taken.steps + pool.transit.steps, pool.limit_steps + self.client.slack_steps
+        if came + promised > limit:
+            raise Violation("credit", f"{came} came, {promised} are promised; the limit is {limit}")
+
+    def _check_transit(self) -> None:
+        """The pool counts as waiting and on its way what really is."""
+        if self.client.replaying or not self.ready:
+            return
+        transit, thread = self.client.pool.transit, self.client.thread
+        on_way = [_load(entry, skip) for entry, skip in thread.inbox]
+        waiting = []
+        for entry in self._ledger.waiting() if isinstance(self._ledger, SimJournal | SlowLedger) else ():
+            stream = self._table.get(entry.actor_id, entry.origin)
+            if stream is not None and stream.counted(entry.end_seq):
+                waiting.append(_load(entry, entry.skip))
+        for name, counted, real in ("on their way", transit.on_way, on_way), ("waiting", transit.waiting, waiting):
+            total = Load()
+            for load in real:
+                total.add(load)
+            if counted != total:
+                raise Violation("transit", f"{counted} are counted as {name}, {total} are")
+
+    def _check_stall(self) -> None:
+        """Nothing stands still that could go on, once the faults are over."""
+        client, live = self.client, self._table.live()
+        able = self.ready and not client.replaying and not self.full and not client.thread.inbox
+        reason = stall_reason(client.pool, live) if able else ""
+        progress = (client.accepted, client.pool.transit.messages, tuple(client.verdicts.values()), client.life)
+        still_s = self._watch.look(self.now, progress, reason)
+        if still_s > MAX_STALL_S:
+            raise Violation("stalled", f"for {still_s:.1f} s: {reason}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _load(entry: Entry, skip: int) -> Load:
+    """Count what a learner thread takes of an entry, from its frames alone."""
+    submit = decode(entry.frames, verify=False)
+    assert isinstance(submit, Submit)
+    batch = Batch(submit)
+    refused = batch.errors(SCHEMA)
+    taken = [int(steps) for place, steps in enumerate(batch.steps) if place >= skip and place not in refused]
+    return Load(sum(taken), len(taken), entry.nbytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl4sys_zmq.delivery import Ledger, Stream, StreamTable, take_submit
+from rl4sys_zmq.delivery import Ledger, Load, Stream, StreamTable, take_submit
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.testing.history import History, Violation
@@ -154,7 +154,6 @@ class SimReception:
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         client.accepted += intake.accepted
-        client.delivered_items += intake.accepted
         over = max(0, stream.accepted_steps - credit) if stream.accepted_steps > before else 0
         if self._schedule.clean and over > MAX_STEPS:
             raise Violation("credit", f"{over} steps came beyond the credit")
@@ -165,8 +164,7 @@ class SimReception:
         for index, head in enumerate(read_heads(message)[intake.entry.skip :]):
             seq = message.first_seq + intake.entry.skip + index
             self._history.take(stream.key, seq, int(head["episode_id"]), refused=bool(head["steps"] > MAX_STEPS))
-        client.pool.delivered(intake.entry.steps)
-        client.delivered_bytes += intake.entry.nbytes
+        client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
         self._ledger.append([intake.entry])
 
     def hang_up(self, peer: bytes, stream: Stream) -> None:

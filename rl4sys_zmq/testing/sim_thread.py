@@ -31,7 +31,7 @@ class SimThread:
         inbox: what it has been given and has not read: entries, and how many segments of each message to skip.
         progress: the marks of its state.
         judged: the state at the last barrier: (segment, verdict).
-        taken_items, taken_steps, taken_bytes: what it has read, refused segments not counted.
+        taken_messages: how many messages it has taken.
     """
 
     def __init__(self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]]) -> None:
@@ -44,7 +44,7 @@ class SimThread:
         self.inbox: deque[tuple[Entry, int]] = deque()
         self.progress = Progress()
         self.judged = list(judged)
-        self.taken_items = self.taken_steps = self.taken_bytes = 0
+        self.taken_messages = 0
         self._history, self._rng, self._offpolicy, self._pace = history, rng, schedule.offpolicy, schedule.pace
         self._since: list[tuple[int, str]] = []
         self._batch: list[tuple[Key, int, int]] = []
@@ -99,7 +99,6 @@ class SimThread:
         submit = decode(entry.frames)
         assert isinstance(submit, Submit)
         key = entry.actor_id, entry.origin
-        self.taken_bytes += entry.nbytes
         batch = Batch(submit)
         refused = batch.errors(SCHEMA)
         for index, segment in enumerate(batch.segments()[skip:], skip):
@@ -108,12 +107,11 @@ class SimThread:
             if index in refused:
                 self.progress.dispose(key, Verdict.REFUSED)
                 continue
-            self.taken_items += 1
-            self.taken_steps += segment.steps
             self._observe(key, seq, segment.episode_id, segment.steps)
+            if self._batch_steps >= BATCH_STEPS:
+                self._train()  # a batch may be full in the middle of a message, and a mark then lies inside its entry
+        self.taken_messages += 1
         self._after_message()
-        if self._batch_steps >= BATCH_STEPS:
-            self._train()
 
     def _observe(self, key: Key, seq: int, segment: int, steps: int) -> None:
         self._history.observe(segment)

@@ -458,19 +458,17 @@ class Disposed:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a learner thread can use, counted since its start.
+    """The data that a learner thread has taken and can use.
 
     Attributes:
-        steps: how many it can take in all.
-        items: how many segments it has read from its pipeline.
-        nbytes: how many bytes of messages it has read.
+        usable_steps: how many more steps it can use, beyond those that it has taken.
+        messages: how many `Deliver` messages it has taken since its start. The gateway knows what was in them.
         min_version: the least version to collect with.
     """
 
     KIND: ClassVar[int] = 51
-    steps: int
-    items: int
-    nbytes: int
+    usable_steps: int
+    messages: int
     min_version: int
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import CreditPool, Entry, MemoryLedger, Page, Stream, StreamRow, StreamTable, replay_entry, take_submit
+from rl4sys_zmq.delivery import CreditPool, Entry, Load, MemoryLedger, Page, Stream, StreamRow, StreamTable, replay_entry, take_submit
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED
@@ -447,34 +447,41 @@ def entries():
     return [intake.entry for intake in taken], source
 
 
+def replayed(stream, entry):
+    """What the learner thread is given of an entry: segments to skip, steps, segments."""
+    again = replay_entry(stream, SCHEMA, entry)
+    return None if again is None else (again.skip, again.load.steps, again.load.items)
+
+
 def test_entries_are_given_back_whole():
     taken, stream = entries()
     assert [(e.first_seq, e.end_seq, e.skip, e.refused) for e in taken] == [(0, 3, 0, 1), (3, 5, 1, 0), (5, 8, 1, 1)]
     stream.commit(8)
     stream.rewind(0, {})
     assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (8, 0)
-    assert [replay_entry(stream, SCHEMA, entry) for entry in taken] == [0, 1, 1]
+    assert [replayed(stream, entry) for entry in taken] == [(0, 4, 2), (1, 4, 2), (1, 9, 2)]
     stream.replay_ends()
     assert (stream.pending, stream.verdicts[Verdict.REFUSED], stream.trained) == (6, 2, 0)
-    assert [replay_entry(stream, SCHEMA, entry) for entry in taken] == [None] * 3
+    assert [replayed(stream, entry) for entry in taken] == [None] * 3
 
 
 @pytest.mark.parametrize(
     ("mark", "skips", "refused", "pending"),
     [
-        (1, [1, 1, 1], 2, 5),
-        (2, [2, 1, 1], 1, 5),
-        (3, [None, 1, 1], 1, 4),
-        (4, [None, 2, 1], 1, 3),
-        (6, [None, None, 2], 0, 2),
+        (1, [(1, 2, 1), (1, 4, 2), (1, 9, 2)], 2, 5),
+        (2, [(2, 2, 1), (1, 4, 2), (1, 9, 2)], 1, 5),
+        (3, [None, (1, 4, 2), (1, 9, 2)], 1, 4),
+        (4, [None, (2, 3, 1), (1, 9, 2)], 1, 3),
+        (6, [None, None, (2, 9, 2)], 0, 2),
+        (7, [None, None, (3, 5, 1)], 0, 1),
         (8, [None, None, None], 0, 0),
     ],
 )
-def test_what_a_state_has_already_is_skipped_within_an_entry(mark, skips, refused, pending):
+def test_what_a_state_has_already_is_skipped_within_an_entry_and_not_counted(mark, skips, refused, pending):
     taken, stream = entries()
     stream.commit(8)
     stream.rewind(mark, {Verdict.TRAINED: mark})
-    assert [replay_entry(stream, SCHEMA, entry) for entry in taken] == skips
+    assert [replayed(stream, entry) for entry in taken] == skips
     stream.replay_ends()
     assert (stream.verdicts[Verdict.REFUSED], stream.pending) == (refused, pending)
 
@@ -484,7 +491,7 @@ def test_a_refused_item_that_came_while_the_ledger_was_read_is_counted_once():
     stream.rewind(0, {})
     intake = submit(stream, 0, packed(), packed(9))
     stream.commit(2)
-    assert replay_entry(stream, SCHEMA, intake.entry) == 0
+    assert replayed(stream, intake.entry) == (0, 2, 1)
     assert (stream.pending, stream.verdicts[Verdict.REFUSED]) == (1, 1)
 
 
@@ -728,18 +735,18 @@ def wanting(want, accepted=0, actor_id="a"):
 
 def test_credit_is_granted_to_those_who_want_up_to_the_demand():
     pool, first, second = CreditPool(), wanting(30), wanting(100, accepted=50)
-    pool.demand(60, 0)
+    pool.demand(60, 0, 0)
     assert pool.grant([second, first], 0.0) == [first, second]
     assert (first.credit_steps, second.credit_steps) == (30, 80)
     assert pool.grant([first, second], 0.0) == []
-    pool.demand(50, 3)
+    pool.demand(50, 0, 3)
     assert (pool.limit_steps, pool.min_version) == (60, 3)
 
 
 @given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=5))
 def test_promises_never_exceed_the_demand(limit, actors):
     pool = CreditPool()
-    pool.demand(limit, 0)
+    pool.demand(limit, 0, 0)
     streams = [wanting(want, accepted) for want, accepted in actors]
     pool.grant(streams, 0.0)
     promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in streams)
@@ -750,7 +757,7 @@ def test_promises_never_exceed_the_demand(limit, actors):
 
 def test_idle_credit_is_offered_once_more():
     pool, idle, busy = CreditPool(), wanting(10), wanting(10)
-    pool.demand(10, 0)
+    pool.demand(10, 0, 0)
     pool.grant([idle, busy], 0.0)
     assert (idle.credit_steps, busy.credit_steps) == (10, 0)
     pool.grant([idle, busy], IDLE_S / 2)
@@ -773,17 +780,17 @@ def test_who_wants_less_gives_credit_back():
 
 def test_an_overshoot_is_paid_back_by_all():
     pool, stream = CreditPool(), wanting(100)
-    pool.demand(10, 0)
+    pool.demand(10, 0, 0)
     pool.grant([stream], 0.0)
-    pool.delivered(13)
+    pool.transit.accept(Load(13, 1, 100))
     stream.accept(13, 0)
-    pool.demand(12, 0)
+    pool.demand(12, 0, 0)
     assert pool.grant([stream], 0.0) == []
 
 
 def test_an_idle_actor_is_not_granted_its_own_credit_again():
     pool, idle = CreditPool(), wanting(10)
-    pool.demand(10, 0)
+    pool.demand(10, 0, 0)
     pool.grant([idle], 0.0)
     idle.wish(30)
     pool.grant([idle], 10 * IDLE_S)

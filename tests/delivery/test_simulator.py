@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from rl4sys_zmq.delivery import ActorSession, CreditPool, MemoryLedger, Redial, Stream, StreamTable
+from rl4sys_zmq.delivery import ActorSession, CreditPool, Load, MemoryLedger, Redial, Stream, StreamTable, Transit
 from rl4sys_zmq.delivery.journal_rows import Gap
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.testing.history import RULES, History, Violation
 from rl4sys_zmq.testing.schedule import CRASH_POINTS
 from rl4sys_zmq.testing.sim_disk import SimJournal, SlowLedger
-from rl4sys_zmq.testing.sim_learner import LearnerParts, SimClient
+from rl4sys_zmq.testing.sim_learner import LearnerParts, SimClient, SimLearner
 from rl4sys_zmq.testing.sim_spool import SimSpool
 from rl4sys_zmq.testing.sim_thread import SimThread
 from rl4sys_zmq.testing.simulator import ActorParts, Schedule, Simulation, simulate
@@ -168,10 +168,16 @@ class GrantsTwice(CreditPool):
 
 
 class LeaksCredit(CreditPool):
-    """Counts what is delivered twice, so that the demand is used up too soon."""
+    """Counts what is accepted twice, so that the demand is used up too soon."""
 
-    def delivered(self, steps):
-        self.delivered_steps += 2 * steps
+    def __init__(self):
+        super().__init__()
+        self.transit = CountsTwice()
+
+
+class CountsTwice(Transit):
+    def accept(self, load):
+        super().accept(Load(2 * load.steps, load.items, load.nbytes))
 
 
 class CommitsTwice(SlowLedger):
@@ -292,7 +298,27 @@ class FeedsTwice(SimClient):
         super().replay(entry)
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and stream.counted(entry.end_seq):
-            self.deliver(entry, entry.skip)
+            self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=False)
+
+
+class CountsWhatIsSkipped(SimClient):
+    """An entry that a checkpoint's mark lies inside is counted whole when it is fed again; its first part is never taken."""
+
+    def send(self, entry, skip, load, *, waited):
+        super().send(entry, skip, load, waited=waited)
+        if not waited:
+            self.pool.transit.waiting.add(Load(entry.steps - load.steps, entry.accepted - load.items, 0))
+
+
+class LosesAMessage(SimClient):
+    """One message in twenty never reaches the learner thread, and is counted as sent."""
+
+    sent = 0
+
+    def send(self, entry, skip, load, *, waited):
+        self.sent += 1
+        if self.sent % 20:
+            super().send(entry, skip, load, waited=waited)
 
 
 class PartsAGap(SimJournal):
@@ -307,7 +333,7 @@ class HandsOnWhatWasOvertaken(SimClient):
     """What the thread before was owed is new to this one, whatever became of it."""
 
     def hand_on(self, entry):
-        self.deliver(entry, entry.skip)
+        self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=False)
 
 
 class ReadsOn(SimClient):
@@ -431,7 +457,7 @@ TWELVE = {
         {"parts": LearnerParts(thread=MarksBeforeItTrains), "schedule": CRASHES},
         {"disposed", "conserved", "lost", "verdicts"},
     ),
-    "credit_leak": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "credit"}),
+    "credit_leak": ({"parts": LearnerParts(pool=LeaksCredit)}, {"wedged", "transit", "stalled"}),
     "dispose_twice": ({"parts": LearnerParts(thread=TrainsTwice)}, {"once"}),
 }
 MUTANTS = TWELVE | {
@@ -469,6 +495,11 @@ MUTANTS = TWELVE | {
         {"parts": LearnerParts(client=DoesNotGoBack), "schedule": replace(CRASHES, thread_restarts=2)},
         {"once", "disposed", "conserved", "verdicts"},
     ),
+    "counts_what_is_skipped": (
+        {"parts": LearnerParts(client=CountsWhatIsSkipped), "schedule": CRASHES},
+        {"transit", "stalled", "wedged"},
+    ),
+    "loses_a_message": ({"parts": LearnerParts(client=LosesAMessage)}, {"transit", "disposed", "lost", "order", "conserved"}),
     "parts_a_gap": (
         {"parts": LearnerParts(journal=PartsAGap), "schedule": replace(CRASHES, actors=3, copies=4, learner_restarts=16)},
         {"gap", "conserved"},
@@ -515,6 +546,24 @@ def test_a_planted_bug_is_caught(name, seed):
         except (AssertionError, KeyError, ProtocolError) as exc:
             pytest.fail(f"{name}: {exc!r}")
     pytest.fail(f"{MUTANT_SCHEDULES} schedules did not notice {name}")
+
+
+@pytest.mark.parametrize("name", ["credit_leak", "counts_what_is_skipped"])
+def test_what_no_account_shows_stands_still_and_is_noticed(name, seed, monkeypatch):
+    """The watch finds by itself what leaves the learner thread and the actors waiting for each other."""
+    monkeypatch.setattr(SimLearner, "_check_transit", lambda self: None)
+    planted = MUTANTS[name][0]
+    rules: Counter[str] = Counter()
+    for offset in range(MUTANT_SCHEDULES):
+        try:
+            simulate(seed + offset, **planted)
+        except Violation as caught:
+            rules[caught.rule] += 1
+        if rules["stalled"] >= 3:
+            break
+    print(f"{name}: {dict(rules)} in {offset + 1} schedules")
+    assert rules["stalled"] >= 3
+    assert rules["wedged"] == 0  # the watch was there before anything waited for it
 
 
 def test_all_twelve_of_the_study_are_planted():

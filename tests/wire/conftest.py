@@ -125,7 +125,7 @@ def build() -> dict[str, m.Message]:
         m.Ready(spec, "onpolicy", 32, 4, 12, [["a1", 8, 7, verdicts]], verdicts, ["00000013"]),
         m.Published(3, DIGEST, (np.arange(3, dtype="<f4").tobytes(), *update())),
         m.Disposed("a1", 8, [[7, 9]], "quarantined", "rewards are not finite"),
-        m.Demand(128, 12, 4096, 3),
+        m.Demand(128, 12, 3),
         m.Failed("ValueError: no", "Traceback"),
         m.Metrics(128, 2, {"loss": 0.5}, [[10, 1.0, 10]], 3),
         m.Save(5, True),

@@ -191,6 +191,7 @@ class RL4SysAgent(BatchActing):
             "accepted": session.accepted,
             "in_doubt": session.in_doubt,
             "verdicts": dict(session.verdicts),
+            "alarms": dict(io.follower.alarms),
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
             "waiting_for_rewards": len(self._handover.late),
             "spool": None

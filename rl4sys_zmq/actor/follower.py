@@ -45,6 +45,7 @@ class Follower:
         policy: the current policy, None before the first snapshot.
         spec: what it is built from, None before the handshake.
         network: what makes its socket; set before `join`.
+        alarms: how many alarms of each kind the learner has raised for this client, by its last beacon.
     """
 
     network: Network
@@ -72,6 +73,7 @@ class Follower:
         """
         self.policy: Policy | None = None
         self.spec: PolicySpec | None = None
+        self.alarms: dict[str, int] = {}
         self._learner, self._keys, self._counters, self._rng = learner, keys, counters, rng
         self._send_fetch, self._swapped, self._acts = fetch, swapped, acts
         self._welcome: Welcome | None = None
@@ -269,6 +271,8 @@ class Follower:
 
     def _on_beacon(self, frames: list[Frame]) -> None:
         beacon, policy = decode(frames), self.policy
+        if isinstance(beacon, Beacon):
+            self.alarms = {name: count for name, count in beacon.alarms.items() if type(count) is int and count > 0}
         if not isinstance(beacon, Beacon) or policy is None or self._welcome is None or self._fetch_at:
             return
         if beacon.generation != self._welcome.generation:

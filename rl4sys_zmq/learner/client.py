@@ -24,13 +24,14 @@ from rl4sys_zmq.delivery import (
     replay_entry,
 )
 from rl4sys_zmq.learner.admission import ClientSettings
+from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
-from rl4sys_zmq.wire.messages import Ack, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
+from rl4sys_zmq.wire.messages import Ack, Beacon, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
 
 __all__ = ["Client", "ClientState", "new_topic"]
 
@@ -79,6 +80,7 @@ class Client:
             meanwhile new segments come that way too. 0 when it has caught up.
         page_after: where the next page begins; None while one is on its way, or none is wanted.
         topic: of its weights, behind a kind byte.
+        alarms: what went wrong without stopping it, since the learner's start.
     """
 
     def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable, checkpoints: str) -> None:
@@ -102,6 +104,7 @@ class Client:
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
         self.counters = Counters()
+        self.alarms = Alarms()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._credit_items = 0
         self.accepted = self.gap = 0
@@ -153,6 +156,10 @@ class Client:
         """What one of its actors is told."""
         generation, min_version = self.publications.generation, self.pool.min_version
         return stream.ack(generation=generation, free_items=shares[0], free_bytes=shares[1], min_version=min_version)
+
+    def beacon(self) -> Beacon:
+        """What all its actors are told each second."""
+        return self.publications.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
         """What the ledger should know of it."""
@@ -366,6 +373,7 @@ class Client:
             "verdicts": dict(self.verdicts),
             "credit_steps": max(0, self.pool.free_steps),
             "counters": self.counters.snapshot(),
+            "alarms": self.alarms.report(),
             "actors": {
                 s.actor_id: {
                     "live": self.table.is_live(s),

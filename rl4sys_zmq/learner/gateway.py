@@ -21,6 +21,7 @@ from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Restored
 from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, RL4SysError
+from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
 from rl4sys_zmq.learner.client import Client, ClientState, new_topic
 from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.guard import ActorGuard
@@ -34,6 +35,7 @@ from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
+    Alarm,
     Checkpointed,
     DeadLetter,
     Demand,
@@ -43,6 +45,7 @@ from rl4sys_zmq.wire.messages import (
     Metrics,
     Published,
     Ready,
+    Verdict,
 )
 
 __all__ = ["Gateway", "Sink"]
@@ -237,6 +240,7 @@ class Gateway(Worker):
             room_bytes = self._feeder.room_bytes()
             for client in self._roster:
                 self._reception.settle(client, room_bytes)
+                self._sound(client)
             now = time.monotonic()
             if now >= next_beacon:
                 next_beacon = now + BEACON_S
@@ -291,6 +295,8 @@ class Gateway(Worker):
                 self._feeder.checkpointed(client, message)
             case DeadLetter():
                 self._sink.dead_letter(client.client_id, message)
+            case Alarm():
+                client.alarms.note(message.name, message.text, message.count)
             case Failed():
                 self._on_failed(client, message)
             case _:
@@ -325,7 +331,7 @@ class Gateway(Worker):
         if self._service is not None and client.spec is not None:
             self._service.offer(client.client_id, client.spec, client.publications.newest)
             if client.client_id in self._service.asked:  # who acts by the service hears of a version by its beacon alone
-                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.publications.beacon())])
+                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.beacon())])
         self._reception.admit_waiting(client)
 
     def _on_disposed(self, client: Client, message: Disposed) -> None:
@@ -335,8 +341,9 @@ class Gateway(Worker):
             count = stream.dispose(message.ranges, message.verdict)
             client.dirty.add(stream.actor_id)
         client.verdicts[message.verdict] += count
-        if message.reason:
-            self._sink.event("quarantined", client_id=client.client_id, actor_id=message.actor_id, reason=message.reason)
+        if message.verdict == Verdict.QUARANTINED:
+            text = f"{message.reason or 'no reason given'} (actor {message.actor_id})"
+            client.alarms.note(SEGMENT_QUARANTINED, text, sum(end - first for first, end in message.ranges))
 
     def _on_failed(self, client: Client, message: Failed) -> None:
         with self.published:
@@ -350,6 +357,15 @@ class Gateway(Worker):
                 self._reception.refuse(peer, Refusal.CONFIG if stillborn else Refusal.FAILED, message.error)
         client.waiting.clear()
         self._feeder.give_up(client, message.error)
+
+    def _sound(self, client: Client) -> None:
+        """Says a client's alarms in the log, and to its actors, if they are due."""
+        for alarm in client.alarms.due():
+            log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
+            fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
+            self._sink.event("alarm", **fields)
+            if client.state is ClientState.RUNNING:
+                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.beacon())])
 
     def restart(self, client_id: str, *, give_up_pending: bool) -> None:
         """Gives a client a new learner thread and a new generation; in the gateway thread."""
@@ -377,7 +393,7 @@ class Gateway(Worker):
                     self._on_failed(client, Failed("its learner thread ended without a word; see the learner's log", ""))
                 continue
             if client.state is ClientState.RUNNING:
-                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.publications.beacon())])
+                self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.beacon())])
             for stream in client.table.silent(now):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
@@ -406,7 +422,7 @@ class Gateway(Worker):
                 continue
             self._xpub.grant(topic)
             if topic[:1] == BEACON_TOPIC and client.state is ClientState.RUNNING:
-                self._xpub.send([topic, *encode(client.publications.beacon())])
+                self._xpub.send([topic, *encode(client.beacon())])
 
     def change_access(self, access: AccessList) -> None:
         """Puts a new list of clients in force; in the gateway thread.

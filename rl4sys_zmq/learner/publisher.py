@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -103,9 +104,9 @@ class Publications:
     def _at(self, version: int) -> PolicySnapshot:
         return self._ring[version - self._ring[0].version]
 
-    def beacon(self) -> Beacon:
-        """The state of this policy."""
-        return Beacon(self.generation, max(self.version, 0), self.digest)
+    def beacon(self, alarms: Mapping[str, int]) -> Beacon:
+        """The state of this policy, with the number of its client's alarms by kind."""
+        return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms))
 
     def digest_of(self, version: int) -> int | None:
         """The digest of a version of this generation, or None when it is unknown or too old."""

@@ -103,6 +103,9 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         yield "  no checkpoint yet"
     if saved["error"]:
         yield f"  !! checkpoint: {saved['error']}"
+    for name, alarm in sorted(client.get("alarms", {}).items()):
+        age = span_text(max(0.0, now_unix_s - alarm["last_unix_s"]))
+        yield f"  !! alarm {name}: {alarm['count']:,}, the last one {age} ago: {alarm['text']}"
     if client["actors"]:
         yield from _actor_lines(client["actors"])
 

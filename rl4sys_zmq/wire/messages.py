@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NewType
 
 __all__ = [
     "Ack",
+    "Alarm",
     "Assign",
     "Beacon",
     "Block",
@@ -293,12 +294,20 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Beacon:
-    """The state of one policy, sent on the PUB each second: the loss of the last message is invisible otherwise."""
+    """The state of one policy, sent on the PUB each second: the loss of the last message is invisible otherwise.
+
+    Attributes:
+        generation: of the policy.
+        version: the newest.
+        digest: of it.
+        alarms: how many alarms of each kind the client has raised since the learner's start.
+    """
 
     KIND: ClassVar[int] = 22
     generation: int
     version: int
     digest: int
+    alarms: Document = field(default_factory=dict)
 
 
 # ---- gateway to learner thread
@@ -535,6 +544,22 @@ class DeadLetter:
     body: tuple[Frame, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something went wrong that stops nothing, and that people should know of.
+
+    Attributes:
+        name: the kind.
+        text: one line for a person, with the numbers.
+        count: how many.
+    """
+
+    KIND: ClassVar[int] = 56
+    name: str
+    text: str
+    count: int
+
+
 Message = (
     Hello
     | Submit
@@ -561,4 +586,5 @@ Message = (
     | Forget
     | Checkpointed
     | DeadLetter
+    | Alarm
 )

@@ -177,9 +177,9 @@ def test_after_a_gap_in_the_versions_the_window_begins_anew() -> None:
 
 def test_a_beacon_says_the_version_and_its_digest() -> None:
     learner = Learner()
-    assert learner.publications.beacon() == Beacon(GENERATION, 0, 0)
+    assert learner.publications.beacon({}) == Beacon(GENERATION, 0, 0)
     learner.publish(3)
-    assert learner.publications.beacon() == Beacon(GENERATION, 2, learner.states[2].digest)
+    assert learner.publications.beacon({}) == Beacon(GENERATION, 2, learner.states[2].digest)
 
 
 def test_digests_outlive_the_window_but_not_for_ever() -> None:

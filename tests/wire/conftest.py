@@ -101,7 +101,7 @@ def build() -> dict[str, m.Message]:
         m.Refused("gap", "", "segment 9 came, 8 is next", 8),
         m.Weights(update()),
         m.Status({"clients": {"cart": {"state": "running", "mean_return": None}}}),
-        m.Beacon(GENERATION, 3, DIGEST),
+        m.Beacon(GENERATION, 3, DIGEST, {"update_undone": 2}),
         m.Assign(
             "cart",
             policy_id,
@@ -132,6 +132,7 @@ def build() -> dict[str, m.Message]:
         m.Forget("a1", 8),
         m.Checkpointed(5, 13, 3, [["a1", 8, 7]], 0.25, ""),
         m.DeadLetter("a1", 8, 7, "rewards are not finite", (b"first", b"second")),
+        m.Alarm("update_undone", "1 segment is quarantined", 2),
     ]
     return {type(message).__name__: message for message in found}
 

@@ -1,0 +1,70 @@
+"""Alarms from a learner thread to all places where people look: status, log.jsonl, the Python log, actors, the command."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.ops.report import report_lines
+from rl4sys_zmq.testing import FakeAlgorithm
+
+_Usual = FakeAlgorithm.factory(steps_per_update=4, rollout_length=4)
+
+
+def _choosy(*args: Any) -> Any:
+    """An algorithm that takes no segment of three steps."""
+    algorithm = _Usual(*args)
+    usual = algorithm.observe
+
+    def observe(segment: Any, *, correct: bool = False) -> None:
+        if segment.steps == 3:
+            raise ValueError("three steps")
+        usual(segment, correct=correct)
+
+    algorithm.observe = observe
+    return algorithm
+
+
+register_algorithm("CHOOSY", _choosy)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Waits for a condition."""
+    deadline = time.monotonic() + 20.0
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within 20 s: {what}"
+        time.sleep(0.005)
+    return found
+
+
+def test_an_alarm_is_seen_everywhere(inproc_lab: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "rl4sys_zmq")
+    stack: ExitStack = inproc_lab.stack
+    learner = stack.enter_context(Learner(LearnerConfig(bind=inproc_lab.new_address(), run_dir=tmp_path / "run")))
+    agent = inproc_lab.agent(learner, algorithm_name="CHOOSY", rollout_length=4)
+    another = inproc_lab.agent(learner, algorithm_name="CHOOSY", rollout_length=4)
+    assert agent.stats()["alarms"] == {} and learner.status()["clients"]["lab"]["alarms"] == {}
+    for _ in range(30):
+        inproc_lab.episode(agent, 3)
+        inproc_lab.episode(agent, 4)
+    agent.flush(20.0)
+    for one in (agent, another):
+        until(lambda one=one: one.stats()["alarms"] == {"segment_quarantined": 30}, "the actor's alarms")  # type: ignore[misc]
+    status = learner.status()
+    alarm = status["clients"]["lab"]["alarms"]["segment_quarantined"]
+    assert alarm["count"] == 30 and "three steps" in alarm["text"] and alarm["first_unix_s"] <= alarm["last_unix_s"]
+    (line,) = [line for line in report_lines(status, time.time()) if "alarm segment_quarantined: 30" in line]
+    assert line.startswith("  !! ") and "three steps" in line
+    learner.close()
+    events = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    said = [e for e in events if e["event"] == "alarm"]
+    assert [(e["client_id"], e["alarm"]) for e in said] == [("lab", "segment_quarantined")], "one line, not thirty"
+    assert [r for r in caplog.records if "alarm segment_quarantined" in r.getMessage()], "the Python log"

@@ -1,8 +1,8 @@
 """Alarms of a client: what went wrong without stopping anything, named, counted, and said where people look.
 
-The gateway thread owns one `Alarms` for each client. A learner thread raises an alarm with the message `Alarm`; code in the gateway
-thread calls `Alarms.note`. ``status`` shows all of them, beacons take the counts to the actors, and the log has a line at the first
-of a kind and then at most one a minute.
+The gateway thread owns one `Alarms` for each client. A learner thread raises an alarm with the message `Alarm`; code in the
+gateway thread calls `Alarms.note`. ``status`` shows all of them, beacons take the counts to the actors, and the log has a line at
+the first of a kind and then at most one a minute.
 """
 
 from __future__ import annotations

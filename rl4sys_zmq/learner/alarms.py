@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 __all__ = [
+    "CREDIT_CORRECTED",
     "OTHER",
     "PROCESS_KILLER",
     "SAID_EVERY_S",
     "SEGMENT_QUARANTINED",
+    "STALLED",
     "UPDATE_CHANGES_NOTHING",
     "UPDATE_UNDONE",
     "Alarm",
@@ -27,6 +29,8 @@ UPDATE_UNDONE: Final = "update_undone"
 UPDATE_CHANGES_NOTHING: Final = "update_changes_nothing"
 SEGMENT_QUARANTINED: Final = "segment_quarantined"
 PROCESS_KILLER: Final = "process_killer"
+STALLED: Final = "stalled"
+CREDIT_CORRECTED: Final = "credit_corrected"
 OTHER: Final = "other"
 """Takes the alarms of all kinds beyond `MAX_KINDS`."""
 

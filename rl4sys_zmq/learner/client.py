@@ -18,10 +18,12 @@ from rl4sys_zmq.delivery import (
     Key,
     Ledger,
     Load,
+    StallWatch,
     Stream,
     StreamRow,
     StreamTable,
     replay_entry,
+    stall_reason,
 )
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
@@ -80,6 +82,7 @@ class Client:
             meanwhile new segments come that way too. 0 when it has caught up.
         page_after: where the next page begins; None while one is on its way, or none is wanted.
         topic: of its weights, behind a kind byte.
+        stalled_s: for how long it has stood still though it could go on; 0 when it does not.
         alarms: what went wrong without stopping it, since the learner's start.
     """
 
@@ -99,6 +102,8 @@ class Client:
         self.schema: SegmentSchema | None = None
         self.publications = Publications(generation)
         self.pool = CreditPool()
+        self._stall = StallWatch()
+        self.stalled_s = 0.0
         self.push: Socket | None = None
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
@@ -328,6 +333,19 @@ class Client:
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
         self.dirty.update(s.actor_id for s in self.table.live())
 
+    def look_for_stall(self, now: float) -> str:
+        """Measure for how long nothing has moved that could; set `stalled_s` and return why.
+
+        Call this while the ledger takes data and has nothing left to do.
+        """
+        reason = ""
+        if self.state is ClientState.RUNNING and not self.backlog and self.page_after is None:
+            reason = "it was to be fed from the journal, which gives nothing" if self.replaying else ""
+            reason = reason or stall_reason(self.pool, self.table.live())
+        progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.publications.version)
+        self.stalled_s = self._stall.look(now, progress, reason)
+        return reason
+
     def note(self, metrics: Metrics) -> None:
         """Takes the learner thread's figures."""
         merged = {**self._metrics.scalars, **metrics.scalars}
@@ -362,6 +380,7 @@ class Client:
             "queued": self.queued,
             "queued_bytes": self.pool.transit.nbytes,
             "queued_steps": self.pool.transit.steps,
+            "stalled_s": round(self.stalled_s, 3),
             "checkpoint": {
                 "number": self.saved.number,
                 "version": self.saved.version if self.saved.version >= 0 else pub.version,

@@ -7,7 +7,8 @@ import logging
 from concurrent.futures import Future
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Entry, Ledger, Page
+from rl4sys_zmq.delivery import STALL_S, Entry, Ledger, Page
+from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
@@ -57,6 +58,28 @@ class Feeder:
             if client.page_after is not None and not client.backlog:
                 after, client.page_after = client.page_after, None
                 self._ledger.read(client.client_id, client.replaying, after, PAGE_BYTES)
+
+    def check(self, now: float) -> None:
+        """Hold the counts of credit against what is there, and look for clients that stand still.
+
+        Where the ledger has nothing left to do, nothing can be waiting for it: what is counted as waiting all the same is credit
+        that would never come back. The count is corrected then, and the client has an alarm.
+        """
+        state = self._ledger.state()
+        if state.queued_items or state.error:
+            for client in self._roster:
+                client.stalled_s = 0.0
+            return
+        self.dispatch()  # what was written before the ledger was asked
+        for client in self._roster:
+            wrong = client.pool.transit.settle() if not client.replaying else None
+            if wrong is not None:
+                text = f"{wrong} were counted as waiting for the ledger, which has nothing left to write; the count was corrected"
+                client.alarms.note(CREDIT_CORRECTED, text)
+                client.dirty.update(s.actor_id for s in client.table.live())
+            reason = client.look_for_stall(now)
+            if client.stalled_s > STALL_S:
+                client.alarms.note(STALLED, f"nothing has moved for {client.stalled_s:.1f} s: {reason}")
 
     def _on_page(self, client: Client, page: Page) -> None:
         if page.damaged:

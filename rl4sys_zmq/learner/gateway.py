@@ -383,6 +383,7 @@ class Gateway(Worker):
 
     def _each_second(self, now: float) -> None:
         self._feeder.relieve()
+        self._feeder.check(now)
         self._hide_from(self._guard.lapsed(time.time()))
         for event in self._reception.router.events():
             self._counters.add(f"connections.{event.name}")

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4sys_zmq.delivery import CreditPool, Entry, Load, MemoryLedger, Page, Stream, StreamRow, StreamTable, replay_entry, take_submit
+from rl4sys_zmq.delivery import (
+    CreditPool,
+    Entry,
+    Load,
+    MemoryLedger,
+    Page,
+    Stream,
+    StreamRow,
+    StreamTable,
+    replay_entry,
+    take_submit,
+)
 from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.stream import CHECKSUMS_KEPT
 from rl4sys_zmq.delivery.table import MAX_SPOOLED

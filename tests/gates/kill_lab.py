@@ -6,7 +6,7 @@ import json
 import random
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,17 @@ class Lab(Resource):
     """
 
     def __init__(
-        self, folder: Path, seed: int, *, scheme: str = "tcp", parameters: Mapping[str, Any] | None = None, **config: Any
+        self,
+        folder: Path,
+        seed: int,
+        *,
+        scheme: str = "tcp",
+        parameters: Mapping[str, Any] | None = None,
+        torch: bool = False,
+        **config: Any,
     ) -> None:
         folder.mkdir(exist_ok=True)
-        self.folder, self.seed = folder, seed
+        self.folder, self.seed, self.torch = folder, seed, torch
         self._dice = random.Random(seed)
         self.loop = KillLoop(seed=seed, folder=folder)
         self.run_dir = folder / "run"
@@ -70,6 +77,7 @@ class Lab(Resource):
             "trace": self._trace(name),
             "config": self.config,
             "parameters": self.parameters,
+            "torch": self.torch,
         }
         return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_learner.py"), json.dumps(options)], env=ENV)
 
@@ -80,9 +88,27 @@ class Lab(Resource):
         self.learner.command[-1] = json.dumps({**options, "config": self.config})
 
     def actor(
-        self, name: str, client: str, *, rate: float, address: str | None = None, steps: tuple[int, int] = (1, 4), **config: Any
+        self,
+        name: str,
+        client: str,
+        *,
+        rate: float,
+        address: str | None = None,
+        steps: tuple[int, int] = (1, 4),
+        algorithm: Mapping[str, Any] | None = None,
+        **config: Any,
     ) -> Child:
-        """An actor process, which is not started yet: `rate` episodes a second, of so many steps."""
+        """An actor process, which is not started yet: `rate` episodes a second, of so many steps.
+
+        Args:
+            name: of the process.
+            client: whose actor it is.
+            rate: episodes a second.
+            address: of the learner; its own unless given.
+            steps: of an episode, at least and at most.
+            algorithm: ``algorithm`` and ``parameters`` of the client; else it is one of those that record.
+            **config: more of the actor's configuration.
+        """
         options = {
             "address": address or self.address,
             "client": client,
@@ -92,6 +118,7 @@ class Lab(Resource):
             "rate": rate,
             "steps": steps,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
+            **(algorithm or {}),
         }
         return self.loop.child(name, [sys.executable, str(PROCESSES / "kill_actor.py"), json.dumps(options)], env=ENV)
 
@@ -151,9 +178,20 @@ class Lab(Resource):
         self.loop.check()
         return status
 
-    def outcome(self, *, one_lineage: bool = True) -> Outcome:
-        """What the traces say. The state on the disk must be the one that the learner spoke of."""
+    def outcome(self, *, one_lineage: bool = True, unrecorded: Collection[str] = ()) -> Outcome:
+        """What the traces say. The state on the disk must be the one that the learner spoke of.
+
+        Args:
+            one_lineage: as in `check_trace`.
+            unrecorded: clients whose algorithm does not say which segments it has learned from: their laws are checked alone.
+        """
         events = read_trace(*(self.folder / f"{name}.jsonl" for name in self.traces))
+        faults = [event for event in events if event.kind == "fault"]
+        assert not faults, f"{len(faults)} alarms that no gate allows, such as {faults[0].fields}"
+        breaches = check_trace(events, one_lineage=one_lineage).breaches
+        assert not breaches, f"{len(breaches)} laws were broken, such as {breaches[0]}"
+        named = ("submitted", "acked", "kept")
+        events = [event for event in events if event.kind not in named or event.client not in unrecorded]
         spoken = {event.client: event.ids for event in events if event.kind == "applied"}
         for client, ids in spoken.items():
             assert self.stored(client) == list(ids), f"the newest checkpoint of {client} holds something else"

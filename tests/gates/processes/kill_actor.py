@@ -43,7 +43,8 @@ class Acting:
         config = AgentConfig(
             client_id=options["client"],
             actor_id=options.get("actor_id"),
-            algorithm_name=f"RECORD_{options['client'].upper()}",
+            algorithm_name=options.get("algorithm", f"RECORD_{options['client'].upper()}"),
+            algorithm_parameters=options.get("parameters", {}),
             observation_space=BoxSpace((4,)),
             action_space=DiscreteSpace(2),
             train_server_address=options["address"],

@@ -2,7 +2,9 @@
 
 Its algorithms RECORD_ON and RECORD_OFF keep the name of each segment that they learned from in their *state*, so that what is
 in it is what the surviving lineage has learned. RL4SYS_DIE_AT=POINT:N makes it kill itself when it comes to a point (see
-`POINTS`) for the N-th time. Lines on its standard input are commands: ``save``, ``drain``, ``end``; it answers in its trace.
+`POINTS`) for the N-th time; the command ``die POINT:N`` does so from then on. Lines on its standard input are commands: ``save``,
+``drain``, ``end``; it answers in its trace. There it also says when the first actor of each client was back in touch
+(``returned``), when the client had taken and judged new segments after that (``going_on``), and which alarms were raised.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
+from rl4sys_zmq.delivery import Entry
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
@@ -37,6 +40,9 @@ from rl4sys_zmq.testing.trace import TraceWriter
 from rl4sys_zmq.values import PolicySpec
 
 SAMPLE_S = 0.05
+JUDGED = ("trained", "stale", "quarantined")
+FAULTS = ("stalled", "credit_corrected")
+"""Alarms that no gate allows: this library has lost count, or stands still."""
 LAST_WORDS_S = 0.1
 
 
@@ -102,9 +108,9 @@ class Fuse:
     def __init__(self, count: int) -> None:
         self._left = count
 
-    def __call__(self) -> None:
-        self._left -= 1
-        if self._left == 0:
+    def __call__(self, times: int = 1) -> None:
+        before, self._left = self._left, self._left - times
+        if before > 0 >= self._left:
             threading.Event().wait(LAST_WORDS_S)  # the other threads go on: an ack that leaves too early gets away
             die()
 
@@ -115,6 +121,17 @@ def before(owner: Any, name: str) -> Callable[[Fuse], None]:
 
 def after(owner: Any, name: str) -> Callable[[Fuse], None]:
     return functools.partial(_wrap, owner, name, False)
+
+
+def before_segments(fuse: Fuse) -> None:
+    """Lights a fuse once for each segment of an entry that is to be fed again."""
+    call = Client.replay
+
+    def wrapped(client: Client, entry: Entry) -> None:
+        fuse(entry.accepted)
+        call(client, entry)
+
+    Client.replay = wrapped  # type: ignore[method-assign]
 
 
 def _wrap(owner: Any, name: str, early: bool, fuse: Fuse) -> None:
@@ -147,12 +164,18 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "start.build": before(Learning, "_build"),
     "start.loaded": after(Learning, "_resume"),
     "start.rewind": after(Client, "rewind"),
-    "replay": before(Client, "replay"),
+    "replay": before_segments,
     "replayed": before(Client, "caught_up"),
     "join": before(Reception, "_welcome"),
     "joined": after(Reception, "_welcome"),
     "submit": after(Reception, "_on_submit"),
 }
+
+
+def light(point: str) -> None:
+    """Lays the fuse of POINT:N."""
+    name, _, count = point.partition(":")
+    POINTS[name](Fuse(int(count or 1)))
 
 
 def obey_a_full_disk(marker: Path) -> None:
@@ -175,6 +198,8 @@ class Served:
         self._learner, self._trace, self._records = learner, trace, records
         self._clients = {"on": "RECORD_ON", "off": "RECORD_OFF"}
         self._ready = False
+        self._returned: dict[str, tuple[int, int]] = {}
+        self._goes_on: set[str] = set()
         self._over = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
@@ -185,10 +210,26 @@ class Served:
         for name, client in status["clients"].items():
             if client["state"] == "running":
                 self._trace.law("learner", client, at_ns=at_ns, client=name)
+                self._note_progress(name, client, at_ns)
                 if not self._ready:
                     self._ready = True
                     self._trace.note("ready", resuming=client["resuming"], pending=client["pending"])
         return status
+
+    def _note_progress(self, name: str, client: dict[str, Any], at_ns: int) -> None:
+        """Notes the first actor's return in this life, and when its client has gone on after that; and alarms."""
+        for alarm in FAULTS:
+            if alarm in client["alarms"]:
+                self._trace.note("fault", alarm=alarm, client=name, text=client["alarms"][alarm]["text"])
+        judged = sum(client["verdicts"][verdict] for verdict in JUDGED)
+        moved = client["accepted"], judged
+        if name not in self._returned:
+            if any(actor["live"] for actor in client["actors"].values()):
+                self._returned[name] = moved
+                self._trace.note("returned", client=name)
+        elif name not in self._goes_on and all(now > then for now, then in zip(moved, self._returned[name], strict=True)):
+            self._goes_on.add(name)
+            self._trace.note("going_on", client=name)
 
     def _sample(self) -> None:
         while not self._over.wait(SAMPLE_S):
@@ -213,6 +254,8 @@ class Served:
             case "digest":
                 digest = self._learner.digest(words[1], int(words[2]))
                 self._trace.note("answer", command=command, status={"digest": digest})
+            case "die":
+                light(words[1])
             case "status":
                 self._trace.note("answer", command=command, status=self.law())
             case "save":
@@ -235,15 +278,16 @@ class Served:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     options = json.loads(sys.argv[1])
+    if options.get("torch"):
+        import torch  # noqa: F401 - a life that is prepared ahead of its time has it then
     if SPARE in os.environ and not sys.stdin.readline():
         return 0
     parameters = options.get("parameters", {})
     records = {"RECORD_ON": Records(Recorder, **parameters), "RECORD_OFF": Records(OffPolicyRecorder, **parameters)}
     for name, factory in records.items():
         register_algorithm(name, factory)
-    point, _, count = os.environ.get("RL4SYS_DIE_AT", "").partition(":")
-    if point:
-        POINTS[point](Fuse(int(count or 1)))
+    if point := os.environ.get("RL4SYS_DIE_AT"):
+        light(point)
     obey_a_full_disk(Path(options["run_dir"]).with_name("full"))
     trace = TraceWriter(options["trace"])
     config = LearnerConfig(bind=options["bind"], run_dir=options["run_dir"], **options["config"])

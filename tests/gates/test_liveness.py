@@ -1,0 +1,101 @@
+"""The gate of liveness: after each end of a learner the run goes on, soon after its first actor is back.
+
+A checkpoint's mark often lies inside a message that holds many short segments. Then a learner that starts again is given a part
+of that message, and must not take the rest for data that are still on their way: learner and actors would wait for each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.testing import Child, read_trace
+
+from .conftest import Tier
+from .kill_lab import Lab
+from .test_kills import folder  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.timeout(3_600)
+
+GOES_ON_S = 5.0
+"""How soon after its first actor's return a client must have taken and judged new segments, in seconds."""
+
+BATCH_STEPS = 24
+SMALL: Mapping[str, Any] = {"hidden_sizes": [8], "rollout_length": 4}
+CLIENTS: Mapping[str, Mapping[str, Any] | None] = {
+    "on": None,
+    "ppo": {
+        "algorithm": "PPO",
+        "parameters": {**SMALL, "steps_per_epoch": BATCH_STEPS, "minibatch_size": 12, "update_epochs": 1},
+    },
+    "dqn": {"algorithm": "DQN", "parameters": {**SMALL, "buffer_size": 2_000, "learning_starts": 50, "batch_size": 16}},
+}
+POINTS = ("checkpoint.untold", "checkpoint.renamed", "checkpoint.rename", "commit.done")
+"""Where a learner is killed on purpose: around a checkpoint, and after a commit. Else it is killed at random."""
+
+
+def many_short_segments(lab: Lab, client: str) -> list[Child]:
+    """Two actors of a client: one that waits for credit, and one that never does and whose backlog joins its segments."""
+    return [
+        lab.actor(f"{client}-{policy}", client, rate=80.0, algorithm=CLIENTS[client], overflow=policy, send_frequency=16)
+        for policy in ("wait", "drop_oldest")
+    ]
+
+
+def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:  # noqa: F811
+    dice = random.Random(seed)
+    clients = list(CLIENTS) if tier.long else ["on", "ppo"]
+    kills = tier.size(6, 300)
+    with Lab(folder, seed, parameters={"steps_per_update": BATCH_STEPS}, torch=True, checkpoint_every_s=0.1, pacing_lag=0) as lab:
+        lab.serving(60.0)
+        actors = [actor for client in clients for actor in many_short_segments(lab, client)]
+        for actor in actors:
+            actor.start()
+        tail, points = lab.traces["learner"], {point: 0 for point in (*POINTS, "at random")}
+        for kill in range(kills):
+            lives = tail.count("life")
+            lab.loop.until(
+                lambda n=kill: tail.count("going_on") >= (n + 1) * len(clients),  # type: ignore[misc]
+                60.0,
+                f"all to go on before kill {kill}",
+            )
+            lab.learner.prepare()
+            point = dice.choice((*POINTS, *("at random",) * len(POINTS)))
+            points[point] += 1
+            if point == "at random":
+                lab.loop.wait(dice.uniform(0.0, 0.4))
+                lab.learner.kill()
+            else:
+                lab.learner.expect(-9)
+                lab.learner.tell(f"die {point}:{dice.randint(1, 4)}")
+                lab.loop.until(lambda: not lab.learner.running, 20.0, f"the learner to die at {point}")
+            lab.learner.start()
+            lab.loop.until(lambda n=lives: tail.count("life") > n, 30.0, "the next life")  # type: ignore[misc]
+        lab.loop.until(lambda: tail.count("going_on") >= (kills + 1) * len(clients), 60.0, "all to go on at last")
+        status = lab.finish(*actors, timeout_s=120.0)
+        outcome = lab.outcome(unrecorded=clients[1:])
+        waits = seconds_until_it_went_on(lab)
+    report(kills=points, waits=len(waits), slowest_s=max(waits), median_s=sorted(waits)[len(waits) // 2], outcome=str(outcome))
+    assert len(waits) >= (kills + 1) * len(clients)
+    assert max(waits) <= GOES_ON_S
+    outcome.check()
+    assert outcome.lost == outcome.duplicate == outcome.unacked == ()
+    for client in clients:
+        numbers = status["clients"][client]
+        assert (numbers["rolled_back"], numbers["gap"], numbers["pending"]) == (0, 0, 0)
+        assert numbers["queued_steps"] == numbers["queued"] == numbers["queued_bytes"] == 0
+
+
+def seconds_until_it_went_on(lab: Lab) -> list[float]:
+    """For each life and client, the time from its first actor's return until it had taken and judged new segments."""
+    waits, returned = [], {}
+    for event in read_trace(lab.folder / "learner.jsonl"):
+        if event.kind == "returned":
+            returned[event.life, event.client] = event.at_ns
+        elif event.kind == "going_on":
+            waits.append((event.at_ns - returned.pop((event.life, event.client))) / 1e9)
+    return [round(wait, 3) for wait in waits]

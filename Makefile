@@ -16,7 +16,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev demo test soak check test-base bench guard peers clean
+.PHONY: help venv venv-test venv-dev demo test soak long-gate check test-base bench guard peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test: venv-test  ## the whole test suite
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
 	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py -s --timeout 1800
+
+long-gate: venv-test  ## one gate at its full size, in turn by the commit's number; `make soak` runs them all
+	$(VENV)/bin/python scripts/long-gate
 
 check: venv-dev  ## formatting, lint and types
 	scripts/check

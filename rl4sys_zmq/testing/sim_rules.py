@@ -24,7 +24,7 @@ RULES = {
     " accepted = trained + stale + quarantined + pending + rolled_back",
     "wedged": "when the faults are over, every queue and window drains",
     "credit": "what came and what is promised never exceed the demand, but for what came without credit or was taken back",
-    "transit": "what the pool counts as given and not taken is what is waiting in the ledger and on its way to the learner thread",
+    "transit": "what the pool counts as given and not taken is what waits in the ledger and travels to the learner thread",
     "stalled": "no client stands still whose learner thread wants data while an actor has some",
     "verdicts": "an actor counts the verdicts that its segments met",
 }

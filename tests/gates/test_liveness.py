@@ -55,7 +55,7 @@ def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, repo
         actors = [actor for client in clients for actor in many_short_segments(lab, client)]
         for actor in actors:
             actor.start()
-        tail, points = lab.traces["learner"], {point: 0 for point in (*POINTS, "at random")}
+        tail, points = lab.traces["learner"], dict.fromkeys((*POINTS, "at random"), 0)
         for kill in range(kills):
             lives = tail.count("life")
             lab.loop.until(

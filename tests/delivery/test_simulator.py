@@ -35,6 +35,7 @@ FULL_DISKS = replace(CRASHES, learner_restarts=0, thread_restarts=4, stalls=4, f
 SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
 
 
+@pytest.mark.timeout(1_800)
 def test_no_schedule_breaks_a_guarantee(seed):
     totals: Counter[str] = Counter()
     began = time.perf_counter()

@@ -84,7 +84,8 @@ class Backlog:
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropEntries):
                 before = islice(self._operations, place)
-                return [o for o in before if o.client_id == drop.client_id and not isinstance(o, Read)] + [drop]
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, Read))
+                return [*own, drop]
         return []
 
     def done(self, group: Sequence[Operation]) -> None:

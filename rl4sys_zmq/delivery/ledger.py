@@ -204,7 +204,7 @@ class Ledger(Protocol):
         """Gives up all entries of a client that were appended before; its streams and totals stay."""
 
     def retire_actor(self, client_id: str, actor_id: str) -> None:
-        """Lets the streams of an actor speak for it no more: from now on their incarnation is 0, and they have no owner or spool."""
+        """Lets the streams of an actor speak for it no more: their incarnation is 0 then, and they have no owner and no spool."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Counts segments that were acknowledged by a lineage that is gone; `stream` is put with it, both or neither."""

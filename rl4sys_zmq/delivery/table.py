@@ -31,9 +31,7 @@ class Opened:
         evicted: the streams that gave up their places: their actors are not live, and nothing of them was ever received.
     """
 
-    def __init__(
-        self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()
-    ) -> None:
+    def __init__(self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()) -> None:
         self.stream, self.old_peer, self.gap, self.fresh, self.evicted = stream, old_peer, gap, fresh, evicted
 
 
@@ -207,6 +205,15 @@ class StreamTable:
     def live(self) -> list[Stream]:
         """Those with a peer."""
         return [self._current[actor_id] for actor_id in self._peers]
+
+    @property
+    def has_live(self) -> bool:
+        """A peer speaks for one of them."""
+        return bool(self._peers)
+
+    def speaks(self, actor_id: str) -> bool:
+        """Whether a peer speaks for this actor."""
+        return actor_id in self._peers
 
     def is_live(self, stream: Stream) -> bool:
         """Whether a peer speaks for this very stream."""

@@ -51,8 +51,8 @@ class Backlog:
         """What may overtake entries that can't be committed: a read, which writes nothing, else what frees room.
 
         A trim or a drop concerns entries that were committed before it was asked for. A drop stays behind when its own
-        stream has something queued before it, and a client's reads behind such a drop, as behind an actor's retirement. What gives up all entries of a client
-        takes those along that are queued before it: together they need no room.
+        stream has something queued before it; a client's reads stay behind such a drop, and behind an actor's retirement.
+        What gives up all entries of a client takes those along that are queued before it: together they need no room.
         """
         if given_up := self._given_up():
             return given_up

@@ -188,6 +188,10 @@ class Desk:
             self._lanes = {**self._lanes, method.lane: _Lane()}
         self.methods = {**self.methods, method.name: method}
 
+    def unregister(self, name: str) -> None:
+        """Takes a method away; calls of it that wait are run. Its lane stays, for the next method."""
+        self.methods = {key: method for key, method in self.methods.items() if key != name}
+
     def open_session(self, session: int, number: int, now: float) -> int:
         """A greeting, the call of that number: knows the caller from now on; one that is known stays as it is.
 

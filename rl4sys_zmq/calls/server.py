@@ -169,6 +169,11 @@ class Server(Resource):
         with self._lock:
             self._desk.register(Method(name, handler, name if lane is None else lane, role, size, wait_s, max_queue, client_id))
 
+    def unregister(self, name: str) -> None:
+        """Takes a method away, if there is one of that name; calls of it that wait are run. Its lane stays for other methods."""
+        with self._lock:
+            self._desk.unregister(name)
+
     def start(self) -> Self:
         """Binds and serves in threads of its own; returns when it is bound. One that could not be bound may be started again.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rl4sys_zmq.cli.app import Commands, option, settings, version_option
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.cli.client import Target
 
 __all__ = ["main"]
 
@@ -116,6 +120,76 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
     show_status(address, timeout, keys=keys, as_json=json, watch=watch)
 
 
+@main.group()
+@click.argument("address")
+@click.argument("client_id", metavar="ID")
+@click.pass_context
+def client(context: click.Context, address: str, client_id: str) -> None:
+    """Do something to the client ID of the learner at ADDRESS (host:port or a URI), or in a run directory.
+
+    ADDRESS may also be the run directory of a learner that is down. What is said to be done outlasts kill -9.
+    """
+    from rl4sys_zmq.cli.client import Target
+
+    context.obj = Target(address, client_id)
+
+
+def _client_options(command: Callable[..., None]) -> Callable[..., None]:
+    for decorate in (
+        option("--json", is_flag=True, help="The figures, as JSON."),
+        option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys."),
+        option("--timeout", type=click.FloatRange(0, min_open=True), default=30.0, help="Seconds to wait for the learner."),
+        click.pass_obj,
+    ):
+        command = decorate(command)
+    return command
+
+
+def _run_on_client(target: Target, command: str, actor_id: str, options: dict[str, Any]) -> None:
+    from rl4sys_zmq.cli.client import run_command
+
+    keys, timeout_s, as_json = options["keys"], options["timeout"], options["json"]
+    run_command(target, command, actor_id, keys=keys, timeout_s=timeout_s, as_json=as_json)
+
+
+@client.command()
+@_client_options
+def restart(target: Target, **options: Any) -> None:
+    """Give it a new learner thread, which goes on from its newest checkpoint and is fed again what came since.
+
+    A failed client runs again that way. Needs a running learner: a start does the same.
+    """
+    _run_on_client(target, "restart", "", options)
+
+
+@client.command("give-up-pending")
+@_client_options
+def give_up_pending(target: Target, **options: Any) -> None:
+    """Roll back what it accepted since its newest checkpoint: the way out when it fails on just that, again and again."""
+    _run_on_client(target, "give-up-pending", "", options)
+
+
+@client.command()
+@_client_options
+def forget(target: Target, **options: Any) -> None:
+    """Remove it: its learner thread, its rows in the journal. Checkpoints are put aside (NUMBER.abandoned), none is deleted.
+
+    Its actors are sent away; the next that joins founds it anew.
+    """
+    _run_on_client(target, "forget", "", options)
+
+
+@client.command("drop-actor")
+@click.argument("actor_id")
+@_client_options
+def drop_actor(target: Target, actor_id: str, **options: Any) -> None:
+    """Drop the record of an actor that is fenced, belongs to a lost key or holds a place; then it may join again.
+
+    What was accepted of it stays; what is pending will be trained on.
+    """
+    _run_on_client(target, "drop-actor", actor_id, options)
+
+
 @main.command()
 @click.argument("address")
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys, for a learner with keys.  [default: the configuration's]")
@@ -139,7 +213,7 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
     "--role",
     type=click.Choice(["submit", "read_weights", "admin", "call"]),
     multiple=True,
-    help="What it may do, repeatable; admin: see the status; call: use a service.  [default: submit and read_weights]",
+    help="What it may do, repeatable; admin: status and commands; call: services.  [default: submit and read_weights]",
 )
 @option("--expires", metavar="DATE", help="It is let in until then (UTC), such as 2027-01-01.  [default: for ever]")
 @option("--revoke", metavar="NAME", help="Take NAME off the list; a running learner notices within a second.")

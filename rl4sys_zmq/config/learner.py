@@ -102,6 +102,8 @@ class LearnerConfig:
     """How weights travel, where neither a client's entry nor its first actor says it: ``fp32`` at level 1."""
     lease_s: float = option(number(0, above=True), 30.0)
     """After how long a silence an actor's place is given up."""
+    idle_client_s: float = option(number(0, above=True), 60.0)
+    """After how long a client that has no live actor, no data and no checkpoint is forgotten."""
     shutdown_timeout_s: float = option(number(0), 1.5)
     """How long closing may drain what has arrived."""
     max_clients: int = option(integer(1), 64)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
 from rl4sys_zmq.delivery.journal_file import Connect, Fsync, connect, open_journal_file
-from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Read, Tables, Trim, Write
+from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Tables, Trim, Write
 from rl4sys_zmq.delivery.ledger import ClientRow, Entry, LedgerState, Page, Restored, StreamRow
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.resource import Worker
@@ -130,9 +130,21 @@ class Journal(Worker):
         """A new stream, or what a HELLO changes in a known one; marks only grow."""
         self._enqueue(row)
 
-    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
         """Forgets a stream and its entries."""
-        self._enqueue(DropStream(client_id, actor_id, origin), hurry=True)
+        self._enqueue(DropStream(client_id, actor_id, origin, expires), hurry=True)
+
+    def drop_client(self, client_id: str) -> None:
+        """Forgets a client with all that is its own."""
+        self._enqueue(DropClient(client_id), hurry=True)
+
+    def drop_entries(self, client_id: str) -> None:
+        """Gives up all entries of a client."""
+        self._enqueue(DropEntries(client_id), hurry=True)
+
+    def retire_actor(self, client_id: str, actor_id: str) -> None:
+        """Lets the streams of an actor speak for it no more."""
+        self._enqueue(RetireActor(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Counts segments that are gone, and moves their stream's mark over them in the same transaction."""

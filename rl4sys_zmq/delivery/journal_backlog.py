@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from rl4sys_zmq.delivery.journal_rows import DropStream, Read, Trim, Write, stored_bytes
+from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Read, RetireActor, Trim, Write, stored_bytes
 from rl4sys_zmq.delivery.ledger import Entry, StreamRow
 
 __all__ = ["Backlog", "Operation"]
@@ -54,9 +54,13 @@ class Backlog:
         """What may overtake entries that can't be committed: a read, which writes nothing, else what frees room.
 
         A trim or a drop concerns entries that were committed before it was asked for. A drop stays behind when its own
-        stream has something queued before it, and a client's reads behind such a drop.
+        stream has something queued before it; a client's reads stay behind such a drop, and behind an actor's retirement.
+        What gives up all entries of a client takes those along that are queued before it: together they need no room.
         """
+        if given_up := self._given_up():
+            return given_up
         changed: set[tuple[str, str, int]] = set()
+        named: set[tuple[str, str]] = set()
         held: set[str] = set()
         frees: list[Operation] = []
         for operation in self._operations:
@@ -64,14 +68,28 @@ class Backlog:
                 return [operation]
             if isinstance(operation, Trim):
                 frees.append(operation)
+            elif isinstance(operation, RetireActor):
+                held.add(operation.client_id)  # a read behind it tells that it is done
+                if (operation.client_id, operation.actor_id) not in named:
+                    frees.append(operation)
             elif isinstance(operation, (Entry, StreamRow)):
                 changed.add((operation.client_id, operation.actor_id, operation.origin))
+                named.add((operation.client_id, operation.actor_id))
             elif isinstance(operation, DropStream):
                 if (operation.client_id, operation.actor_id, operation.origin) in changed:
                     held.add(operation.client_id)
                 else:
                     frees.append(operation)
         return frees[:GROUP_ITEMS]
+
+    def _given_up(self) -> list[Operation]:
+        """The first operation that gives up a client's entries, behind what is queued for that client before it."""
+        for place, drop in enumerate(self._operations):
+            if isinstance(drop, DropClient | DropEntries):
+                before = islice(self._operations, place)
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, Read))
+                return [*own, drop]
+        return []
 
     def done(self, group: Sequence[Operation]) -> None:
         """Takes a group away, which keeps the order that it had here."""

@@ -13,7 +13,19 @@ import xxhash
 from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Page, Restored, StreamRow, new_ledger_id
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["SCHEMA_VERSION", "DropStream", "Gap", "Read", "Tables", "Trim", "Write", "stored_bytes"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "DropClient",
+    "DropEntries",
+    "DropStream",
+    "Gap",
+    "Read",
+    "RetireActor",
+    "Tables",
+    "Trim",
+    "Write",
+    "stored_bytes",
+]
 
 SCHEMA_VERSION = 2
 TRIM_ROWS = 2_000
@@ -64,16 +76,40 @@ _ADD_TO_CLIENT = _CLIENT_UPSERT + ", ".join(map(_SUM.format, ("accepted", "refus
 _ADD_TO_STREAM = _STREAM_UPSERT + ", ".join(
     ("received = max(received, excluded.received)", *map(_SUM.format, ("accepted_steps", "refused")))
 )
+_RETIRE = "UPDATE streams SET incarnation = 0, spooled = 0, owner = '' WHERE client_id = ? AND actor_id = ?"
 _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 
 @dataclass(frozen=True, slots=True)
 class DropStream:
-    """Forget a stream and its entries."""
+    """Forget a stream and its entries; its origin stays in its client's `expired`, if it `expires`."""
 
     client_id: str
     actor_id: str
     origin: int
+    expires: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DropClient:
+    """Forget a client, its streams and its entries."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropEntries:
+    """Give up all entries of a client. Its streams and totals stay."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RetireActor:
+    """Let the streams of an actor speak for it no more: they fence nothing, keep no owner and outlive no lease."""
+
+    client_id: str
+    actor_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +139,7 @@ class Read:
     max_bytes: int
 
 
-Write = Entry | ClientRow | StreamRow | DropStream | Gap | Trim
+Write = Entry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | Gap | Trim
 
 
 def stored_bytes(entry: Entry) -> int:
@@ -189,6 +225,14 @@ class Tables:
                         self._put_stream(_PUT_STREAM, operation.stream)
                 case DropStream():
                     grown -= self._drop(operation)
+                case DropClient():
+                    grown -= self._drop_entries(operation.client_id)
+                    self._db.execute("DELETE FROM streams WHERE client_id = ?", (operation.client_id,))
+                    self._db.execute("DELETE FROM clients WHERE client_id = ?", (operation.client_id,))
+                case DropEntries():
+                    grown -= self._drop_entries(operation.client_id)
+                case RetireActor():
+                    self._db.execute(_RETIRE, (operation.client_id, operation.actor_id))
                 case Trim():
                     freed, rest = self._trim(operation)
                     grown -= freed
@@ -238,7 +282,15 @@ class Tables:
         (freed,) = self._db.execute(f"SELECT coalesce(sum(nbytes), 0) FROM entries WHERE {_OF_STREAM}", key).fetchone()
         self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM}", key)
         self._db.execute(f"DELETE FROM streams WHERE {_OF_STREAM}", key)
-        self._db.execute("UPDATE clients SET expired = max(expired, ?) WHERE client_id = ?", (drop.origin, drop.client_id))
+        if drop.expires:
+            self._db.execute("UPDATE clients SET expired = max(expired, ?) WHERE client_id = ?", (drop.origin, drop.client_id))
+        return int(freed)
+
+    def _drop_entries(self, client_id: str) -> int:
+        (freed,) = self._db.execute(
+            "SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark WHERE client_id = ?", (client_id,)
+        ).fetchone()
+        self._db.execute("DELETE FROM entries WHERE client_id = ?", (client_id,))
         return int(freed)
 
     def _trim(self, trim: Trim) -> tuple[int, list[Trim]]:

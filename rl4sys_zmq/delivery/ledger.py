@@ -194,8 +194,17 @@ class Ledger(Protocol):
     def put_stream(self, row: StreamRow) -> None:
         """A new stream, or what a HELLO changes in a known one: incarnation, `first_seq` and `received`, which only grow."""
 
-    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
-        """Forgets a stream and its entries, but for its origin in its client's `expired`. The totals stay."""
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
+        """Forgets a stream and its entries, but, if it `expires`, for its origin in its client's `expired`. The totals stay."""
+
+    def drop_client(self, client_id: str) -> None:
+        """Forgets a client: its row, its streams and its entries."""
+
+    def drop_entries(self, client_id: str) -> None:
+        """Gives up all entries of a client that were appended before; its streams and totals stay."""
+
+    def retire_actor(self, client_id: str, actor_id: str) -> None:
+        """Lets the streams of an actor speak for it no more: their incarnation is 0 then, and they have no owner and no spool."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Counts segments that were acknowledged by a lineage that is gone; `stream` is put with it, both or neither."""
@@ -247,8 +256,17 @@ class MemoryLedger:
     def put_stream(self, row: StreamRow) -> None:
         """Nothing, as `put_client`."""
 
-    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
         """Nothing: entries are not kept."""
+
+    def drop_client(self, client_id: str) -> None:
+        """Nothing, as `put_client`."""
+
+    def drop_entries(self, client_id: str) -> None:
+        """Nothing: entries are not kept."""
+
+    def retire_actor(self, client_id: str, actor_id: str) -> None:
+        """Nothing, as `put_client`."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Nothing, as `put_client`."""

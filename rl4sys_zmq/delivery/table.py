@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rl4sys_zmq.delivery.ledger import StreamRow
+from rl4sys_zmq.delivery.places import Places
 from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Hello
@@ -27,17 +28,19 @@ class Opened:
         old_peer: the peer that spoke for it before, if another did.
         gap: how many segments the actor has been told to forget and the ledger does not know.
         fresh: the stream was not known before.
+        evicted: the streams that gave up their places: their actors are not live, and nothing of them was ever received.
     """
 
-    def __init__(self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool) -> None:
-        self.stream, self.old_peer, self.gap, self.fresh = stream, old_peer, gap, fresh
+    def __init__(self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()) -> None:
+        self.stream, self.old_peer, self.gap, self.fresh, self.evicted = stream, old_peer, gap, fresh, evicted
 
 
 class StreamTable:
     """All streams of one client that this learner knows.
 
     Each actor has one *current* stream; earlier ones of it stay as long as something of them is pending. An actor is *live*
-    while a peer (a ROUTER's routing id) speaks for it. A routing id is no identity: it only says where answers go.
+    while a peer (a ROUTER's routing id) speaks for it. A routing id is no identity: it only says where answers go. A *retired*
+    stream (incarnation 0) is nobody's current one until its actor comes back to it: an operator dropped the actor.
 
     Attributes:
         expired: the latest origin among the streams that were forgotten.
@@ -55,6 +58,7 @@ class StreamTable:
         """
         self.client_id = client_id
         self._silence_s, self._lease_s, self._max_actors, self._ledger_id = silence_s, lease_s, max_actors, ledger_id
+        self._places = Places(max_actors, lease_s)
         self.expired = 0
         self._streams: dict[Key, Stream] = {}
         self._current: dict[str, Stream] = {}
@@ -77,8 +81,9 @@ class StreamTable:
             stream.accepted_steps, stream.refused, stream.owner = row.accepted_steps, row.refused, row.owner
             self._streams[stream.key] = stream
             known = self._current.get(row.actor_id)
-            if known is None or known.incarnation < row.incarnation:
+            if row.incarnation and (known is None or known.incarnation < row.incarnation):
                 self._current[row.actor_id] = stream
+                self._places.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
         """The learner thread goes on from a state with these marks and verdicts; what is not named it has never seen."""
@@ -101,33 +106,75 @@ class StreamTable:
             if actor_id in self._peers and now - stream.last_seen < self._silence_s:
                 raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
             stream = self._streams.get((actor_id, origin))
+        elif stream is None:
+            stream = self._streams.get((actor_id, origin))  # that was retired
         fresh, received = stream is None, 0 if stream is None else stream.received
         if hello.first_seq > received + MAX_GAP:
             raise ProtocolError(Refusal.RANGE, f"segment {hello.first_seq} is next, says the actor; {received} is known")
+        evicted: list[Stream] = []
         if stream is None:
-            stream = self._begin(hello, origin, now)
+            stream, evicted = self._begin(hello, origin, now)
         self._current[actor_id] = stream
         stream.incarnation = hello.incarnation
         gap = stream.resume(hello.first_seq)
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
-        return Opened(stream, old if old != peer else None, gap, fresh=fresh)
+        self._places.take(stream)
+        return Opened(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
-    def _begin(self, hello: Hello, origin: int, now: float) -> Stream:
+    def _begin(self, hello: Hello, origin: int, now: float) -> tuple[Stream, list[Stream]]:
         ours = hello.ledger_id and hello.ledger_id == self._ledger_id
         if ours and not hello.spooled and hello.incarnation <= self.expired:
             raise ProtocolError(Refusal.EXPIRED, f"incarnation {hello.incarnation} was silent for longer than its lease")
-        if hello.actor_id not in self._current:
-            if sum(s.actor_id in self._peers or now - s.last_seen <= self._lease_s for s in self.current()) >= self._max_actors:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
-            if hello.spooled and sum(s.spooled for s in self.current()) >= MAX_SPOOLED:
-                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool")
+        evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
+        forgotten = ours and hello.spooled and origin <= self.expired  # what is below its first was counted then
+        first_seq = hello.first_seq if forgotten else 0
         stream = Stream(
-            self.client_id, hello.actor_id, hello.incarnation, 0, now, origin=origin, submits=hello.submits, spooled=hello.spooled
+            self.client_id,
+            hello.actor_id,
+            hello.incarnation,
+            first_seq,
+            now,
+            origin=origin,
+            submits=hello.submits,
+            spooled=hello.spooled,
         )
         self._streams[stream.key] = stream
+        return stream, evicted
+
+    def _make_room(self, hello: Hello, now: float) -> list[Stream]:
+        """Gives a newcomer a place, if need be that of an empty record; returns those that had to go."""
+        places, evicted = self._places, list[Stream]()
+        while places.full(now):
+            empty = places.oldest_empty()
+            if empty is None:
+                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
+            evicted.append(self._evict(empty))
+        if hello.spooled and len(places.spooled) >= MAX_SPOOLED:
+            empty = places.oldest_empty(spooled=True)
+            if empty is None:
+                raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool")
+            evicted.append(self._evict(empty))
+        return evicted
+
+    def _evict(self, stream: Stream) -> Stream:
+        self._places.drop(stream.actor_id)
+        del self._streams[stream.key], self._current[stream.actor_id]
         return stream
+
+    def retire(self, actor_id: str) -> list[Stream]:
+        """Lets the streams of an actor, which must not be live, speak for it no more; returns them.
+
+        They fence off no incarnation, belong to no user and outlive no lease. What is pending of them stays so; `expire` forgets
+        them after that. Should the actor come back before, it goes on where it was.
+        """
+        streams = [stream for stream in self._streams.values() if stream.actor_id == actor_id]
+        for stream in streams:
+            stream.incarnation, stream.spooled, stream.owner = 0, False, ""
+        self._current.pop(actor_id, None)
+        self._places.drop(actor_id)
+        return streams
 
     def owner_of(self, actor_id: str) -> str:
         """The user that an actor belongs to; empty for nobody."""
@@ -159,6 +206,15 @@ class StreamTable:
         """Those with a peer."""
         return [self._current[actor_id] for actor_id in self._peers]
 
+    @property
+    def has_live(self) -> bool:
+        """A peer speaks for one of them."""
+        return bool(self._peers)
+
+    def speaks(self, actor_id: str) -> bool:
+        """Whether a peer speaks for this actor."""
+        return actor_id in self._peers
+
     def is_live(self, stream: Stream) -> bool:
         """Whether a peer speaks for this very stream."""
         return stream.actor_id in self._peers and self._current.get(stream.actor_id) is stream
@@ -169,7 +225,8 @@ class StreamTable:
 
     def hang_up(self, stream: Stream) -> None:
         """Its actor is not live any more."""
-        self._peers.pop(stream.actor_id, None)
+        if self._peers.pop(stream.actor_id, None) is not None:
+            self._places.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[Stream]:
         """The live streams that have said nothing for too long."""
@@ -197,4 +254,5 @@ class StreamTable:
             del self._streams[stream.key]
             if self._current.get(stream.actor_id) is stream:
                 del self._current[stream.actor_id]
+                self._places.drop(stream.actor_id)
         return gone

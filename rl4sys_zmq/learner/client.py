@@ -77,13 +77,13 @@ class Client:
         waiting: hellos that came while the learner thread was starting, with their users, by peer.
         backlog: messages for the learner thread that are not in its pipeline yet.
         known: the ledger has it.
-        gives_up: its next learner thread is not fed what is pending.
         replaying: the token of the ledger's pages that feed the learner thread, after it has gone back to a checkpoint;
             meanwhile new segments come that way too. 0 when it has caught up.
         page_after: where the next page begins; None while one is on its way, or none is wanted.
         topic: of its weights, behind a kind byte.
         stalled_s: for how long it has stood still though it could go on; 0 when it does not.
         alarms: what went wrong without stopping it, since the learner's start.
+        busy_at: when it was last seen with a live actor, or was made, on the monotonic clock.
     """
 
     def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable, checkpoints: str) -> None:
@@ -114,7 +114,8 @@ class Client:
         self._credit_items = 0
         self.accepted = self.gap = 0
         self.rolled_back = 0
-        self.known = self.gives_up = False
+        self.known = False
+        self.busy_at = time.monotonic()
         self.replaying = self.replayed = 0
         self.page_after: int | None = None
         self.saved = Checkpointed(0, 0, 0, [], 0.0, "")
@@ -143,6 +144,23 @@ class Client:
     def queued(self) -> int:
         """Segments that this life of the learner thread was given, and that it has not taken yet."""
         return self.pool.transit.items
+
+    @property
+    def settled(self) -> bool:
+        """Its learner thread runs, and has been fed what the ledger held."""
+        return self.state is ClientState.RUNNING and not self.replaying
+
+    @property
+    def is_wanted(self) -> bool:
+        """An actor is live, or waits to be let in."""
+        return self.table.has_live or bool(self.waiting)
+
+    @property
+    def is_expendable(self) -> bool:
+        """To forget it loses nothing: it was ready once, has no data, no checkpoint and no live actor."""
+        began = self.schema is None or self.replaying or self.state is ClientState.STARTING
+        holds = self.accepted or self.verdicts[Verdict.REFUSED] or self.saved.number or self.save_error
+        return not (began or holds or self.is_wanted)
 
     def shares(self, ledger_bytes: int) -> tuple[int, int]:
         """How many more segments, and bytes of them, each of the actors that submit may send.
@@ -331,7 +349,8 @@ class Client:
     def demanded(self, message: Demand) -> None:
         """Takes the learner thread's word for what it can use and what it has read."""
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
-        self.dirty.update(s.actor_id for s in self.table.live())
+        # Who has neither sent nor asked for anything waits for nothing; it is told each second, as all are.
+        self.dirty.update(s.actor_id for s in self.table.live() if s.want_steps or s.received)
 
     def look_for_stall(self, now: float) -> str:
         """Measure for how long nothing has moved that could; set `stalled_s` and return why.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from rl4sys_zmq.counters import Counters
@@ -29,16 +30,23 @@ UNBOUNDED_BYTES = 1 << 40
 
 
 class Feeder:
-    """Used in the gateway thread."""
+    """Used in the gateway thread.
+
+    Attributes:
+        heard: looks at each page of the ledger first; True when it was not meant for a learner thread.
+    """
 
     def __init__(self, roster: Roster, ledger: Ledger, counters: Counters, sink: Sink) -> None:
         self._roster, self._ledger, self._counters, self._sink = roster, ledger, counters, sink
+        self.heard: Callable[[Page], bool] = lambda page: False
         self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
 
     def dispatch(self) -> None:
         """Hands what the ledger has made safe, or gives back, to the learner threads."""
         for safe in self._ledger.committed():
+            if isinstance(safe, Page) and self.heard(safe):
+                continue
             client = self._roster.get(safe.client_id)
             if client is None:
                 continue
@@ -111,7 +119,7 @@ class Feeder:
             return
         partial = state.used_bytes + state.queued_bytes > LEDGER_FULL * state.max_bytes
         for client in self._roster:
-            if client.state is ClientState.RUNNING and not client.replaying and not client.backlog:
+            if client.state is ClientState.RUNNING and not client.replaying and not client.backlog and client.accepted:
                 client.backlog.append(encode(Save(0, partial)))
 
     def expire(self, client: Client, now: float) -> None:

@@ -26,6 +26,7 @@ from rl4sys_zmq.learner.client import Client, ClientState, new_topic
 from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.inference import PolicyService
+from rl4sys_zmq.learner.operator import Operator, OperatorParts
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
 from rl4sys_zmq.learner.reception import MAX_MESSAGE_BYTES, Reception
 from rl4sys_zmq.learner.recorder import Sink
@@ -37,6 +38,8 @@ from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
     Alarm,
     Checkpointed,
+    Command,
+    CommandDone,
     DeadLetter,
     Demand,
     Disposed,
@@ -101,6 +104,22 @@ class Gateway(Worker):
         self._roster = Roster(config, self._up, ledger)
         self._feeder = Feeder(self._roster, ledger, self._counters, sink)
         self._reception = Reception(config, self._roster, ledger, self._guard, self._counters, sink, self.status)
+        self._operator = Operator(
+            OperatorParts(
+                self._roster,
+                self._reception,
+                self._feeder,
+                ledger,
+                self._counters,
+                sink,
+                self.published,
+                self.wake,
+                self._forget_policy,
+                config.idle_client_s,
+            )
+        )
+        self._feeder.heard = self._operator.heard
+        self._reception.obey, self._reception.make_room = self._operator.do, self._operator.make_room
 
     # ---- for other threads
 
@@ -145,6 +164,10 @@ class Gateway(Worker):
         """All learner threads that may still run."""
         return self._roster.threads()
 
+    def do(self, command: Command) -> Future[CommandDone]:
+        """Carries out an operator's command; in the gateway thread."""
+        return self._operator.do(command)
+
     def stop(self) -> None:
         """Ends the gateway and its learner threads."""
         with self._commands_lock:
@@ -158,7 +181,7 @@ class Gateway(Worker):
     def join_all(self, deadline: float) -> bool:
         """Joins the gateway and its learner threads until `deadline` (monotonic); True when all have ended."""
         done = self.join(max(0.0, deadline - time.monotonic()))
-        for thread in self.learner_threads():
+        for thread in (*self.learner_threads(), *self._operator.errands()):
             done &= thread.join(max(0.0, deadline - time.monotonic()))
         if not self.alive:
             self._wakeup.close()
@@ -197,6 +220,7 @@ class Gateway(Worker):
                 commands, self._commands = self._commands, []
             closed = Closed("the learner is closed")
             self._feeder.close(closed)
+            self._operator.close(closed)
             for _, future in commands:
                 future.set_exception(closed)
 
@@ -237,6 +261,7 @@ class Gateway(Worker):
             self._reception.read()
             self._read_subscriptions()
             self._feeder.dispatch()
+            self._operator.turn()
             room_bytes = self._feeder.room_bytes()
             for client in self._roster:
                 self._reception.settle(client, room_bytes)
@@ -312,9 +337,6 @@ class Gateway(Worker):
             self._counters.add("checkpoints_damaged")
             self._sink.event("checkpoint_damaged", client_id=client.client_id, checkpoint=name)
         if client.replaying:
-            if client.gives_up:
-                self._ledger.trim(client.client_id, {s.key: s.received for s in client.table.all()})
-                client.gives_up = False
             client.rewind(message)
             if message.checkpoint:
                 self._sink.event("checkpoint_loaded", client_id=client.client_id, checkpoint=message.checkpoint)
@@ -367,13 +389,9 @@ class Gateway(Worker):
             if client.state is ClientState.RUNNING:
                 self._xpub.send([BEACON_TOPIC + client.topic, *encode(client.beacon())])
 
-    def restart(self, client_id: str, *, give_up_pending: bool) -> None:
-        """Gives a client a new learner thread and a new generation; in the gateway thread."""
-        with self.published:
-            client, rolled_back = self._roster.restart(client_id, give_up_pending=give_up_pending)
-            self.published.notify_all()
-        self._reception.dismiss(client, "the client was restarted: say HELLO again")
-        self._sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back)
+    def _forget_policy(self, client_id: str) -> None:
+        if self._service is not None:
+            self._service.forget(client_id)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
         """See `Feeder.save`; in the gateway thread."""
@@ -385,9 +403,12 @@ class Gateway(Worker):
         self._feeder.relieve()
         self._feeder.check(now)
         self._hide_from(self._guard.lapsed(time.time()))
+        self._operator.expire(now)
         for event in self._reception.router.events():
             self._counters.add(f"connections.{event.name}")
         for client in self._roster:
+            if client.is_wanted:
+                client.busy_at = now
             if client.gone:
                 self._read_upstream()  # its last words, if there are any
                 if client.state is not ClientState.FAILED:

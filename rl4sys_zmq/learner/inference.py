@@ -8,6 +8,7 @@ has come while the last forward pass ran shares the next one.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import secrets
 import threading
@@ -54,6 +55,7 @@ class PolicyService(Resource):
         self._server = Server(bind, name="inference", keys=keys, clients=clients, insecure=insecure)
         self._offered: dict[str, tuple[PolicySpec, PolicySnapshot]] = {}
         self._policies: dict[str, Policy] = {}
+        self._lanes: dict[str, str] = {}
         self._lock = threading.Lock()
         self._sampler = Sampler(secrets.randbits(64))
 
@@ -72,7 +74,17 @@ class PolicyService(Resource):
         self._offered[client_id] = spec, snapshot
         if first:
             act = functools.partial(self._act, client_id)
-            self._server.register(method_of(client_id), act, batching=BATCHING, client_id=client_id)
+            lane = next(f"policy-{n}" for n in itertools.count(1) if f"policy-{n}" not in self._lanes.values())
+            self._lanes[client_id] = lane
+            self._server.register(method_of(client_id), act, lane=lane, batching=BATCHING, client_id=client_id)
+
+    def forget(self, client_id: str) -> None:
+        """Takes a client's policy away; its lane is the next one's."""
+        if self._offered.pop(client_id, None) is not None:
+            self._server.unregister(method_of(client_id))
+            self._policies.pop(client_id, None)
+            self.asked.discard(client_id)
+            del self._lanes[client_id]
 
     def report(self) -> dict[str, Any]:
         """For the learner's status."""
@@ -94,8 +106,11 @@ class PolicyService(Resource):
 
     def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
         """One forward pass for all calls that may share it; a call that is no good is refused by itself."""
+        try:
+            policy, spec = self._policy(client_id)
+        except KeyError:  # it was forgotten while these calls waited
+            return [Refuse(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         self.asked.add(client_id)
-        policy, spec = self._policy(client_id)
         answers: list[Any] = [None] * len(payloads)
         groups: dict[bool, dict[int, Rows]] = {}
         for index, payload in enumerate(payloads):

@@ -15,11 +15,13 @@ from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
-from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.wire.messages import Command
 
 __all__ = ["Learner"]
 
@@ -226,7 +228,61 @@ class Learner(Resource):
             LearnerUnavailable, Closed: as `status` does.
         """
         gateway = self._running
-        self._ask(lambda: gateway.restart(client_id, give_up_pending=give_up_pending))
+        command = Command(GIVE_UP if give_up_pending else RESTART, client_id)
+        begun = self._ask(lambda: gateway.do(command))
+        error = begun.exception() if begun.done() else None
+        if isinstance(error, ConfigError):  # a client that fails again is for `wait` to tell
+            raise error
+
+    def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """Removes a client: its learner thread, its rows in the journal. Its checkpoints are put aside (``NUMBER.abandoned``).
+
+        Its actors are sent away; the next one that joins founds the client anew, under the same name if it likes.
+
+        Args:
+            client_id: which.
+            timeout_s: how long that may take, in seconds: a learner thread that is in an update is waited for.
+
+        Returns:
+            How many segments were ``accepted``, how many of them were ``pending`` and are gone, how many ``actors`` it had, and,
+            with a run directory, how many ``checkpoints`` were put aside.
+
+        Raises:
+            ConfigError: when there is no such client.
+            CheckpointError: when its checkpoints can't be put aside; then the client is there still, and has failed.
+            LearnerUnavailable: when it takes longer; it goes on.
+            Closed: when the learner is closed.
+        """
+        return self._command(Command(FORGET, client_id), timeout_s)
+
+    def drop_actor(self, client_id: str, actor_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
+        """Drops the record of an actor: it fences off no incarnation, has no place and no owner any more, and may join again.
+
+        What was accepted of it stays, and what is pending will be trained on. Its marks are kept until then; should it come
+        back before, it goes on where it was. A spool that comes back later may bring again what its actor was never told of.
+
+        Args:
+            client_id: whose.
+            actor_id: which.
+            timeout_s: how long that may take, in seconds.
+
+        Returns:
+            How many ``streams`` it had, whether it was ``live`` (1 or 0), and how many segments are ``pending``.
+
+        Raises:
+            ConfigError: when there is no such client or actor.
+            LearnerUnavailable: when it takes longer; it goes on.
+            Closed: when the learner is closed.
+        """
+        return self._command(Command(DROP_ACTOR, client_id, actor_id), timeout_s)
+
+    def _command(self, command: Command, timeout_s: float) -> dict[str, Any]:
+        gateway = self._running
+        begun = self._ask(lambda: gateway.do(command))
+        try:
+            return begun.result(timeout_s).figures
+        except FutureTimeout:
+            raise LearnerUnavailable(gateway.address, f"{command.command} to be done", timeout_s) from None
 
     def raise_if_dead(self) -> None:
         """Surfaces the death of a thread of ours.

@@ -87,7 +87,7 @@ class Learning:
         self._poisoned = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
-        self._saved_updates = -1
+        self._saved_updates = 0  # what has seen nothing is made again from its seed, and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         self._ready = self._resume()
         self._teller = Teller(self._say, self._progress.steps)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from rl4sys_zmq.config import LearnerConfig, Peer
+from rl4sys_zmq.config.addresses import is_local
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Load, Stream, take_submit
-from rl4sys_zmq.errors import ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_names, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
 from rl4sys_zmq.learner.guard import ActorGuard
@@ -21,6 +24,8 @@ from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
     Bye,
+    Command,
+    CommandDone,
     Fetch,
     Frame,
     Heartbeat,
@@ -50,11 +55,15 @@ class Reception:
         router: set once it is bound.
         pub_address: of the XPUB, likewise.
         inference_address: of the service that chooses actions, likewise.
+        obey: carries out a command.
+        make_room: lets a client go that is idle, if there are too many.
     """
 
     router: Socket
     pub_address: str
     inference_address: str
+    obey: Callable[[Command], Future[CommandDone]]
+    make_room: Callable[[float], None]
 
     def __init__(
         self,
@@ -80,6 +89,7 @@ class Reception:
         self._config, self._roster, self._ledger, self._guard = config, roster, ledger, guard
         self._counters, self._sink, self._status = counters, sink, status
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
+        self._live: Counter[str] = Counter()
 
     # ---- what comes
 
@@ -128,6 +138,9 @@ class Reception:
             case StatusRequest():
                 self._guard.check_role(sender, "admin")
                 self._send(peer, Status(self._status()))
+                return
+            case Command():
+                self._on_command(peer, sender, message)
                 return
             case Submit() | Heartbeat() | Fetch() | Bye():
                 pass
@@ -185,6 +198,31 @@ class Reception:
             client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._ledger.append([intake.entry])
 
+    def _on_command(self, peer: bytes, sender: Peer | None, command: Command) -> None:
+        self._guard.check_role(sender, "admin")
+        if sender is not None and not sender.serves(command.client_id):
+            raise ProtocolError(Refusal.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
+        if sender is None and not is_local(self._config.bind):
+            raise ProtocolError(Refusal.FORBIDDEN, "this learner has no keys and other machines reach it: it takes no commands")
+        self._counters.add("commands")
+        self.obey(command).add_done_callback(lambda done: self._answer(peer, done))
+
+    def _answer(self, peer: bytes, done: Future[CommandDone]) -> None:
+        """Says what became of a command, or why nothing did."""
+        error = done.exception()
+        match error:
+            case None:
+                self._send(peer, done.result())
+            case ConfigError():
+                self.refuse(peer, Refusal.CONFIG, str(error), field=error.key)
+            case Closed():
+                self.refuse(peer, Refusal.CLOSING, str(error))
+            case RL4SysError():
+                self.refuse(peer, Refusal.FAILED, str(error))
+            case _:
+                log.error("a command was not carried out", exc_info=error)
+                self.refuse(peer, Refusal.INTERNAL, f"{type(error).__name__} in the learner; see its log")
+
     # ---- joining
 
     def _on_hello(self, peer: bytes, sender: Peer | None, hello: Hello) -> None:
@@ -195,7 +233,7 @@ class Reception:
             client = self._roster.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
-                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, hello))
+                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
                 client = self._found(hello)
             else:
@@ -212,12 +250,13 @@ class Reception:
             case ClientState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "")
 
-    def _live_actors(self, user: str, but: Hello) -> int:
+    def _live_actors(self, user: str, client: Client | None, but: str) -> int:
         """The other actors of a key that are live, over all clients."""
-        live = [s for client in self._roster for s in client.table.live() if s.owner == user]
-        return sum((s.client_id, s.actor_id) != (but.client_id, but.actor_id) for s in live)
+        this = client is not None and client.table.speaks(but) and client.table.owner_of(but) == user
+        return self._live[user] - this
 
     def _found(self, hello: Hello) -> Client:
+        self.make_room(time.monotonic())
         client = self._roster.found(hello)
         settings = client.settings
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
@@ -227,9 +266,19 @@ class Reception:
         owner = client.table.owner_of(hello.actor_id)
         if owner not in ("", user):  # two may have waited for the learner thread under one name
             raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
+        before = self._sessions.get(peer)
+        if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
+            self.hang_up(peer, *before)  # a peer speaks for one actor
+        spoke = client.table.speaks(hello.actor_id)
         opened = client.table.open(hello, peer, time.monotonic())
         stream = opened.stream
         stream.owner = user
+        if spoke:
+            self._live[owner] -= 1
+        self._live[user] += 1
+        for gone in opened.evicted:
+            self._counters.add("actors_evicted")
+            self._ledger.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
         if opened.old_peer is not None:
             self._sessions.pop(opened.old_peer, None)
         self._sessions[peer] = client, stream
@@ -279,16 +328,22 @@ class Reception:
     def hang_up(self, peer: bytes, client: Client, stream: Stream) -> None:
         """Ends a session; its credit goes to others."""
         self._sessions.pop(peer, None)
+        if client.table.speaks(stream.actor_id):
+            self._live[stream.owner] -= 1
         client.table.hang_up(stream)
         client.pool.reclaim(stream)
 
     def dismiss(self, client: Client, reason: str) -> None:
         """Ends the sessions of all its actors, which are to say HELLO again."""
         for stream in client.table.live():
-            peer = client.table.peer_of(stream)
-            if peer is not None:
-                self.hang_up(peer, client, stream)
-                self.refuse(peer, Refusal.NO_SESSION, reason)
+            self.send_away(client, stream, reason)
+
+    def send_away(self, client: Client, stream: Stream, reason: str) -> None:
+        """Ends the session of one of its actors, which is to say HELLO again."""
+        peer = client.table.peer_of(stream)
+        if peer is not None:
+            self.hang_up(peer, client, stream)
+            self.refuse(peer, Refusal.NO_SESSION, reason)
 
     def admit_waiting(self, client: Client) -> None:
         """Lets those in who came while the learner thread was starting."""

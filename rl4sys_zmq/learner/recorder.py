@@ -45,6 +45,9 @@ class Sink(Protocol):
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
         """A segment that was quarantined."""
 
+    def forget(self, client_id: str) -> None:
+        """No more figures of a client will come, unless it is founded anew."""
+
 
 class NullSink:
     """Keeps nothing: a learner without a run directory."""
@@ -58,6 +61,9 @@ class NullSink:
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
         """Keeps none."""
+
+    def forget(self, client_id: str) -> None:
+        """Has nothing of it."""
 
 
 class Recorder(Worker):
@@ -109,6 +115,10 @@ class Recorder(Worker):
         """Queues a quarantined segment."""
         self._put((client_id, letter, time.time()))
 
+    def forget(self, client_id: str) -> None:
+        """Queues the closing of a client's files."""
+        self._put((client_id, None, time.time()))
+
     def _put(self, record: tuple[Any, ...]) -> None:
         try:
             self._queue.put_nowait(record)
@@ -145,7 +155,10 @@ class Recorder(Worker):
             except queue.Full:
                 log.warning("the recorder of %s does not keep up; its last records are lost", self.run_dir)
 
-    def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any], at: float) -> None:
+    def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any] | None, at: float) -> None:
+        if what is None:
+            self._close_writer(name)
+            return
         if isinstance(what, DeadLetter):
             self._bury(name, what, at)
             return
@@ -172,6 +185,15 @@ class Recorder(Worker):
     def _bury(self, client_id: str, letter: DeadLetter, at: float) -> None:
         try:
             self._dead.write(client_id, letter, at)
+        except OSError as exc:
+            self.counters.add("write_errors")
+            log.warning("%s: %s", self.run_dir, exc)
+
+    def _close_writer(self, name: str) -> None:
+        writer = self._writers.pop(name, None)
+        try:
+            if writer is not None:
+                writer.close()
         except OSError as exc:
             self.counters.add("write_errors")
             log.warning("%s: %s", self.run_dir, exc)

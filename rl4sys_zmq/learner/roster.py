@@ -42,6 +42,7 @@ class Roster:
         self._clients: dict[str, Client] = {}
         self._by_key: dict[bytes, Client] = {}
         self._stillborn: dict[str, str] = {}
+        self._leaving: dict[str, Client] = {}
         self._retired: list[LearnerThread] = []
         self._policy_ids = itertools.count(1)
 
@@ -51,6 +52,11 @@ class Roster:
     def get(self, client_id: str) -> Client | None:
         """The client of this name."""
         return self._clients.get(client_id)
+
+    @property
+    def full(self) -> bool:
+        """There are as many clients as there may be."""
+        return len(self._clients) >= self._config.max_clients
 
     def by_topic(self, topic: bytes) -> Client | None:
         """The client whose weights have this topic."""
@@ -62,7 +68,7 @@ class Roster:
 
     def threads(self) -> list[LearnerThread]:
         """All learner threads that may still run."""
-        return [*self._retired, *(thread for client in self for thread in client.threads)]
+        return [*self._retired, *(thread for client in (*self, *self._leaving.values()) for thread in client.threads)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Why a client has stopped, or could not be built; None when neither is so."""
@@ -77,10 +83,12 @@ class Roster:
 
         Raises:
             ConfigError: when its configuration cannot be settled.
-            ProtocolError: ``QUOTA`` when there are too many.
+            ProtocolError: ``QUOTA`` when there are too many, ``CONFLICT`` while one of this name is being forgotten.
         """
-        limit = self._config.max_clients
-        if len(self._clients) >= limit:
+        if hello.client_id in self._leaving:
+            raise ProtocolError(Refusal.CONFLICT, f"client {hello.client_id!r} is being forgotten")
+        if self.full:
+            limit = self._config.max_clients
             raise ProtocolError(Refusal.QUOTA, f"this learner has {limit} clients already (max_clients)")
         client = self._make(settle(self._config, hello), 0)
         self._clients[hello.client_id] = client
@@ -144,23 +152,37 @@ class Roster:
             del self._stillborn[next(iter(self._stillborn))]
         return True
 
-    def restart(self, client_id: str, *, give_up_pending: bool) -> tuple[Client, int]:
+    def restart(self, client: Client, *, give_up_pending: bool) -> int:
         """Gives a client a new learner thread and a new generation; returns how many segments were rolled back by now.
 
-        Raises:
-            ConfigError: when there is no such client.
+        With `give_up_pending` the ledger gives up what is pending before the new thread is fed.
         """
-        client = self._clients.get(client_id)
-        if client is None:
-            known = ", ".join(sorted(self._clients)) or "none"
-            raise ConfigError(f"no client {client_id!r}; there are: {known}", key="client_id")
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
-        client.gives_up = give_up_pending
+        if give_up_pending:
+            self._ledger.drop_entries(client.client_id)
         rolled_back = 0 if self._ledger.durable else client.roll_back()
         client.publications = Publications(_generation(client.publications.generation))
         self._start(client)
-        return client, rolled_back
+        return rolled_back
+
+    def detach(self, client: Client) -> None:
+        """Ends a client: its learner thread is told to stop, and to write nothing more. The name is taken until `release`."""
+        self._by_key.pop(client.key, None)
+        client.end_thread(replaced=True)
+        del self._clients[client.client_id]
+        self._leaving[client.client_id] = client
+
+    def release(self, client: Client) -> None:
+        """Another client may have the name of one that was detached."""
+        del self._leaving[client.client_id]
+        self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
+
+    def put_back(self, client: Client, error: str) -> None:
+        """A client that was detached is there again, as one that has failed."""
+        del self._leaving[client.client_id]
+        client.state, client.error = ClientState.FAILED, error
+        self._clients[client.client_id] = client
 
     def _start(self, client: Client) -> None:
         client.start(self._up, self._config, self._ledger)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.errors import LearnerUnavailable, ProtocolError, Refusal
+from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.transports import Address, ClientKeys, MonitorEvent, Poller, Socket, curve_client, explain
 from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Refused, Status, StatusRequest
+from rl4sys_zmq.wire.messages import Command, CommandDone, Message, Refused, Status, StatusRequest
 
-__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_words", "request_status", "text_table"]
+__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_words", "request_command", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
@@ -33,28 +33,57 @@ def request_status(address: str, timeout_s: float, keys: ClientKeys | None = Non
         ProtocolError: when it refuses us or our keys, or what answers is no learner of this protocol.
         ConfigError: for text that is no address.
     """
+    answer = _request(address, StatusRequest(), timeout_s, keys)
+    if not isinstance(answer, Status):
+        raise ProtocolError(Refusal.DIRECTION, f"{type(answer).__name__} came for a status request")
+    return answer.report
+
+
+def request_command(address: str, command: Command, timeout_s: float, keys: ClientKeys | None = None) -> CommandDone:
+    """Has the learner at `address` (host:port or a URI) carry out a command.
+
+    Args:
+        address: of the learner.
+        command: what to do.
+        timeout_s: how long to wait. What has been begun goes on after that.
+        keys: ours, with the role ``admin``, for a learner with keys.
+
+    Raises:
+        ConfigError: when there is no such client or actor, or for text that is no address.
+        LearnerUnavailable, ProtocolError: as `request_status` does; also when the client fails again.
+    """
+    answer = _request(address, command, timeout_s, keys)
+    if not isinstance(answer, CommandDone):
+        raise ProtocolError(Refusal.DIRECTION, f"{type(answer).__name__} came for a command")
+    return answer
+
+
+def _request(address: str, message: StatusRequest | Command, timeout_s: float, keys: ClientKeys | None) -> Message:
+    """The answer to a message that needs no session."""
+    what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which goes on if it has come"
     uri = AgentConfig(client_id="status", train_server_address=address).address
     deadline = time.monotonic() + timeout_s
     secure = curve_client(keys) if keys is not None else None
     hint = "is it running, and is this its address?"
     with Poller() as poller, Socket.dealer(Address.parse(uri), secure=secure, watch=True) as dealer:
         poller.register(dealer)
-        dealer.send(encode(StatusRequest()))
+        dealer.send(encode(message))
         while (left_s := deadline - time.monotonic()) > 0:
             poller.poll(min(left_s, LOOK_S))
             while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
-                message = decode(frames)
-                if isinstance(message, Status):
-                    return message.report
-                if isinstance(message, Refused):
-                    code = Refusal(message.code) if message.code in set(Refusal) else Refusal.MALFORMED
-                    raise ProtocolError(code, message.reason)
+                answer = decode(frames)
+                if not isinstance(answer, Refused):
+                    return answer
+                if answer.code == Refusal.CONFIG:
+                    raise ConfigError(answer.reason, key=answer.field)
+                code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.MALFORMED
+                raise ProtocolError(code, answer.reason)
             for event in dealer.events():
                 if event.is_failure:
                     hint = handshake_words(event, keys is not None)
                     if event.is_final:
                         raise ProtocolError(Refusal.FORBIDDEN, f"{uri}: {hint}")
-    raise LearnerUnavailable(uri, "the answer to a status request", timeout_s, hint)
+    raise LearnerUnavailable(uri, f"the answer to {what}", timeout_s, hint)
 
 
 def handshake_words(event: MonitorEvent, have_keys: bool) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rl4sys_zmq.delivery import ClientRow, Entry, Key, LedgerState, MemoryLedger, Page, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
-from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Read, Trim, Write
+from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Trim, Write
 from rl4sys_zmq.learner.checkpoints import Mark
 
 __all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowLedger"]
@@ -99,11 +99,18 @@ class SimDisk:
             case DropStream():
                 key = operation.actor_id, operation.origin
                 self.streams.pop(key, None)
-                known = self.clients.get(NOBODY.client_id, NOBODY)
-                self.clients[NOBODY.client_id] = replace(known, expired=max(known.expired, operation.origin))
                 self.entries = [(row, e) for row, e in self.entries if (e.actor_id, e.origin) != key]
                 client = self.clients.get(operation.client_id, NOBODY)
-                self.clients[client.client_id] = replace(client, expired=max(client.expired, operation.origin))
+                expired = max(client.expired, operation.origin) if operation.expires else client.expired
+                self.clients[client.client_id] = replace(client, expired=expired)
+            case DropClient():
+                self.clients, self.streams, self.entries = {}, {}, []
+            case DropEntries():
+                self.entries = []
+            case RetireActor():
+                for key, row in self.streams.items():
+                    if key[0] == operation.actor_id:
+                        self.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
             case Trim():
                 marks = dict(operation.marks)
                 self.entries = [(row, e) for row, e in self.entries if e.end_seq > marks.get((e.actor_id, e.origin), 0)]
@@ -175,9 +182,21 @@ class SimJournal:
         """Queues a row."""
         self._backlog.extend([row])
 
-    def drop_stream(self, client_id: str, actor_id: str, origin: int) -> None:
+    def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
         """Queues a deletion."""
-        self._backlog.extend([DropStream(client_id, actor_id, origin)])
+        self._backlog.extend([DropStream(client_id, actor_id, origin, expires)])
+
+    def drop_client(self, client_id: str) -> None:
+        """Queues a deletion."""
+        self._backlog.extend([DropClient(client_id)])
+
+    def drop_entries(self, client_id: str) -> None:
+        """Queues a deletion."""
+        self._backlog.extend([DropEntries(client_id)])
+
+    def retire_actor(self, client_id: str, actor_id: str) -> None:
+        """Queues a change."""
+        self._backlog.extend([RetireActor(client_id, actor_id)])
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""

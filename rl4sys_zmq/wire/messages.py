@@ -18,6 +18,8 @@ __all__ = [
     "Block",
     "Bye",
     "Checkpointed",
+    "Command",
+    "CommandDone",
     "DeadLetter",
     "Deliver",
     "Demand",
@@ -169,6 +171,22 @@ class Bye:
     KIND: ClassVar[int] = 6
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """Asks for something to be done to a client; needs no session. A `CommandDone` or a `Refused` answers.
+
+    Attributes:
+        command: ``restart``, ``give-up-pending``, ``forget`` or ``drop-actor``.
+        client_id: whose.
+        actor_id: of the actor that ``drop-actor`` is about; else empty.
+    """
+
+    KIND: ClassVar[int] = 7
+    command: str
+    client_id: str
+    actor_id: str = ""
+
+
 # ---- learner to actor
 
 
@@ -308,6 +326,20 @@ class Beacon:
     version: int
     digest: int
     alarms: Document = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandDone:
+    """Answers `Command`, when what was done will outlast the process.
+
+    Attributes:
+        text: for a person, one line or two.
+        figures: the same in numbers, by name.
+    """
+
+    KIND: ClassVar[int] = 23
+    text: str
+    figures: Document
 
 
 # ---- gateway to learner thread
@@ -567,12 +599,14 @@ Message = (
     | Fetch
     | StatusRequest
     | Bye
+    | Command
     | Welcome
     | Ack
     | Refused
     | Weights
     | Status
     | Beacon
+    | CommandDone
     | Assign
     | Deliver
     | Stop

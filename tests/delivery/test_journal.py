@@ -282,6 +282,90 @@ def test_a_dropped_stream_is_gone_with_its_entries_and_not_its_counts(bench):
     assert [e.actor_id for e in two.page().entries] == ["b"]
 
 
+def test_a_dropped_client_is_gone_with_all_that_is_its_own(bench):
+    first = bench()
+    for name in ("c", "other"):
+        first.ledger.put_client(ClientRow(name, 7, {}, 0, 0, 0))
+    first.ledger.put_stream(stream_row())
+    first.ledger.append([entry(0), entry(1), entry(0, client="other")])
+    first.ledger.drop_client("c")
+    first.take(3)
+    assert first.page().entries == ()
+    assert len(first.page("other").entries) == 1
+    assert first.ledger.state().used_bytes == stored_bytes(entry())
+    first.close()
+    again = bench()
+    assert [c.client_id for c in again.restored.clients] == ["other"]
+    assert [s.client_id for s in again.restored.streams] == ["other"]
+
+
+def test_entries_are_given_up_and_counts_are_not(bench, monkeypatch):
+    monkeypatch.setattr(journal_rows, "TRIM_ROWS", 2)
+    first = bench()
+    first.ledger.put_client(ClientRow("c", 7, {}, 0, 0, 0))
+    first.ledger.append([entry(n) for n in range(9)])
+    first.ledger.drop_entries("c")
+    first.take(9)
+    assert first.page().entries == (), "the page that follows has none of them, however many there were"
+    assert first.ledger.state().used_bytes == 0
+    first.ledger.append([entry(9)])
+    first.take(1)
+    first.close()
+    again = bench()
+    assert (again.restored.clients[0].accepted, again.restored.streams[0].received) == (10, 10)
+    assert len(again.page().entries) == 1
+
+
+def test_an_actor_is_retired_in_all_its_streams(bench):
+    first = bench()
+    first.ledger.put_stream(stream_row(actor="a", incarnation=9, spooled=True, owner="somebody"))
+    first.ledger.put_stream(stream_row(actor="b", incarnation=9))
+    first.ledger.append([entry(0), entry(1)])
+    first.ledger.retire_actor("c", "a")
+    first.settled()
+    first.take(2)
+    first.close()
+    a, b = sorted(bench().restored.streams, key=lambda s: s.actor_id)
+    assert (a.incarnation, a.spooled, a.owner, a.received) == (0, False, "", 2)
+    assert b.incarnation == 9
+
+
+def test_an_empty_stream_that_is_dropped_expires_nobody(bench):
+    first = bench()
+    first.ledger.put_client(ClientRow("c", 7, {}, 0, 0, 0))
+    first.ledger.put_stream(stream_row())
+    first.ledger.drop_stream("c", "a", 1, expires=False)
+    first.settled()
+    first.close()
+    restored = bench().restored
+    assert restored.streams == () and restored.clients[0].expired == 0
+
+
+@pytest.mark.parametrize("drop", ["drop_client", "drop_entries"])
+def test_what_gives_up_a_clients_entries_needs_no_room(bench, drop):
+    b = bench(max_bytes=stored_bytes(entry()) * 2)
+    b.ledger.append([entry(0, client="other"), entry(0), entry(1), entry(2)])
+    b.take(2)
+    b.until(lambda state: state.error)
+    getattr(b.ledger, drop)("c")
+    assert len(b.take(2)) == 2, "what was queued before it goes with it"
+    assert b.page().entries == () and not b.settled().error
+
+
+def test_a_page_behind_a_retirement_says_that_it_is_done(bench):
+    b = bench(max_bytes=stored_bytes(entry()))
+    b.ledger.put_stream(stream_row(actor="b", incarnation=9))
+    b.ledger.append([entry(0), entry(1)])
+    b.take(1)
+    b.until(lambda state: state.error)
+    b.ledger.retire_actor("c", "b")
+    assert len(b.page().entries) == 1
+    b.close()
+    with sqlite3.connect(b.ledger._path) as db:
+        assert db.execute("SELECT incarnation FROM streams WHERE actor_id = 'b'").fetchone() == (0,)
+    db.close()
+
+
 def test_pages_follow_one_another(bench):
     b = bench()
     b.ledger.append([entry(i, client=client, size=994) for i in range(5) for client in "cd"])  # each of 1,000 bytes

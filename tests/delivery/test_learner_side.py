@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -685,6 +686,7 @@ def test_places_are_for_those_who_are_live_or_within_their_lease():
     streams = table(max_actors=2)
     first = streams.open(hello(actor_id="a"), b"1", 0.0).stream
     second = streams.open(spooled(actor_id="b"), b"2", 0.0).stream
+    take(second, 1)
     third = hello(actor_id="c")
     assert code_of(streams.open, third, b"3", 1.0) is Refusal.QUOTA
     streams.hang_up(second)
@@ -694,6 +696,93 @@ def test_places_are_for_those_who_are_live_or_within_their_lease():
     assert streams.open(spooled(2, actor_id="b"), b"2", 31.0).stream is second  # who is known always may come back
     assert streams.is_live(first)
     assert code_of(streams.open, hello(actor_id="d"), b"4", 99.0) is Refusal.QUOTA
+
+
+def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer():
+    streams = table(max_actors=3)
+    with_data, empty, evaluator = (streams.open(hello(actor_id=name), b"p" + name.encode(), 0.0).stream for name in "abc")
+    take(with_data, 1)
+    for stream in (with_data, evaluator, empty):
+        streams.hang_up(stream)
+    assert streams.open(hello(actor_id="d"), b"4", 1.0).evicted == [evaluator], "the first that fell silent"
+    assert streams.get("c", 1) is None
+    assert streams.open(hello(actor_id="c", ledger_id=OURS), b"3", 1.0).evicted == [empty], (
+        "which may come back as if it were new"
+    )
+    assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is Refusal.QUOTA  # two are live, and one has data
+    assert streams.get("a", 1) is with_data
+
+
+def test_no_hello_looks_at_all_records():
+    """The cost of a HELLO that has to look for a place is the same with a hundred times as many records."""
+
+    def lines(actors):
+        streams, count = table(max_actors=actors), 0
+        for n in range(actors):
+            stream = streams.open(hello(actor_id=str(n)), b"p", 0.0).stream
+            take(stream, 1)
+            streams.hang_up(stream)
+
+        def trace(frame, event, arg):
+            nonlocal count
+            count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            code_of(streams.open, hello(actor_id="one more"), b"p", 1.0)
+        finally:
+            sys.settrace(before)
+        return count
+
+    assert lines(1_000) == lines(10)
+
+
+def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending():
+    streams = table()
+    old = streams.open(hello(9), b"p", 0.0).stream
+    take(old, 2)
+    old.owner = "somebody"
+    assert code_of(streams.open, hello(3), b"q", 9.0) is Refusal.FENCED
+    streams.hang_up(old)
+    assert streams.retire("a") == [old]
+    assert (streams.current(), streams.owner_of("a"), streams.pending) == ([], "", 2)
+    fresh = streams.open(hello(3), b"q", 9.0).stream
+    assert fresh is not old and streams.pending == 2
+    old.dispose([[0, 2]], Verdict.TRAINED)
+    assert streams.expire(9.0, lambda s: True) == [old]
+
+
+def test_an_actor_that_is_dropped_goes_on_where_it_was_if_it_comes_back_in_time():
+    streams = table()
+    stream = streams.open(hello(9), b"p", 0.0).stream
+    take(stream, 2)
+    streams.hang_up(stream)
+    streams.retire("a")
+    opened = streams.open(hello(9, 1, ledger_id=OURS), b"q", 1.0)
+    assert (opened.stream, opened.gap, opened.fresh, stream.received, stream.incarnation) == (stream, 0, False, 2, 9)
+
+
+def test_a_spool_whose_actor_was_dropped_begins_where_it_is():
+    streams = table()
+    stream = streams.open(spooled(9, origin=4), b"p", 0.0).stream
+    take(stream, 6)
+    stream.dispose([[0, 6]], Verdict.TRAINED)
+    streams.hang_up(stream)
+    streams.retire("a")
+    assert streams.expire(0.0, lambda s: True) == [stream]
+    opened = streams.open(spooled(10, 6, origin=4, ledger_id=OURS), b"p", 1.0)
+    assert (opened.gap, opened.stream.received, opened.stream.pending) == (0, 6, 0), "what is below was counted once"
+    assert streams.open(spooled(1, 6, actor_id="b", ledger_id=OTHER), b"q", 1.0).gap == 6, "that of another ledger was not"
+
+
+def test_a_retired_actor_stays_so_when_a_ledger_remembers_it():
+    streams = table()
+    streams.restore([row(5, origin=9, incarnation=0), row(1, origin=3)], 0.0)
+    assert [s.origin for s in streams.current()] == [3]
+    assert streams.open(hello(4), b"p", 1.0).fresh
+    assert streams.pending == 6
 
 
 def test_marks_of_spools_are_bounded():

@@ -75,6 +75,7 @@ def build() -> dict[str, m.Message]:
         m.Fetch(GENERATION, 3),
         m.StatusRequest(),
         m.Bye(),
+        m.Command("drop-actor", "cart", "a1"),
         m.Welcome(
             policy_id,
             b"\x02" + bytes(7),
@@ -102,6 +103,7 @@ def build() -> dict[str, m.Message]:
         m.Weights(update()),
         m.Status({"clients": {"cart": {"state": "running", "mean_return": None}}}),
         m.Beacon(GENERATION, 3, DIGEST, {"update_undone": 2}),
+        m.CommandDone("a1 is dropped", {"pending": 2}),
         m.Assign(
             "cart",
             policy_id,

@@ -64,7 +64,7 @@ def hold() -> bool:
 
 count_snapshots()
 register_algorithm("FAKE", build)
-config = LearnerConfig(bind=given["bind"], run_dir=None, **given["config"])
+config = LearnerConfig(bind=given["bind"], **{"run_dir": None, **given["config"]})
 with Learner(config) as learner:
     say({"address": learner.address, "pub": learner.pub_address})
     obey(

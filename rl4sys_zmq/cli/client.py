@@ -1,0 +1,53 @@
+"""``rl4sys-learner client``: what an operator does to one client, of a learner that runs or in a run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.ops.status import request_command
+from rl4sys_zmq.transports import read_client_keys
+from rl4sys_zmq.wire.messages import Command
+
+__all__ = ["Target", "run_command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whose client a command is about.
+
+    Attributes:
+        address: of a learner, or a run directory.
+        client_id: the client.
+    """
+
+    address: str
+    client_id: str
+
+    @property
+    def run_dir(self) -> Path | None:
+        """The run directory, if the address is one."""
+        path = Path(self.address)
+        return path if path.is_dir() else None
+
+
+def run_command(target: Target, command: str, actor_id: str, *, keys: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Has a command carried out, and says what was done.
+
+    Raises:
+        ConfigError: when there is no such client or actor, or the command does not fit; or the keys can't be used.
+        LearnerUnavailable: when the learner does not answer in time.
+        ProtocolError: when it refuses, our keys for instance, or the client fails again.
+        RunDirectoryError, JournalError, CheckpointError: when the run directory can't be used or written.
+    """
+    message = Command(command, target.client_id, actor_id)
+    if target.run_dir is not None:
+        from rl4sys_zmq.learner.offline import command_on_directory
+
+        done = command_on_directory(target.run_dir, message)
+    else:
+        ours = read_client_keys(keys)[1] if keys is not None else None
+        done = request_command(target.address, message, timeout_s, ours)
+    say(json.dumps(done.figures, sort_keys=True) if as_json else done.text)

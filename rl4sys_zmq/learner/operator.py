@@ -1,0 +1,330 @@
+"""Commands of operators (restart, give up what is pending, forget a client, drop an actor), and the expiry of idle clients."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery import Ledger, Page
+from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, Refusal
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.feeding import Feeder
+from rl4sys_zmq.learner.reception import Reception
+from rl4sys_zmq.learner.recorder import Sink
+from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.thread import LearnerThread
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.wire.messages import Command, CommandDone
+
+__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "no_such"]
+
+log = logging.getLogger(__name__)
+
+RESTART, GIVE_UP, FORGET, DROP_ACTOR = "restart", "give-up-pending", "forget", "drop-actor"
+
+FIRST_TOKEN = 1 << 32
+"""Of the ledger's pages that say that all before them is safe; those that feed a learner thread have small numbers."""
+
+LAST_ROW = 1 << 62
+LOOK_S = 0.05
+NAMED = 10
+"""How many names an error lists at most."""
+
+Steps = Generator[Callable[[], bool], None, CommandDone]
+"""What is done for one command; it yields the conditions that it waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorParts:
+    """What an `Operator` works on.
+
+    Attributes:
+        roster: the clients.
+        reception: of their actors.
+        feeder: of their learner threads.
+        ledger: where their segments are.
+        counters: the learner's.
+        sink: where events go.
+        published: held while the roster changes, since other threads look at it.
+        wake: makes the gateway's loop turn, from any thread.
+        forget_policy: takes a client's policy out of the inference service.
+        idle_client_s: after how long an idle client without data expires, in seconds.
+    """
+
+    roster: Roster
+    reception: Reception
+    feeder: Feeder
+    ledger: Ledger
+    counters: Counters
+    sink: Sink
+    published: threading.Condition
+    wake: Callable[[], None]
+    forget_policy: Callable[[str], None]
+    idle_client_s: float
+
+
+def no_such(kind: str, name: str, known: Sequence[str]) -> ConfigError:
+    """The error for a client or an actor that is not there; it names those that are."""
+    names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
+    return ConfigError(f"no {kind} {name!r:.80}; there are: {names or 'none'}", key=f"{kind}_id")
+
+
+class _PuttingAside(Worker):
+    """Waits for the end of learner threads, then renames the checkpoints that they had. The gateway's thread touches no disk.
+
+    Attributes:
+        done: it has ended.
+        problem: what went wrong; empty when nothing did.
+        count: how many checkpoints were put aside.
+    """
+
+    def __init__(self, client_id: str, threads: Sequence[LearnerThread], folder: Path, wake: Callable[[], None]) -> None:
+        super().__init__(f"rl4sys-forget-{client_id}")
+        self.done = False
+        self.problem = ""
+        self.count = 0
+        self._threads, self._folder, self._wake = threads, folder, wake
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            for thread in self._threads:
+                while not thread.join(LOOK_S):
+                    if self._stopping.is_set():
+                        self.problem = "the learner was closed before its learner thread had ended"
+                        return
+            self.count = len(CheckpointStore(self._folder).abandon_after(0))
+        except CheckpointError as exc:
+            self.problem = str(exc)
+        finally:
+            self.done = True
+            self._wake()
+
+    def stop(self) -> None:
+        """Ends the wait; the checkpoints stay as they are."""
+        self._stopping.set()
+
+
+@dataclass(slots=True)
+class _Running:
+    """A command on its way: its steps, the condition that they wait for, and where its result goes."""
+
+    steps: Steps
+    ready: Callable[[], bool]
+    future: Future[CommandDone]
+
+
+class Operator:
+    """Carries out commands over several turns of the gateway's loop, and lets idle clients go. Used in the gateway thread."""
+
+    def __init__(self, parts: OperatorParts) -> None:
+        self._parts = parts
+        self._running: list[_Running] = []
+        self._errands: list[_PuttingAside] = []
+        self._tokens = itertools.count(FIRST_TOKEN)
+        self._safe: set[int] = set()
+
+    # ---- commands
+
+    def do(self, command: Command) -> Future[CommandDone]:
+        """Begins a command.
+
+        Returns:
+            What becomes of it: when it is done, and safe on the disk if there is one; or a `ConfigError` when there is no such
+            command, client or actor, `ClientFailed` when the client fails again, `CheckpointError`, `Closed`.
+        """
+        future: Future[CommandDone] = Future()
+        running = _Running(self._steps(command), lambda: True, future)
+        if self._advance(running):
+            self._running.append(running)
+        return future
+
+    def turn(self) -> None:
+        """Goes on with the commands whose turn has come."""
+        self._running = [running for running in self._running if not running.ready() or self._advance(running)]
+        self._errands = [errand for errand in self._errands if not errand.done]
+
+    def heard(self, page: Page) -> bool:
+        """Takes a page of the ledger, if it is the answer to a question of ours."""
+        if page.token < FIRST_TOKEN:
+            return False
+        self._safe.add(page.token)
+        return True
+
+    def close(self, error: Exception) -> None:
+        """The learner ends: nobody hears of the commands that are under way."""
+        for running in self._running:
+            running.steps.close()
+            running.future.set_exception(error)
+        self._running.clear()
+        for errand in self._errands:
+            errand.stop()
+
+    def errands(self) -> list[_PuttingAside]:
+        """The threads that may still run for a command."""
+        return list(self._errands)
+
+    def _advance(self, running: _Running) -> bool:
+        """Does the next step; False when it was the last."""
+        try:
+            running.ready = next(running.steps)
+            return True
+        except StopIteration as end:
+            running.future.set_result(end.value)
+        except Exception as exc:  # noqa: BLE001 - handed to the caller
+            running.future.set_exception(exc)
+        return False
+
+    def _steps(self, command: Command) -> Steps:
+        match command.command:
+            case "restart" | "give-up-pending":
+                return self._restart(command.client_id, give_up_pending=command.command == GIVE_UP)
+            case "forget":
+                return self._forget(command.client_id)
+            case "drop-actor":
+                return self._drop_actor(command.client_id, command.actor_id)
+        raise no_such("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+
+    def _until_safe(self, client_id: str) -> Callable[[], bool]:
+        """A condition: all that was asked of the ledger about a client is done, and outlasts this process if the ledger does."""
+        token = next(self._tokens)
+        self._parts.ledger.read(client_id, token, LAST_ROW, 1)
+
+        def safe() -> bool:
+            found = token in self._safe
+            self._safe.discard(token)
+            return found
+
+        return safe
+
+    def _client(self, client_id: str) -> Client:
+        client = self._parts.roster.get(client_id)
+        if client is None:
+            raise no_such("client", client_id, [c.client_id for c in self._parts.roster])
+        return client
+
+    def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
+        parts, client = self._parts, self._client(client_id)
+        before = client.rolled_back
+        with parts.published:
+            gone = parts.roster.restart(client, give_up_pending=give_up_pending)
+            parts.published.notify_all()
+        parts.reception.dismiss(client, "the client was restarted: say HELLO again")
+        parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
+        life = client.life
+        yield self._until_safe(client_id)
+        yield lambda: client.life != life or client.state is ClientState.FAILED or client.settled
+        if client.state is ClientState.FAILED:
+            raise ClientFailed(client_id, client.error)
+        figures = {
+            "generation": client.publications.generation,
+            "version": max(0, client.publications.version),
+            "checkpoint": client.saved.number,
+            "fed_again": client.replayed,
+            "rolled_back": max(0, client.rolled_back - before),
+        }
+        start = f"from checkpoint {figures['checkpoint']}" if figures["checkpoint"] else "afresh, there is no checkpoint"
+        text = (
+            f"client {client_id} was restarted {start}, at version {figures['version']} of generation {figures['generation']}\n"
+            f"{figures['fed_again']} segments are fed to it again, {figures['rolled_back']} are rolled back"
+        )
+        return CommandDone(text, figures)
+
+    def _forget(self, client_id: str) -> Steps:
+        parts, client = self._parts, self._client(client_id)
+        figures = {"accepted": client.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
+        self._detach(client, "the client was forgotten by an operator: say HELLO again")
+        if client.checkpoints:
+            errand = _PuttingAside(client_id, client.threads, Path(client.checkpoints), parts.wake)
+            self._errands.append(errand)
+            errand.start()
+            yield lambda: errand.done
+            if errand.problem:
+                problem = f"it could not be forgotten: {errand.problem}"
+                with parts.published:
+                    parts.roster.put_back(client, problem)
+                raise CheckpointError(client.checkpoints, problem)
+            figures["checkpoints"] = errand.count
+        parts.ledger.drop_client(client_id)
+        yield self._until_safe(client_id)
+        parts.roster.release(client)
+        parts.counters.add("clients_forgotten")
+        parts.counters.add("segments_forgotten", figures["pending"])
+        parts.sink.event("client_forgotten", client_id=client_id, **figures)
+        log.warning("client %s was forgotten, with %d pending segments", client_id, figures["pending"])
+        text = (
+            f"client {client_id} is forgotten: of {figures['accepted']} accepted segments {figures['pending']} were pending, "
+            f"and are gone\nits {figures['actors']} actors are sent away, and may found it anew; "
+            f"{figures.get('checkpoints', 0)} checkpoints were put aside"
+        )
+        return CommandDone(text, figures)
+
+    def _drop_actor(self, client_id: str, actor_id: str) -> Steps:
+        parts, client = self._parts, self._client(client_id)
+        table = client.table
+        streams = [stream for stream in table.all() if stream.actor_id == actor_id]
+        if not streams:
+            raise no_such("actor", actor_id, [stream.actor_id for stream in table.current()])
+        live = [stream for stream in streams if table.is_live(stream)]
+        for stream in live:
+            parts.reception.send_away(client, stream, "an operator dropped this actor: say HELLO again")
+        figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
+        table.retire(actor_id)
+        parts.ledger.retire_actor(client_id, actor_id)
+        parts.feeder.expire(client, time.monotonic())
+        yield self._until_safe(client_id)
+        parts.counters.add("actors_dropped")
+        parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
+        was = "which was live, may join again" if live else "its place is free, and it may join as whatever incarnation it is"
+        text = (
+            f"actor {actor_id} of client {client_id} is dropped: {was}\n"
+            f"{figures['pending']} segments of it are pending, and will be trained on"
+        )
+        return CommandDone(text, figures)
+
+    # ---- idle clients
+
+    def expire(self, now: float) -> None:
+        """Lets the clients go that have been idle for too long."""
+        for client in self._parts.roster:
+            if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
+                self._let_go(client, now)
+
+    def make_room(self, now: float) -> None:
+        """A client is to be founded: where there are too many, the one that has been idle for longest goes at once."""
+        if self._parts.roster.full:
+            idle = [client for client in self._parts.roster if client.is_expendable]
+            if idle:
+                self._let_go(min(idle, key=lambda client: client.busy_at), now)
+
+    def _let_go(self, client: Client, now: float) -> None:
+        """Forgets a client that has no data, no checkpoint and no live actor: nothing has to be waited for."""
+        self._detach(client, "the client was idle: say HELLO again")
+        if client.known:
+            self._parts.ledger.drop_client(client.client_id)
+        self._parts.roster.release(client)
+        self._parts.counters.add("clients_expired")
+        self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
+
+    def _detach(self, client: Client, reason: str) -> None:
+        """Ends a client's sessions and its learner thread. Its name stays taken until it is released."""
+        parts = self._parts
+        with parts.published:
+            parts.roster.detach(client)
+            parts.published.notify_all()
+        parts.reception.dismiss(client, reason)
+        for peer in client.waiting:
+            parts.reception.refuse(peer, Refusal.NO_SESSION, reason)
+        client.waiting.clear()
+        parts.feeder.give_up(client, "the client was forgotten")
+        parts.forget_policy(client.client_id)
+        parts.sink.forget(client.client_id)

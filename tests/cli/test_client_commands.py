@@ -1,0 +1,323 @@
+"""``rl4sys-learner client``: what operators do to a client, of a learner that runs and of a run directory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.cli.learner import main
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.transports import ServerKeys, new_key_pair, write_client_keys, write_server_keys
+from rl4sys_zmq.transports.keys import ClientKeys
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+PATIENCE_S = 30.0
+register_algorithm("HOARDS", FakeAlgorithm.factory(steps_per_update=8, rollout_length=16))
+"""Two-step episodes: four make an update, and what is left waits."""
+
+register_algorithm("BREAKS", FakeAlgorithm.factory(steps_per_update=4, rollout_length=4, fail_after_updates=0))
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(params=["tcp", "ipc"])
+def bind(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/l"
+
+
+def start(stack: ExitStack, run_dir: Path | None, bind: str = "tcp://127.0.0.1:0", **options: Any) -> Learner:
+    given = {"checkpoint_every_s": 0.05, "lease_s": 30.0, **options}
+    return stack.enter_context(Learner(LearnerConfig(bind=bind, run_dir=run_dir, **given)))
+
+
+def join(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
+    given = {"client_id": "lab", "actor_id": "a1", "algorithm_name": "HOARDS", "linger_ms": 0, "connect_timeout_s": PATIENCE_S}
+    spaces = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
+    config = AgentConfig(train_server_address=learner.address, seed=1, **spaces, **{**given, **options})
+    return stack.enter_context(RL4SysAgent(config=config))
+
+
+def play(agent: RL4SysAgent, episodes: int, steps: int = 2) -> None:
+    for _ in range(episodes):
+        traj = action = None
+        for _ in range(steps):
+            traj, action = agent.request_for_action(traj, [0.0, 0.1, 0.2, 0.3])
+            action.update_reward(1.0)
+            agent.add_to_trajectory(traj, action)
+        assert traj is not None
+        agent.mark_end_of_trajectory(traj, action)
+    agent.flush(PATIENCE_S)
+
+
+def client_of(learner: Learner, client_id: str = "lab", **wanted: Any) -> dict[str, Any]:
+    """A client's status, once it runs, has been fed and is as wanted; the law holds then."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        client = learner.status()["clients"].get(client_id, {})
+        if client.get("state") == "running" and not client["resuming"] and all(client[k] == v for k, v in wanted.items()):
+            break
+        assert time.monotonic() < deadline, (client, wanted)
+    v = client["verdicts"]
+    assert client["accepted"] == v["trained"] + v["stale"] + v["quarantined"] + client["pending"] + client["rolled_back"], client
+    return dict(client)
+
+
+def eleven(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
+    """An actor that has sent eleven segments: eight are trained and in a checkpoint, three are pending."""
+    agent = join(stack, learner, **options)
+    play(agent, 11)
+    client_of(learner, accepted=11, pending=3)
+    learner.save(timeout_s=PATIENCE_S)
+    return agent
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["client", *map(str, arguments)])
+
+
+def done(*arguments: object) -> dict[str, Any]:
+    """The figures of a command that did what it was told."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return dict(json.loads(result.stdout))
+
+
+def refused(*arguments: object, code: int = 2) -> str:
+    """The one line of a command that did nothing."""
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == "" and result.stderr.count("\n") == 1, result.output
+    return result.stderr
+
+
+# ---- a learner that runs
+
+
+def test_a_client_is_restarted(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+    learner = start(stack, tmp_path / "run", bind)
+    agent = eleven(stack, learner)
+    before = client_of(learner)
+    figures = done(learner.address, "lab", "restart")
+    assert (figures["fed_again"], figures["rolled_back"], figures["version"]) == (3, 0, 2)
+    assert figures["generation"] > before["generation"] and figures["checkpoint"] > 0
+    play(agent, 5)
+    client = client_of(learner, pending=0)
+    assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (16, 16, 0)
+
+
+def test_what_is_pending_is_given_up(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+    learner = start(stack, tmp_path / "run", bind)
+    agent = eleven(stack, learner)
+    assert done(learner.address, "lab", "give-up-pending")["rolled_back"] == 3
+    client = client_of(learner, accepted=11, pending=0, rolled_back=3)
+    assert client["verdicts"]["trained"] == 8
+    play(agent, 4)
+    assert client_of(learner, accepted=15, pending=0)["rolled_back"] == 3
+    learner.drain(timeout_s=PATIENCE_S)
+
+
+def test_more_than_one_transaction_of_entries_is_given_up(stack: ExitStack, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("rl4sys_zmq.delivery.journal_rows.TRIM_ROWS", 2)
+    learner = start(stack, tmp_path / "run", checkpoint_every_s=1e6)
+    agent = join(stack, learner)
+    for _ in range(11):
+        play(agent, 1)
+    client_of(learner, accepted=11, pending=3)
+    assert done(learner.address, "lab", "give-up-pending")["rolled_back"] == 11, "there is no checkpoint"
+    assert client_of(learner, pending=0)["verdicts"]["trained"] == 0
+
+
+def test_a_client_is_forgotten_and_founded_anew(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+    learner = start(stack, tmp_path / "run", bind)
+    agent = eleven(stack, learner)
+    number = client_of(learner)["checkpoint"]["number"]
+    figures = done(learner.address, "lab", "forget")
+    assert figures.items() >= {"accepted": 11, "pending": 3, "actors": 1}.items() and figures["checkpoints"] >= 1
+    assert learner.status()["counters"]["segments_forgotten"] == 3
+    folder = tmp_path / "run" / "checkpoints" / "lab"
+    assert (folder / f"{number:08d}.abandoned").is_dir() and not (folder / f"{number:08d}").exists()
+    client = client_of(learner, accepted=11)  # its actor came back, and said what it had been told to forget
+    assert (client["gap"], client["rolled_back"], client["version"], client["restarts"]) == (11, 11, 0, 0)
+    play(agent, 4)
+    assert client_of(learner, accepted=15, pending=0)["verdicts"]["trained"] == 4
+    assert agent.stats()["accepted"] == 15
+    said = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert not said or all(isinstance(line, dict) for line in said)
+
+
+def test_an_actor_is_dropped(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+    learner = start(stack, tmp_path / "run", bind)
+    tomorrow = time.time_ns() + 86_400 * 10**9
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr("rl4sys_zmq.actor.core.time.time_ns", lambda: tomorrow)
+        eleven(stack, learner).close()
+    figures = done(learner.address, "lab", "drop-actor", "a1")
+    assert figures == {"streams": 1, "live": 0, "pending": 3}
+    assert client_of(learner)["actors"] == {}
+    again = join(stack, learner)
+    play(again, 5)
+    client = client_of(learner, accepted=16, pending=0)
+    assert (client["verdicts"]["trained"], client["rolled_back"]) == (16, 0)
+
+
+def test_a_live_actor_that_is_dropped_goes_on_where_it_was(stack: ExitStack, tmp_path: Path, bind: str) -> None:
+    learner = start(stack, tmp_path / "run", bind)
+    agent = eleven(stack, learner)
+    assert done(learner.address, "lab", "drop-actor", "a1")["live"] == 1
+    play(agent, 5)
+    client = client_of(learner, accepted=16, pending=0)
+    assert (client["verdicts"]["trained"], client["rolled_back"], client["gap"]) == (16, 0, 0)
+    assert agent.stats()["in_doubt"] == 0 and agent.stats()["accepted"] == 16
+
+
+def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:
+    learner = start(stack, tmp_path / "run")
+    eleven(stack, learner)
+    for arguments, said in (
+        (("drop-actor", "a1"), "actor a1 of client lab is dropped: which was live, may join again"),
+        (("restart",), "client lab was restarted from checkpoint"),
+        (("give-up-pending",), "3 are rolled back"),
+        (("forget",), "of 11 accepted segments 0 were pending"),
+    ):
+        result = run(learner.address, "lab", *arguments)
+        assert result.exit_code == 0 and said in result.stdout and result.stdout.count("\n") == 2, result.output
+
+
+def test_a_ledger_in_memory_knows_the_commands_too(stack: ExitStack) -> None:
+    learner = start(stack, None)
+    agent = join(stack, learner)
+    play(agent, 11)
+    client_of(learner, accepted=11, pending=3)
+    assert done(learner.address, "lab", "drop-actor", "a1")["pending"] == 3
+    assert done(learner.address, "lab", "restart")["rolled_back"] == 3
+    client_of(learner, accepted=11, pending=0, rolled_back=3)
+    play(agent, 3)
+    assert done(learner.address, "lab", "forget")["pending"] == 3
+    play(agent, 1)
+    client_of(learner, pending=1)
+
+
+def test_a_client_that_fails_again_is_said_to(stack: ExitStack, tmp_path: Path) -> None:
+    learner = start(stack, tmp_path / "run")
+    agent = join(stack, learner, algorithm_name="BREAKS")
+    play(agent, 2)
+    deadline = time.monotonic() + PATIENCE_S
+    while learner.status()["clients"]["lab"]["state"] != "failed":
+        assert time.monotonic() < deadline
+    assert done(learner.address, "lab", "give-up-pending")["rolled_back"] >= 1
+    client_of(learner, pending=0)
+
+
+def test_who_is_not_known_is_told_who_is(stack: ExitStack, tmp_path: Path) -> None:
+    learner = start(stack, tmp_path / "run")
+    join(stack, learner)
+    assert "no client 'lob'; there are: lab" in refused(learner.address, "lob", "forget")
+    assert "no actor 'a2'; there are: a1" in refused(learner.address, "lab", "drop-actor", "a2")
+    with pytest.raises(ConfigError, match="no client 'lob'"):
+        learner.forget("lob")
+    with pytest.raises(ConfigError, match="no actor 'a2'"):
+        learner.drop_actor("lab", "a2")
+
+
+def test_wrong_usage_is_one_line(tmp_path: Path) -> None:
+    assert "ID" in refused("127.0.0.1:1")
+    assert "frobnicate" in refused("127.0.0.1:1", "lab", "frobnicate")
+    assert "ACTOR_ID" in refused("127.0.0.1:1", "lab", "drop-actor")
+    assert "nonsense" in refused("nonsense", "lab", "forget")
+    assert "which goes on if it has come" in refused("127.0.0.1:1", "lab", "forget", "--timeout", "0.2", code=1)
+
+
+def test_commands_are_for_admins(stack: ExitStack, tmp_path: Path) -> None:
+    folder, server = tmp_path / "keys", ServerKeys(new_key_pair())
+    write_server_keys(folder / "learner.secret", server)
+    lines = []
+    for name, roles, clients in (
+        ("worker", ["submit", "read_weights"], ["lab"]),
+        ("operator", ["admin"], ["lab"]),
+        ("stranger", ["admin"], ["other"]),
+    ):
+        pair = new_key_pair()
+        write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
+        lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {clients}\nroles = {roles}\n")
+    (folder / "clients.toml").write_text("".join(lines))
+    learner = start(stack, tmp_path / "run", keys=folder)
+    play(join(stack, learner, keys=folder / "worker.keys"), 3)
+    address = learner.address
+    assert "no role admin" in refused(address, "lab", "forget", "--keys", folder / "worker.keys", code=1)
+    assert "not for client 'lab'" in refused(address, "lab", "forget", "--keys", folder / "stranger.keys", code=1)
+    assert "give --keys" in refused(address, "lab", "forget", code=1)
+    assert done(address, "lab", "forget", "--keys", folder / "operator.keys")["accepted"] == 3
+
+
+def test_a_learner_that_anybody_reaches_takes_no_commands(stack: ExitStack, tmp_path: Path) -> None:
+    learner = start(stack, tmp_path / "run", "tcp://0.0.0.0:0", insecure=True)
+    port = learner.address.rpartition(":")[2]
+    assert "takes no commands" in refused(f"127.0.0.1:{port}", "lab", "forget", code=1)
+
+
+# ---- a run directory
+
+
+def a_run(tmp_path: Path) -> Path:
+    """A run directory whose learner is down: of eleven segments three are pending."""
+    with ExitStack() as stack:
+        learner = start(stack, tmp_path / "run")
+        eleven(stack, learner).close()
+    return tmp_path / "run"
+
+
+def test_what_is_pending_in_a_directory_is_given_up(stack: ExitStack, tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path)
+    assert done(run_dir, "lab", "give-up-pending")["given_up"] == 3
+    client = client_of(start(stack, run_dir))
+    assert (client["accepted"], client["rolled_back"], client["pending"], client["verdicts"]["trained"]) == (11, 3, 0, 8)
+
+
+def test_a_client_in_a_directory_is_forgotten(stack: ExitStack, tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path)
+    figures = done(run_dir, "lab", "forget")
+    assert figures.items() >= {"accepted": 11, "pending": 3, "actors": 1}.items() and figures["checkpoints"] >= 1
+    last = json.loads((run_dir / "log.jsonl").read_text().splitlines()[-1])
+    assert last.items() >= {"event": "client_forgotten", "client_id": "lab", "pending": 3}.items()
+    learner = start(stack, run_dir)
+    assert learner.resumed_clients == ()
+    play(join(stack, learner), 4)
+    client = client_of(learner, pending=0)
+    assert (client["accepted"], client["version"], client["gap"]) == (4, 1, 0)
+
+
+def test_an_actor_in_a_directory_is_dropped(stack: ExitStack, tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path)
+    assert done(run_dir, "lab", "drop-actor", "a1") == {"streams": 1, "pending": 3}
+    learner = start(stack, run_dir)
+    assert client_of(learner, pending=3)["actors"] == {}
+    play(join(stack, learner), 1)
+    client = client_of(learner, pending=0)
+    assert (client["accepted"], client["verdicts"]["trained"], client["rolled_back"]) == (12, 12, 0)
+
+
+def test_a_directory_takes_no_nonsense(stack: ExitStack, tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path)
+    assert "no client 'lob'; there are: lab" in refused(run_dir, "lob", "forget")
+    assert "no actor 'a2'; there are: a1" in refused(run_dir, "lab", "drop-actor", "a2")
+    assert "which is what restart does" in refused(run_dir, "lab", "restart")
+    (tmp_path / "empty").mkdir()
+    assert "holds no run" in refused(tmp_path / "empty", "lab", "forget")
+    assert list((tmp_path / "empty").iterdir()) == []
+    learner = start(stack, run_dir)
+    assert "is to be given by its address" in refused(run_dir, "lab", "forget")
+    client_of(learner, accepted=11)

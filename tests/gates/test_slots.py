@@ -1,0 +1,103 @@
+"""Nobody can take all places for good: idle clients expire, and records of actors that never sent anything make room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
+from rl4sys_zmq.wire.messages import Bye, Refused, Welcome
+
+from .conftest import PATIENCE_S, Tier, check_law, play, until
+from .siege import ALGORITHM, STEPS, Attacker, Siege, hello
+
+SPACES = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+MAX_CLIENTS = 64
+FLOOD, SOCKETS = 1_400, 20
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def found(attacker: Attacker, client_id: str) -> Welcome | Refused:
+    """Founds a client of its own; its actor says goodbye at once."""
+    attacker.say(hello(client_id=client_id, actor_id="only", algorithm_name=ALGORITHM, **SPACES))
+    while not isinstance(answer := attacker.listen(PATIENCE_S), Welcome | Refused):
+        assert answer is not None, f"no answer to the first actor of {client_id}"
+    attacker.say(Bye())
+    return answer
+
+
+def test_a_65th_client_is_admitted(tier: Tier, tmp_path: Path, stack: ExitStack, report: Any) -> None:
+    """One client trains; all other slots are taken by clients that have no data. More come, and then nobody for a while."""
+    siege = Siege(tmp_path, stack, keys=False, run_dir=tmp_path / "run", checkpoint_every_s=0.2)
+    attacker = siege.attacker()
+    more = tier.size(20, 500)
+    answers, slowest_s = [], 0.0
+    for n in range(MAX_CLIENTS + more):
+        began = time.monotonic()
+        answers.append(found(attacker, f"idle{n}"))
+        slowest_s = max(slowest_s, time.monotonic() - began)
+    admitted = sum(isinstance(answer, Welcome) for answer in answers)
+    status = siege.status()
+    threads = len(siege.learner._gateway.learner_threads())  # type: ignore[union-attr]
+    report(admitted=admitted, of=len(answers), slowest_s=round(slowest_s, 3), clients=len(status["clients"]), threads=threads)
+    assert admitted == len(answers), [a for a in answers if isinstance(a, Refused)][:1]
+    assert len(status["clients"]) == MAX_CLIENTS and "lab" in status["clients"]
+    assert status["counters"]["clients_expired"] == len(answers) - MAX_CLIENTS + 1
+    siege.good.served()
+    assert siege.status()["clients"]["lab"]["restarts"] == 0, "who has data is never let go"
+
+
+def test_idle_clients_expire(tmp_path: Path, stack: ExitStack, report: Any) -> None:
+    siege = Siege(tmp_path, stack, keys=False, run_dir=tmp_path / "run", checkpoint_every_s=0.1, idle_client_s=1.5)
+    attacker = siege.attacker()
+    for n in range(8):
+        assert isinstance(found(attacker, f"idle{n}"), Welcome)
+    evaluator = siege.agent(client_id="watched", actor_id="e", explore=False)
+    began = time.monotonic()
+    until(lambda: set(siege.status()["clients"]) == {"lab", "watched"}, "the end of the idle clients")
+    report(expired=siege.status()["counters"]["clients_expired"], within_s=round(time.monotonic() - began, 2))
+    assert evaluator.stats()["state"] == "joined", "a live actor keeps its client"
+    siege.good.served()
+    folders = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert folders == ["lab"], "who has seen nothing has no checkpoint"
+
+
+def test_a_flood_of_hellos_locks_nobody_out(tier: Tier, tmp_path: Path, stack: ExitStack, report: Any) -> None:
+    """One process says HELLO under 1,400 names; a good client's second actor joins all the same, and the first goes on."""
+    siege = Siege(tmp_path, stack, keys=False)
+    rounds = tier.size(1, 5)
+    attackers = [siege.attacker() for _ in range(SOCKETS)]
+    cost_s = []
+    for number in range(rounds):
+        began = time.monotonic()
+        for n in range(FLOOD):
+            attackers[n % SOCKETS].join(actor_id=f"m{number}-{n}")
+            if n % (FLOOD // 4) == 0:
+                cost_s.append((time.monotonic() - began) / (n + 1))
+    second = siege.agent(actor_id="second", connect_timeout_s=5.0)
+    play(second, STEPS)
+    second.flush(PATIENCE_S)
+    before, began = siege.good.rounds, time.monotonic()
+    siege.good.served(50)
+    per_s = (siege.good.rounds - before) / (time.monotonic() - began)
+    status = siege.status()
+    report(
+        hellos=FLOOD * rounds,
+        hello_ms=round(1e3 * cost_s[-1], 3),
+        good_versions_per_s=round(per_s),
+        evicted=status["counters"].get("actors_evicted", 0),
+        records=len(status["clients"]["lab"]["actors"]),
+    )
+    check_law(second.stats())
+    assert second.stats()["accepted"] == 1
+    assert len(status["clients"]["lab"]["actors"]) <= 1_024

@@ -22,6 +22,7 @@ from typing import Any
 from rl4sys_zmq.cli.app import say
 from rl4sys_zmq.config import load_access
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.transports import (
     ClientKeys,
     ServerKeys,
@@ -105,8 +106,7 @@ def add_client(folder: Path, name: str, client_ids: Sequence[str], roles: Sequen
     """
     until = _date(expires) if expires is not None else None
     for client_id in client_ids:
-        if not client_id.isprintable() or not client_id:
-            raise ConfigError(f"--client-id {client_id!r} is no name", key="client_ids")
+        check_name(client_id, "--client-id")
     clients, file = folder / CLIENTS, folder / f"{name}.keys"
     with _locked(folder):
         learner = read_server_keys(folder / SECRET).learner

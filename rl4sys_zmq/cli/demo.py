@@ -28,6 +28,7 @@ from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms.presets import PRESETS, Preset
 from rl4sys_zmq.ops.curves import WINDOW, Curve, draw_curves, read_curves
+from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["Demo", "demo"]
@@ -164,7 +165,7 @@ class Actors(Resource):
         seeds = np.random.SeedSequence(seed).generate_state(task.preset.actors)
         try:
             for log, number in zip(self._logs, seeds, strict=True):
-                with log.open("wb") as output:
+                with os.fdopen(open_private(log), "wb") as output:
                     self._processes.append(
                         subprocess.Popen(
                             [

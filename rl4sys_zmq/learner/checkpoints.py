@@ -28,6 +28,7 @@ from typing import Any
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.checkpoint_files import Manifest, Mark, encode_checkpoint, read_checkpoint, read_manifest
+from rl4sys_zmq.private import sync_folder
 
 __all__ = ["CheckpointStore", "Manifest", "Mark", "read_checkpoint", "read_manifest"]
 
@@ -89,7 +90,7 @@ class CheckpointStore:
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         self._prune()
         return written
 
@@ -173,7 +174,7 @@ class CheckpointStore:
                 copies += 1
                 target = path.with_name(f"{path.name}.{why}.{copies}")
             os.rename(path, target)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
 
 
 @contextmanager
@@ -190,7 +191,7 @@ def _make_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -205,12 +206,4 @@ def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
             os.fsync(file)
         finally:
             os.close(file)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)

@@ -17,6 +17,7 @@ from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
 from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.layout import tidy
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
 from rl4sys_zmq.resource import Resource
@@ -80,6 +81,7 @@ class Learner(Resource):
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             try:
+                self._tidy(sink)
                 self._ledger, restored = open_ledger(self.config, self._wake)
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
@@ -273,6 +275,12 @@ class Learner(Resource):
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
+
+    def _tidy(self, sink: Sink) -> None:
+        """Moves what an earlier version left in the way, and says so."""
+        if self.config.run_dir is not None:
+            for source, target in tidy(self.config.run_dir):
+                sink.event("moved", source=source, target=target)
 
     def _change_access(self, access: AccessList) -> None:
         gateway = self._gateway

@@ -29,8 +29,6 @@ __all__ = ["Form", "Part", "Record", "Series", "list_parts", "thin"]
 PART_BYTES = 4 << 20
 LEAST_PARTS, MOST_PARTS = 16, 256
 BUFFER_BYTES = 1 << 16
-NOTICE_BYTES = 2048
-"""Of each part that is thinned, for the words that say so."""
 _TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
 _OVERSIZE = 8
 """How many times the size of a part is read at once; of longer files, which an earlier version left, a share is."""
@@ -77,11 +75,13 @@ class Form(ABC):
     Attributes:
         prefix, suffix: of its files' names.
         head: what each file begins with.
+        notice_bytes: the greatest length of a `notice`.
     """
 
     prefix = ""
     suffix = ""
     head = b""
+    notice_bytes = 0
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Record]:
@@ -89,7 +89,7 @@ class Form(ABC):
 
     @abstractmethod
     def notice(self, dropped: Mapping[str, int]) -> bytes:
-        """A record of at most `NOTICE_BYTES` that says how many were left out, by kind; empty if there is none."""
+        """A record of at most `notice_bytes` that says how many were left out, by kind; empty if there is none."""
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
         """What `notice` was told, if this is one."""
@@ -204,6 +204,7 @@ class Series(Resource):
         self._folder, self._form, self._active = folder, form, active
         self._most_parts = min(max(max_bytes // PART_BYTES, LEAST_PARTS), MOST_PARTS)
         self._part_bytes = max_bytes // (self._most_parts + 2)  # one is being written, and one more while two are merged
+        self._room_bytes = self._part_bytes - len(form.head) - form.notice_bytes
         self._parts: list[Part] = []
         self._file: BinaryIO | None = None
         self._path = folder
@@ -216,7 +217,7 @@ class Series(Resource):
         Raises:
             OSError: when it, or one before it, cannot be written.
         """
-        if len(record) > self._part_bytes - len(self._form.head) - NOTICE_BYTES:
+        if len(record) > self._room_bytes:
             return False
         if not self._is_known:
             self._look()
@@ -320,7 +321,7 @@ class Series(Resource):
         newest = self._parts[-1].last + 1
         best, place = float("inf"), 0
         for here, (one, other) in enumerate(itertools.pairwise(self._parts)):
-            if one.nbytes + other.nbytes <= self._part_bytes - NOTICE_BYTES:
+            if one.nbytes + other.nbytes <= self._part_bytes - self._form.notice_bytes:
                 return here
             cost = (other.last - one.first + 1) / (newest - one.first)
             if cost < best:
@@ -330,7 +331,7 @@ class Series(Resource):
     def _merge(self, *parts: Part) -> Part:
         """Writes parts as one that fits, then removes them."""
         records, dropped = self._read(parts)
-        kept, new = thin(records, self._part_bytes - len(self._form.head) - NOTICE_BYTES)
+        kept, new = thin(records, self._room_bytes)
         self.dropped += new.total()
         dropped += new
         first, last = parts[0].first, parts[-1].last

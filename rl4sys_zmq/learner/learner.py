@@ -19,7 +19,8 @@ from rl4sys_zmq.errors import CheckpointError, Closed, LearnerUnavailable
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.layout import tidy
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
-from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_ledger
+from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["Learner"]
@@ -88,6 +89,7 @@ class Learner(Resource):
                 if self.config.keys is not None and self.config.access_file is not None:
                     self._door = Door(self.config.keys, self.config.access_file)
                 self._gateway = Gateway(self.config, sink, self._ledger, restored, self._door)
+                self._gateway.warnings = self._others_can_write(sink)
                 self._gateway.start()
                 self._gateway.wait_open()
                 if self._recorder is not None:
@@ -281,6 +283,16 @@ class Learner(Resource):
         if self.config.run_dir is not None:
             for source, target in tidy(self.config.run_dir):
                 sink.event("moved", source=source, target=target)
+
+    def _others_can_write(self, sink: Sink) -> tuple[str, ...]:
+        """What of the run directory others may change, said once."""
+        if self.config.run_dir is None:
+            return ()
+        found = others_can_write(*(self.config.run_dir / name for name in ("", JOURNAL, CHECKPOINTS)))
+        for warning in found:
+            log.warning("%s", warning)
+            sink.event("others_can_write", warning=warning)
+        return tuple(found)
 
     def _change_access(self, access: AccessList) -> None:
         gateway = self._gateway

@@ -26,6 +26,7 @@ class LineForm(Form):
     """JSON, one record a line. All events but ``metrics`` are lasting; those of one client and event are a kind."""
 
     suffix = ".jsonl"
+    notice_bytes = 2048
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
         """The lines, as far as they are whole."""

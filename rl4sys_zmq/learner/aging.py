@@ -16,39 +16,24 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from rl4sys_zmq.learner.thinning import Record, thin
 from rl4sys_zmq.private import make_private, open_private, sync_folder
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Form", "Part", "Record", "Series", "list_parts", "thin"]
+__all__ = ["Form", "Part", "Series", "list_parts"]
 
 PART_BYTES = 4 << 20
 LEAST_PARTS, MOST_PARTS = 16, 256
 BUFFER_BYTES = 1 << 16
-_TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
-_OVERSIZE = 8
-"""How many times the size of a part is read at once; of longer files, which an earlier version left, a share is."""
+_OVERSIZE = 4
+"""How many times the size of a part is read at once."""
 _TEMPORARY = ".tmp-"
 _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record.
-
-    Attributes:
-        kind: records of one kind are thinned alike.
-        content: as it stands in the file.
-        lasting: it stays while there are others that do not last.
-    """
-
-    kind: str
-    content: bytes
-    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,70 +107,6 @@ def list_parts(folder: Path, form: Form) -> tuple[list[Part], list[Part]]:
     for part in found:
         (within if parts and part.last <= parts[-1].last else parts).append(part)
     return parts, within
-
-
-def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
-    """As many of the records as fit a number of bytes, evenly over their order, and how many of each kind were left out.
-
-    Lasting records come first, up to half of the bytes. Among the lasting as among the others, all kinds share alike: a flood
-    of one kind does not push out the others. The first of each kind stays.
-    """
-    if sum(len(record.content) for record in records) <= limit:
-        return list(records), Counter()
-    kept: list[Record] = []
-    dropped: Counter[str] = Counter()
-    for target in _TARGETS:  # records differ in length, so that an even choice may be a little too long
-        kept, dropped = _evenly(records, _shares(records, int(limit * target)))
-        if sum(len(record.content) for record in kept) <= limit:
-            return kept, dropped
-    return _newest(kept, limit, dropped)  # so many kinds that one record of each is too much
-
-
-def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
-    """A share of the records of each kind, and how many of each were left out."""
-    places: Counter[str] = Counter()
-    kept, dropped = [], Counter[str]()
-    for record in records:
-        place, share = places[record.kind], shares[record.kind]
-        places[record.kind] += 1
-        if place == 0 or int(place * share) > int((place - 1) * share):
-            kept.append(record)
-        else:
-            dropped[record.kind] += 1
-    return kept, dropped
-
-
-def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[list[Record], Counter[str]]:
-    total, start = 0, len(records)
-    while start and total + len(records[start - 1].content) <= limit:
-        start -= 1
-        total += len(records[start].content)
-    dropped.update(record.kind for record in records[:start])
-    return records[start:], dropped
-
-
-def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
-    """How much of each kind stays: above 0, at most 1."""
-    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
-    for record in records:
-        sizes[record.lasting][record.kind] += len(record.content)
-    room = {True: max(limit // 2, limit - sizes[False].total())}
-    room[False] = limit - min(room[True], sizes[True].total())
-    shares = {}
-    for lasting, by_kind in sizes.items():
-        level = _level(sorted(by_kind.values()), room[lasting])
-        shares.update({kind: min(1.0, level / size) for kind, size in by_kind.items()})
-    return shares
-
-
-def _level(sizes: Sequence[int], room: int) -> int:
-    """How much each may have when those that want less leave the rest to the others; at least 1."""
-    for place, size in enumerate(sizes):
-        share = room // (len(sizes) - place)
-        if size > share:
-            return max(1, share)
-        room -= size
-    return max(1, *sizes) if sizes else 1
 
 
 class Series(Resource):
@@ -351,25 +272,34 @@ class Series(Resource):
         return Part(path, parts[0].stamp, first, last, path.stat().st_size)
 
     def _read(self, parts: Sequence[Part]) -> tuple[list[Record], Counter[str]]:
-        """The records of parts, and how many of each kind had been left out before."""
+        """The records of parts, and how many of each kind had been left out before.
+
+        Of a kind that fills more than memory should have to hold, a share is read: an earlier version left files of any length.
+        """
         records: list[Record] = []
         dropped: Counter[str] = Counter()
         places: Counter[str] = Counter()
-        stride = max(1, sum(part.nbytes for part in parts) // (_OVERSIZE * self._part_bytes))
+        sizes: Counter[str] = Counter()
+        if sum(part.nbytes for part in parts) > _OVERSIZE * self._part_bytes:
+            for record in self._records(parts):
+                sizes[record.kind] += len(record.content)
+        for record in self._records(parts):
+            earlier = self._form.earlier(record)
+            if earlier is not None:
+                dropped.update(earlier)
+                continue
+            if places[record.kind] % max(1, sizes[record.kind] // (2 * self._part_bytes)) == 0:
+                records.append(record)
+            else:
+                dropped[record.kind] += 1
+                self.dropped += 1
+            places[record.kind] += 1
+        return records, dropped
+
+    def _records(self, parts: Sequence[Part]) -> Iterator[Record]:
         for part in parts:
             with part.path.open("rb") as file:
-                for record in self._form.read(file):
-                    earlier = self._form.earlier(record)
-                    if earlier is not None:
-                        dropped.update(earlier)
-                        continue
-                    if places[record.kind] % stride == 0:
-                        records.append(record)
-                    else:
-                        dropped[record.kind] += 1
-                        self.dropped += 1
-                    places[record.kind] += 1
-        return records, dropped
+                yield from self._form.read(file)
 
 
 def _whole_lines(file: BinaryIO) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.aging import Form, Record, Series
+from rl4sys_zmq.learner.aging import Form, Series
+from rl4sys_zmq.learner.thinning import Record
 from rl4sys_zmq.names import folder_name
 
 __all__ = ["EVENT_FILES", "TENSORBOARD", "EventForm", "event_series"]

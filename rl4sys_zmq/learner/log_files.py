@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.aging import Form, Record, Series, list_parts
+from rl4sys_zmq.learner.aging import Form, Series, list_parts
+from rl4sys_zmq.learner.thinning import Record
 
 __all__ = ["LOG", "LOG_FOLDER", "LineForm", "log_series", "read_log"]
 

@@ -282,7 +282,7 @@ def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int
     picture = run_dir / "curve.png"
     draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
     say(f"  {'curve':<18}{picture}")
-    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}")
+    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}{os.sep}tensorboard")
     say(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
     say()
     if task.target is None:

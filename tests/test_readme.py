@@ -77,7 +77,7 @@ def test_the_readmes_actor_and_learner_work_together(
     finally:
         serving.join()
     assert re.search(r"version \d+ mean return -\d", capsys.readouterr().out)
-    assert {p.name for p in (tmp_path / "runs/house").iterdir()} >= {"config.json", "log.jsonl", "thermostat"}
+    assert {p.name for p in (tmp_path / "runs/house").iterdir()} >= {"config.json", "log.jsonl", "tensorboard"}
 
 
 def run_tests_of(document: str) -> int:

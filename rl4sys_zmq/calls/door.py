@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rl4sys_zmq.config import AccessList, load_access
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.transports import Credentials, Denied, Secure, curve_server, read_server_keys, register_domain
 
@@ -35,6 +36,7 @@ class AccessWatcher(Worker):
         access: the list in force; replaced whole.
         problem: why the file on disk is not in force, or an empty string.
         loads: how many times a list has come into force.
+        warnings: what others may change, each with the mend.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,6 +52,8 @@ class AccessWatcher(Worker):
         self._path = path
         self._seen = _signature(path)
         self.access = load_access(path)
+        self.warnings: list[str] = []
+        self._warn()
         self._stopping = threading.Event()
 
     def check(self, credentials: Credentials) -> str | Denied:
@@ -70,6 +74,7 @@ class AccessWatcher(Worker):
             if last == self._seen or last != before:
                 continue  # nothing new, or still being written: half a list would lock the other half out
             self._seen = last
+            self._warn()
             try:
                 access = load_access(self._path)
             except ConfigError as exc:
@@ -84,6 +89,14 @@ class AccessWatcher(Worker):
     def stop(self) -> None:
         """Ends the thread."""
         self._stopping.set()
+
+    def _warn(self) -> None:
+        """Says once of each file and folder that others may change it: they could let themselves in."""
+        found = others_can_write(self._path, self._path.resolve().parent)
+        for warning in found:
+            if warning not in self.warnings:
+                log.warning("%s", warning)
+        self.warnings = found
 
 
 class Door(Resource):
@@ -118,6 +131,7 @@ class Door(Resource):
             "loads": self.watcher.loads,
             "problem": self.watcher.problem,
             "alive": self._domain.alive and self.watcher.alive,
+            "warnings": list(self.watcher.warnings),
             **self._domain.counters.snapshot(),
         }
 
@@ -139,4 +153,4 @@ def _signature(path: Path) -> tuple[int, ...]:
         found = os.stat(path)
     except OSError:
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode

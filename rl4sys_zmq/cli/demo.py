@@ -28,6 +28,7 @@ from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms.presets import PRESETS, Preset
 from rl4sys_zmq.ops.curves import WINDOW, Curve, draw_curves, read_curves
+from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
 
 __all__ = ["Demo", "demo"]
@@ -164,7 +165,7 @@ class Actors(Resource):
         seeds = np.random.SeedSequence(seed).generate_state(task.preset.actors)
         try:
             for log, number in zip(self._logs, seeds, strict=True):
-                with log.open("wb") as output:
+                with os.fdopen(open_private(log), "wb") as output:
                     self._processes.append(
                         subprocess.Popen(
                             [
@@ -281,7 +282,7 @@ def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int
     picture = run_dir / "curve.png"
     draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
     say(f"  {'curve':<18}{picture}")
-    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}")
+    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}{os.sep}tensorboard")
     say(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
     say()
     if task.target is None:

@@ -22,6 +22,8 @@ from typing import Any
 from rl4sys_zmq.cli.app import say
 from rl4sys_zmq.config import load_access
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import check_name
+from rl4sys_zmq.private import make_private, others_can_write, sync_folder
 from rl4sys_zmq.transports import (
     ClientKeys,
     ServerKeys,
@@ -89,8 +91,8 @@ def make_keys(folder: Path) -> None:
             _replace(clients, _FIRST_WORDS, 0o600)
             names = []
             say(f"made {clients}: who may do what; nobody yet")
-    if folder.stat().st_mode & 0o022:
-        say(f"others may change what is in {folder}: chmod 700 {folder}")
+    for warning in others_can_write(folder, clients):
+        say(warning)
     say(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --client NAME'}")
 
 
@@ -105,8 +107,7 @@ def add_client(folder: Path, name: str, client_ids: Sequence[str], roles: Sequen
     """
     until = _date(expires) if expires is not None else None
     for client_id in client_ids:
-        if not client_id.isprintable() or not client_id:
-            raise ConfigError(f"--client-id {client_id!r} is no name", key="client_ids")
+        check_name(client_id, "--client-id")
     clients, file = folder / CLIENTS, folder / f"{name}.keys"
     with _locked(folder):
         learner = read_server_keys(folder / SECRET).learner
@@ -261,7 +262,7 @@ def _replace(path: Path, text: str, mode: int) -> None:
         except BaseException:
             Path(made).unlink(missing_ok=True)
             raise
-        _sync(target.parent)
+        sync_folder(target.parent)
     except OSError as exc:
         raise ConfigError(f"cannot be written: {exc.strerror}; choose a folder that you own", source=str(path)) from exc
 
@@ -271,7 +272,7 @@ def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
     """Holds a lock on the folder, so that two commands at once do not lose each other's changes."""
     try:
         if make:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
         mend = "choose another" if make else f"make it first: rl4sys-learner keys {folder}"
@@ -279,13 +280,5 @@ def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(fd)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
     finally:
         os.close(fd)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.resume import JOURNAL
+from rl4sys_zmq.private import make_private, open_private
 
 __all__ = ["fresh_run_dir"]
 
@@ -27,8 +29,8 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
     for number in itertools.count(1):
         run_dir = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "config.json").touch(exist_ok=False)
+            make_private(run_dir)
+            os.close(open_private(run_dir / "config.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
             break
         except FileExistsError as exc:
             if not run_dir.is_dir():

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.config.options import check_value, integer, number, text, unknown_key
+from rl4sys_zmq.config.options import Check, check_value, integer, number, text, unknown_key
+from rl4sys_zmq.config.options import name as name_of_peer
 from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["ROLES", "AccessList", "Peer", "Quota", "load_access"]
@@ -129,8 +130,7 @@ def load_access(path: Path) -> AccessList:
 
 
 def _peer(name: str, table: object) -> Peer:
-    if not name.isprintable() or not 1 <= len(name) <= 100:
-        raise ConfigError(f"{name[:40]!r} is no name: 1 to 100 printable characters", key=name[:40])
+    check_value(name[:40], name, name_of_peer)
     if not isinstance(table, dict):
         raise ConfigError(f"{name}: expected a table [{name}] with key, client_ids and roles", key=name)
     valid = ("key", "client_ids", "roles", "expires", "quota")
@@ -147,7 +147,7 @@ def _peer(name: str, table: object) -> Peer:
     for role in roles:
         if role not in ROLES:
             raise ConfigError(f"{name}.roles: {role!r} is none of {', '.join(ROLES)}", key=f"{name}.roles")
-    client_ids = _texts(f"{name}.client_ids", table["client_ids"])
+    client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_peer)
     return Peer(
         name,
         public,
@@ -158,10 +158,10 @@ def _peer(name: str, table: object) -> Peer:
     )
 
 
-def _texts(key: str, value: object) -> list[str]:
+def _texts(key: str, value: object, check: Check[str] = text) -> list[str]:
     if not isinstance(value, list):
         raise ConfigError(f"{key}: expected a list of texts, not {value!r:.80}", key=key)
-    return [check_value(key, item, text) for item in value]
+    return [check_value(key, item, check) for item in value]
 
 
 def _expires(key: str, value: object) -> float | None:
@@ -183,6 +183,6 @@ def _quota(name: str, table: object) -> Quota:
     for key, value in table.items():
         if key not in valid:
             raise unknown_key(key, valid, f"{name}.quota")
-        check = integer(1) if key in ("actors", "segment_steps") else number(0, above=True)
+        check = integer(1) if key in ("actors", "segment_steps") else number(0, 1e15, above=True)
         given[key] = check_value(f"{name}.quota.{key}", value, check)
     return Quota(**given)

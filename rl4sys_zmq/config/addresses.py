@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from rl4sys_zmq.config.options import Unfit
+from rl4sys_zmq.loopback import is_loopback
 
 __all__ = ["bind_uri", "dial_uri", "dialled", "is_local"]
 
@@ -30,13 +29,7 @@ def bind_uri(value: object) -> str:
 def is_local(uri: str) -> bool:
     """True when no other machine can reach what is bound at `uri`."""
     scheme, _, rest = uri.partition("://")
-    host = rest.rpartition(":")[0].strip("[]")
-    if scheme != "tcp" or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return scheme != "tcp" or is_loopback(rest.rpartition(":")[0].strip("[]"))
 
 
 def _uri(value: object, least_port: int) -> str:

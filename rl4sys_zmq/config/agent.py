@@ -19,12 +19,13 @@ from rl4sys_zmq.config.options import (
     integer,
     located,
     mapping,
+    name,
     number,
     one_of,
     option,
     optional,
+    parameters,
     path,
-    text,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
@@ -52,13 +53,13 @@ class AgentConfig:
         ConfigError: for a value that an option refuses, or two that contradict each other.
     """
 
-    client_id: str = option(text, required=True)
+    client_id: str = option(name, required=True)
     """The policy and its learner."""
-    actor_id: str | None = option(optional(text), None)
+    actor_id: str | None = option(optional(name), None)
     """This process; None: the agent makes a random UUID."""
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
     """The algorithm, in capitals; None: the learner's file names it."""
-    algorithm_parameters: Mapping[str, object] = option(mapping, {})
+    algorithm_parameters: Mapping[str, object] = option(parameters, {})
     """Its parameters, by any of their names; empty: the learner's file says them. ``seed`` among them is the learner's."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
     """What the user takes the algorithm for; None: the algorithm's own."""
@@ -66,15 +67,15 @@ class AgentConfig:
     """None: the learner's file says it."""
     action_space: Space | None = option(SPACE, None)
     """None: the learner's file says it."""
-    act_limit: float | None = option(optional(number(0, above=True)), None)
+    act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
     """The bound of continuous actions; with ``act_dim`` and without ``continuous`` it changes nothing."""
     train_server_address: str = option(dialled, "localhost:50051", names=("server_address",))
     """The learner's address as the user wrote it: host:port or a URI. `address` is always a URI."""
     connect_timeout_s: float = option(number(0), 10.0, names=("timeout",))
     """How long to wait for the learner at start."""
-    send_frequency: int = option(integer(1), 1)
+    send_frequency: int = option(integer(1, 8192), 1)
     """Finished segments per message."""
-    linger_ms: int = option(integer(0), 200)
+    linger_ms: int = option(integer(0, 3_600_000), 200)
     """The longest that a finished segment waits for others to share a message."""
     compression: str = option(one_of("off", "zstd"), "off")
     """``zstd``: trajectories travel in fewer bytes, exactly, for some of the actor's CPU; for slow links."""
@@ -86,19 +87,19 @@ class AgentConfig:
     """Of ``jpeg``."""
     max_traj_length: int = option(integer(1), 10_000)
     """A longer trajectory is cut into parts of so many steps, which count as trajectories."""
-    rollout_length: int | None = option(optional(integer(1)), None)
+    rollout_length: int | None = option(optional(integer(1, 1 << 20)), None)
     """At most how many steps a segment has; None: the algorithm's choice."""
     overflow: str = option(one_of("drop_oldest", "wait"), "drop_oldest")
     """What a full outbox does: drop and count (an embedded host), or make the host wait (a simulator)."""
     wait_timeout_s: float = option(number(0), 60.0)
     """How long ``wait`` waits."""
-    queue_items: int = option(integer(1), 1024)
+    queue_items: int = option(integer(1, 1 << 24), 1024)
     """How many segments the outbox holds."""
     queue_bytes: int = option(integer(1), 256 * 2**20)
     """How many bytes the outbox holds."""
     swap: str = option(one_of("step", "episode"), "step")
     """When new weights come into use: before the next step, or the next episode."""
-    seed: int | None = option(optional(integer(0)), None)
+    seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed of this actor's own random streams, one for each host thread; None: from the operating system."""
     explore: bool = option(flag, True)
     """False: act by the mode of the distribution, for evaluation; nothing is submitted."""

@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any, Self
 
-from rl4sys_zmq.config.options import SPACE, as_json, check_fields, gather, integer, mapping, number, one_of, option, optional
+from rl4sys_zmq.config.options import (
+    SPACE,
+    as_json,
+    check_fields,
+    gather,
+    integer,
+    number,
+    one_of,
+    option,
+    optional,
+    parameters,
+)
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
@@ -27,7 +38,7 @@ class ClientConfig:
 
     algorithm_name: str | None = option(optional(algorithm_name), None, names=("algorithm",))
     """The algorithm, in capitals; None: the first actor names it."""
-    algorithm_parameters: Mapping[str, object] = option(mapping, {})
+    algorithm_parameters: Mapping[str, object] = option(parameters, {})
     """Its parameters, by any of their names."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
     """What the user takes the algorithm for; None: the algorithm's own."""
@@ -35,15 +46,15 @@ class ClientConfig:
     """None: the first actor says it."""
     action_space: Space | None = option(SPACE, None)
     """None: the first actor says it."""
-    act_limit: float | None = option(optional(number(0, above=True)), None)
+    act_limit: float | None = option(optional(number(0, 1e30, above=True)), None)
     """The bound of continuous actions."""
-    max_policy_lag: int | None = option(optional(integer(0)), None)
+    max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """At most how many versions old a segment may be; None: the learner's option, or else the algorithm's own limit."""
     on_lag: str | None = option(optional(one_of("drop", "correct")), None)
     """What happens to an older one."""
     pacing_lag: int | None = option(optional(integer(0, 1024)), None)
     """How many batches simulators may collect ahead of the one that is trained on."""
-    publish_every_updates: int | None = option(optional(integer(1)), None)
+    publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """How many updates make a version."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """How its weights travel; what is not said comes from the learner's option."""

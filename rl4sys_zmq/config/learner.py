@@ -21,10 +21,12 @@ from rl4sys_zmq.config.options import (
     integer,
     located,
     mapping,
+    name,
     number,
     one_of,
     option,
     optional,
+    parameters,
     path,
     text,
 )
@@ -40,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def _clients(value: object) -> dict[str, ClientConfig]:
     entries = mapping(value)
-    return {check_value(key, key, text): check_value(key, entry, _client) for key, entry in entries.items()}
+    return {check_value(key, key, name): check_value(key, entry, _client) for key, entry in entries.items()}
 
 
 def _client(value: object) -> ClientConfig:
@@ -48,7 +50,7 @@ def _client(value: object) -> ClientConfig:
 
 
 def _algorithms(value: object) -> dict[str, dict[str, object]]:
-    return {algorithm_name(key): check_value(key, entry, mapping) for key, entry in mapping(value).items()}
+    return {algorithm_name(key): check_value(key, entry, parameters) for key, entry in mapping(value).items()}
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -88,15 +90,20 @@ class LearnerConfig:
     """``normal``: what was acknowledged survives the end of the process; ``always``: a loss of power too."""
     journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
     """How many bytes of segments the ledger on disk may hold."""
+    log_max_bytes: int = option(integer(1 << 20), 256 << 20)
+    """How many bytes ``log.jsonl`` and what it has become with age, in ``log/``, may take. The newest lines are all there; of
+    older ones fewer and fewer are kept, events longer than figures, so that the whole run stays in sight."""
+    tensorboard_max_bytes: int = option(integer(1 << 20), 64 << 20)
+    """How many bytes of TensorBoard files each client may have; likewise thinned with age."""
     checkpoint_every_s: float = option(number(0, above=True), 10.0)
     """How often the state of each client is written to the run directory."""
-    max_policy_lag: int | None = option(optional(integer(0)), None)
+    max_policy_lag: int | None = option(optional(integer(0, 1 << 31)), None)
     """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
     pacing_lag: int = option(integer(0, 1024), 1)
     """How many batches simulators may collect ahead of the one that is trained on."""
-    publish_every_updates: int | None = option(optional(integer(1)), None)
+    publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """How many updates make a version; None: the algorithm's choice."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """How weights travel, where neither a client's entry nor its first actor says it: ``fp32`` at level 1."""
@@ -106,11 +113,11 @@ class LearnerConfig:
     """After how long a client that has no live actor, no data and no checkpoint is forgotten."""
     shutdown_timeout_s: float = option(number(0), 1.5)
     """How long closing may drain what has arrived."""
-    max_clients: int = option(integer(1), 64)
+    max_clients: int = option(integer(1, 65_536), 64)
     """How many clients are accepted."""
-    max_actors: int = option(integer(1), 1024)
+    max_actors: int = option(integer(1, 65_536), 1024)
     """How many actors a client may have."""
-    max_parameters: int = option(integer(1), 50_000_000)
+    max_parameters: int = option(integer(1, 1 << 36), 50_000_000)
     """How many numbers a policy may have."""
     keys: Path | None = option(optional(path), None)
     """The folder with the learner's keys (``rl4sys-learner keys DIR`` makes it); None: no encryption."""
@@ -118,7 +125,7 @@ class LearnerConfig:
     """Who may do what, by key; None: ``clients.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True: other machines may connect without keys."""
-    seed: int | None = option(optional(integer(0)), None)
+    seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed of clients that set none; None: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
     """Keys of the file that have no meaning here, dotted. Not itself a key."""
@@ -149,9 +156,9 @@ class LearnerConfig:
         """The entry for a client, its lag, pacing and publishing filled in from the learner's options."""
         entry = self.clients.get(client_id, ClientConfig())
         inherited = {
-            name: getattr(self, name)
-            for name in ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
-            if getattr(entry, name) is None
+            key: getattr(self, key)
+            for key in ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
+            if getattr(entry, key) is None
         }
         return replace(entry, **inherited)
 

@@ -18,10 +18,12 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import NAME_RULE, is_name
 from rl4sys_zmq.values import Space, space_from, space_to_json
 
 __all__ = [
     "SPACE",
+    "Check",
     "Unfit",
     "as_json",
     "check_fields",
@@ -31,10 +33,12 @@ __all__ = [
     "integer",
     "located",
     "mapping",
+    "name",
     "number",
     "one_of",
     "option",
     "optional",
+    "parameters",
     "path",
     "text",
     "unknown_key",
@@ -44,6 +48,10 @@ T = TypeVar("T")
 Check = Callable[[object], T]
 
 MAX_TEXT = 256
+MAX_COUNT = 1 << 40
+"""Of a count or of bytes for which no option says a lower limit."""
+MAX_SPAN_S = 10 * 365 * 86_400
+"""Ten years, in seconds: what no time span of an option is longer than."""
 
 
 class Unfit(ValueError):
@@ -67,6 +75,13 @@ def text(value: object) -> str:
     return value
 
 
+def name(value: object) -> str:
+    """A name by the rule for all names (`rl4sys_zmq.names`)."""
+    if not is_name(value):
+        raise Unfit(NAME_RULE)
+    return cast(str, value)
+
+
 def flag(value: object) -> bool:
     """True or false."""
     if not isinstance(value, bool | np.bool_):
@@ -74,24 +89,25 @@ def flag(value: object) -> bool:
     return bool(value)
 
 
-def integer(low: int, high: int = 2**63 - 1) -> Check[int]:
+def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
     """A whole number in a range; a truth value is none."""
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
-            raise Unfit(f"an integer from {low} on" if high == 2**63 - 1 else f"an integer from {low} to {high}")
+            raise Unfit(f"an integer from {low} to {high}")
         return int(value)
 
     return check
 
 
-def number(low: float, *, above: bool = False) -> Check[float]:
-    """A finite number from `low` on, or, with `above`, greater than it."""
+def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
+    """A finite number from `low` to `high`; with `above`, greater than `low`."""
 
     def check(value: object) -> float:
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-        if not right or not math.isfinite(cast(float, value)) or cast(float, value) < low or (above and value == low):
-            raise Unfit(f"a number {'above' if above else 'from'} {low:g}{'' if above else ' on'}")
+        # compared before it is made a float: an integer may be too long for one
+        if not right or not low <= cast(float, value) <= high or (above and value == low):
+            raise Unfit(f"a number {'above' if above else 'from'} {low:g} {'and at most' if above else 'to'} {high:.12g}")
         return float(cast(float, value))
 
     return check
@@ -128,6 +144,28 @@ def mapping(value: object) -> dict[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise Unfit("a mapping")
     return dict(value)
+
+
+def parameters(value: object) -> dict[str, object]:
+    """A mapping with text keys in which every number is finite, at every depth."""
+    found = mapping(value)
+    for key, item in found.items():
+        _check_finite(key, item)
+    return found
+
+
+def _check_finite(key: str, value: object) -> None:
+    """Raises ConfigError, which names the parameter, for a number in `value` that is not finite."""
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        raise ConfigError(f"{key}: {float(value)} is not a finite number", key=key)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fc" and not np.isfinite(value).all():
+        raise ConfigError(f"{key}: holds a number that is not finite", key=key)
+    if isinstance(value, Mapping):
+        for inner, item in value.items():
+            _check_finite(f"{key}.{inner}", item)
+    elif isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            _check_finite(f"{key}[{place}]", item)
 
 
 def path(value: object) -> Path:

@@ -12,9 +12,9 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 __all__ = ["FLAT_KEYS", "resolve_spaces"]
 
 _CHECKS = {
-    "input_size": optional(integer(1)),
-    "act_dim": optional(integer(1)),
-    "act_limit": optional(number(0, above=True)),
+    "input_size": optional(integer(1, 1 << 24)),
+    "act_dim": optional(integer(1, 1 << 24)),
+    "act_limit": optional(number(0, 1e30, above=True)),
     "continuous": optional(flag),
 }
 FLAT_KEYS = tuple(_CHECKS)

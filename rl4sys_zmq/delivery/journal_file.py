@@ -14,6 +14,7 @@ from typing import Literal
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
 from rl4sys_zmq.delivery.ledger import Restored
 from rl4sys_zmq.errors import JournalError
+from rl4sys_zmq.private import create_private
 
 __all__ = ["Connect", "Fsync", "JournalFile", "connect", "open_journal_file"]
 
@@ -58,6 +59,7 @@ def open_journal_file(path: Path, fsync: Fsync, connect: Connect) -> Iterator[Jo
     with _locked(path), contextlib.ExitStack() as stack:
         try:
             is_new = not path.exists()
+            create_private(path)  # what SQLite makes beside it has the same mode
             db = stack.enter_context(contextlib.closing(connect(path)))
             _configure(db, fsync)
             opened = _restore(path, db)
@@ -111,7 +113,7 @@ def _locked(path: Path) -> Iterator[None]:
     """
     lock = f"{path}.lock"
     try:
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise JournalError(
             str(path), f"{lock} can't be made ({error.strerror})", "make its folder, and make it writable"

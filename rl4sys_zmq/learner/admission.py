@@ -12,9 +12,11 @@ import numpy as np
 
 from rl4sys_zmq.config import ClientConfig, LearnerConfig, WeightsConfig
 from rl4sys_zmq.config.options import check_value
+from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import require_algorithm
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values import Space, space_from, space_to_json
 from rl4sys_zmq.weights import WireDtype, Writing
 from rl4sys_zmq.wire.messages import Assign, Hello
@@ -22,14 +24,13 @@ from rl4sys_zmq.wire.messages import Assign, Hello
 __all__ = [
     "ClientSettings",
     "algorithm_parameters",
+    "check_hello",
     "check_learning_options",
-    "check_names",
     "require_match",
     "resettle",
     "settle",
 ]
 
-MAX_NAME = 200
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
 """What holds if nobody says how weights travel."""
 _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
@@ -111,17 +112,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def check_names(hello: Hello) -> None:
-    """Lets nobody in whose names no file system, log or label should have to carry.
+def check_hello(hello: Hello) -> None:
+    """Lets only those in whose client and actor have names, and whose parameters are numbers that can be compared.
 
     Raises:
-        ConfigError: naming the rule.
+        ConfigError: naming what is wrong, and the rule.
     """
-    for key in ("client_id", "actor_id"):
-        value = getattr(hello, key)
-        if not 1 <= len(value) <= MAX_NAME or not value.isprintable() or value.strip(". ") != value or set(value) & set("/\\:"):
-            rule = f"1 to {MAX_NAME} printable characters without / \\ :, not starting or ending with a dot or space"
-            raise ConfigError(f"{key} {value[:40]!r} is not a name: {rule}", key=key)
+    check_name(hello.client_id, "client_id")
+    check_name(hello.actor_id, "actor_id")
+    check_value("algorithm_parameters", hello.algorithm_parameters, finite_parameters)
 
 
 def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:

@@ -14,7 +14,6 @@ or the new one.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import re
@@ -26,32 +25,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.checkpoint_files import Manifest, Mark, encode_checkpoint, read_checkpoint, read_manifest
+from rl4sys_zmq.private import sync_folder
 
-__all__ = ["CheckpointStore", "Manifest", "Mark", "folder_name", "read_checkpoint", "read_manifest"]
+__all__ = ["CheckpointStore", "Manifest", "Mark", "read_checkpoint", "read_manifest"]
 
 log = logging.getLogger(__name__)
 
 TEMPORARY = ".tmp-"
-MAX_FOLDER_NAME = 200
 _NAME = re.compile(r"([0-9]{8,})(\.(?:damaged|abandoned)(?:\.[0-9]+)?)?")
-
-
-def folder_name(client_id: str) -> str:
-    """A client's folder: its name with everything but ASCII letters, digits, ``_ - ~`` and inner dots percent-encoded.
-
-    No two clients share one, and none leads elsewhere. `urllib.parse.unquote` reads it back, unless it was too long for a
-    file system: then it ends in ``%-`` and a digest of the whole.
-    """
-    name = quote(client_id, safe="", errors="surrogatepass")
-    if name.startswith(".") or not name:
-        name = "%2E" + name[1:] if name else "%"
-    if len(name) > MAX_FOLDER_NAME:
-        name = f"{name[:150]}%-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
-    return name
 
 
 class CheckpointStore:
@@ -66,7 +50,7 @@ class CheckpointStore:
         """Touches nothing yet.
 
         Args:
-            folder: of the client; the last part is usually a `folder_name`.
+            folder: of the client; the last part is usually a `rl4sys_zmq.names.folder_name`.
             keep: how many checkpoints stay, at least 1.
         """
         if keep < 1:
@@ -106,7 +90,7 @@ class CheckpointStore:
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         self._prune()
         return written
 
@@ -190,7 +174,7 @@ class CheckpointStore:
                 copies += 1
                 target = path.with_name(f"{path.name}.{why}.{copies}")
             os.rename(path, target)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
 
 
 @contextmanager
@@ -207,7 +191,7 @@ def _make_folder(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -222,12 +206,4 @@ def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
             os.fsync(file)
         finally:
             os.close(file)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder)

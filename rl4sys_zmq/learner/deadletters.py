@@ -3,11 +3,11 @@
 ::
 
     RUN/dead/
-      2026-11-21/luna-3f2a9c41-7-1042.msg     the segment's `Submit`: each frame behind its length (u32, little-endian)
-      2026-11-21/luna-3f2a9c41-7-1042.json    whose it was, and why it was quarantined
+      2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame behind its length (u32, little-endian)
+      2026-11-21/luna,3f2a9c41,7,1042.json    whose it was, and why it was quarantined
 
-Names are made of the client, the actor, the origin and the sequence number, with everything but letters, digits and ``_ - ~``
-percent-encoded, so that no name leads out of the folder. The oldest letters are removed beyond `MAX_LETTERS` and `MAX_BYTES`.
+Names are made of the client, the actor, the origin and the sequence number (`rl4sys_zmq.names.file_name`), so that no two
+segments share one, and none leads out of the folder. The oldest letters are removed beyond `MAX_LETTERS` and `MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
+from rl4sys_zmq.names import file_name
+from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.wire.messages import DeadLetter, Frame
 
 __all__ = ["DeadLetters", "Letter", "list_letters", "read_letter"]
@@ -70,9 +71,8 @@ class DeadLetters:
         """
         held = self._look()
         day = self._folder / time.strftime("%Y-%m-%d", time.gmtime(at_unix_s))
-        day.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = f"{_plain(client_id)}-{_plain(letter.actor_id)}-{letter.origin}-{letter.seq}"
-        path = day / f"{name}.msg"
+        make_private(day)
+        path = day / (file_name(client_id, letter.actor_id, str(letter.origin), str(letter.seq)) + ".msg")
         content = b"".join(part for frame in letter.body for part in (_LENGTH.pack(len(frame)), bytes(frame)))
         about = {
             "client_id": client_id,
@@ -139,11 +139,6 @@ def read_letter(path: Path) -> Sequence[Frame]:
     return frames
 
 
-def _plain(name: str) -> str:
-    return quote(name, safe="").replace(".", "%2E")[:80]
-
-
 def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(open_private(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW), "wb") as file:
         file.write(content)

@@ -64,7 +64,11 @@ T = TypeVar("T")
 
 
 class Gateway(Worker):
-    """The learner's only thread with network sockets."""
+    """The learner's only thread with network sockets.
+
+    Attributes:
+        warnings: what its owner found at the start, for the status.
+    """
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class Gateway(Worker):
         self.address = ""
         self.pub_address = ""
         self.inference_address = ""
+        self.warnings: tuple[str, ...] = ()
         self._service: PolicyService | None = None
         self.published = threading.Condition()
         self._config, self._sink = config, sink
@@ -473,6 +478,7 @@ class Gateway(Worker):
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._counters.snapshot(),
             "security": self._door.report() if self._door is not None else None,
+            "warnings": list(self.warnings),
             "ledger": asdict(self._ledger.state()),
             "clients": {client.client_id: client.report(now) for client in self._roster},
         }

@@ -17,9 +17,11 @@ from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner.gateway import Gateway
+from rl4sys_zmq.learner.layout import tidy
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
-from rl4sys_zmq.learner.resume import Rollback, go_back, open_ledger
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_ledger
+from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire.messages import Command
 
@@ -82,12 +84,14 @@ class Learner(Resource):
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             try:
+                self._tidy(sink)
                 self._ledger, restored = open_ledger(self.config, self._wake)
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
                 if self.config.keys is not None and self.config.access_file is not None:
                     self._door = Door(self.config.keys, self.config.access_file)
                 self._gateway = Gateway(self.config, sink, self._ledger, restored, self._door)
+                self._gateway.warnings = self._others_can_write(sink)
                 self._gateway.start()
                 self._gateway.wait_open()
                 if self._recorder is not None:
@@ -329,6 +333,22 @@ class Learner(Resource):
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
+
+    def _tidy(self, sink: Sink) -> None:
+        """Moves what an earlier version left in the way, and says so."""
+        if self.config.run_dir is not None:
+            for source, target in tidy(self.config.run_dir):
+                sink.event("moved", source=source, target=target)
+
+    def _others_can_write(self, sink: Sink) -> tuple[str, ...]:
+        """What of the run directory others may change, said once."""
+        if self.config.run_dir is None:
+            return ()
+        found = others_can_write(*(self.config.run_dir / name for name in ("", JOURNAL, CHECKPOINTS)))
+        for warning in found:
+            log.warning("%s", warning)
+            sink.event("others_can_write", warning=warning)
+        return tuple(found)
 
     def _change_access(self, access: AccessList) -> None:
         gateway = self._gateway

@@ -14,9 +14,10 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Page, Restored
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, folder_name, read_manifest
+from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_manifest
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, no_such
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_ledger
+from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
 __all__ = ["command_on_directory"]

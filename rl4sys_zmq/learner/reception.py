@@ -14,7 +14,7 @@ from rl4sys_zmq.config.addresses import is_local
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Load, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.learner.admission import check_names, require_match
+from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
 from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
@@ -229,7 +229,7 @@ class Reception:
         self._counters.add("hellos")
         code = Refusal.CONFIG
         try:
-            check_names(hello)
+            check_hello(hello)
             client = self._roster.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""

@@ -1,27 +1,18 @@
-"""The run directory: what a learner leaves behind for people, written by a thread of its own.
-
-::
-
-    RUN/
-      config.json              the learner's configuration, as validated
-      log.jsonl                one event a line: clients, actors, failures, metrics, episodes
-      CLIENT/events.out.tfevents.*   TensorBoard scalars, with CleanRL's tags
-      dead/                    quarantined segments (`rl4sys_zmq.learner.deadletters`)
-"""
+"""The recorder: what a learner leaves behind for people, written by a thread of its own (`rl4sys_zmq.learner.run_files`)."""
 
 from __future__ import annotations
 
-import json
 import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
-from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import ConfigError, RunDirectoryError
-from rl4sys_zmq.learner.deadletters import DeadLetters
+from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner.run_files import RunFiles
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
@@ -72,17 +63,10 @@ class Recorder(Worker):
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         super().__init__("rl4sys-recorder")
         self.run_dir = run_dir
-        self.counters = Counters()
         self._queue: queue.Queue[tuple[Any, ...] | None] = queue.Queue(QUEUE_RECORDS)
         self._ending = threading.Event()
-        self._writers: dict[str, Any] = {}
-        self._config = config
-        self._dead = DeadLetters(run_dir / "dead")
-        try:
-            from tensorboard.summary import Writer
-        except ModuleNotFoundError as exc:
-            raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
-        self._make_writer = Writer
+        self._files = RunFiles(run_dir, config)
+        self.counters = self._files.counters
 
     def open(self) -> None:
         """Makes the files and starts the thread. Until then records wait in the queue, and nothing on disk has changed.
@@ -90,13 +74,10 @@ class Recorder(Worker):
         Raises:
             RunDirectoryError: when they cannot be made.
         """
-        run_dir = self.run_dir
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            (run_dir / "config.json").write_text(json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n")
-            self._lines: TextIO = (run_dir / "log.jsonl").open("a", buffering=1 << 16)
+            self._files.open()
         except OSError as exc:
-            message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
+            message = f"the run directory {self.run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
             raise RunDirectoryError(message) from exc
         self.start()
 
@@ -139,12 +120,12 @@ class Recorder(Worker):
                 if record is None:
                     return
                 if record:
-                    self._write(*record)
+                    self._try(partial(self._write, *record))
                 if time.monotonic() >= next_flush:
                     next_flush = time.monotonic() + FLUSH_S
-                    self._flush()
+                    self._try(self._files.flush)
         finally:
-            self._close_files()
+            self._try(self._files.close)
 
     def stop(self) -> None:
         """Writes what is queued, then ends."""
@@ -157,77 +138,18 @@ class Recorder(Worker):
 
     def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any] | None, at: float) -> None:
         if what is None:
-            self._close_writer(name)
-            return
-        if isinstance(what, DeadLetter):
-            self._bury(name, what, at)
-            return
-        if isinstance(what, dict):
-            self._line({"t": round(at, 3), "event": name, **what})
-            return
-        self._line(
-            {
-                "t": round(at, 3),
-                "event": "metrics",
-                "client_id": name,
-                "step": what.step,
-                "update": what.update,
-                "scalars": what.scalars,
-                "episodes": what.episodes,
-            }
-        )
+            self._files.forget(name)
+        elif isinstance(what, DeadLetter):
+            self._files.dead_letter(name, what, at)
+        elif isinstance(what, dict):
+            self._files.event(name, what, at)
+        else:
+            self._files.metrics(name, what, at)
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """A disk that refuses costs figures for people, and is counted."""
         try:
-            self._write_scalars(name, what)
+            write()
         except OSError as exc:
             self.counters.add("write_errors")
             log.warning("%s: %s", self.run_dir, exc)
-
-    def _bury(self, client_id: str, letter: DeadLetter, at: float) -> None:
-        try:
-            self._dead.write(client_id, letter, at)
-        except OSError as exc:
-            self.counters.add("write_errors")
-            log.warning("%s: %s", self.run_dir, exc)
-
-    def _close_writer(self, name: str) -> None:
-        writer = self._writers.pop(name, None)
-        try:
-            if writer is not None:
-                writer.close()
-        except OSError as exc:
-            self.counters.add("write_errors")
-            log.warning("%s: %s", self.run_dir, exc)
-
-    def _write_scalars(self, name: str, what: Metrics) -> None:
-        writer = self._writers.get(name)
-        if writer is None:
-            writer = self._writers[name] = self._make_writer(str(self.run_dir / name))
-        for tag, value in what.scalars.items():
-            writer.add_scalar(tag, value, what.step)
-        for step, total, length in what.episodes:
-            writer.add_scalar("charts/episodic_return", total, int(step))
-            writer.add_scalar("charts/episodic_length", length, int(step))
-
-    def _line(self, record: dict[str, Any]) -> None:
-        try:
-            self._lines.write(json.dumps(record) + "\n")
-        except OSError as exc:
-            self.counters.add("write_errors")
-            log.warning("%s: %s", self.run_dir, exc)
-
-    def _flush(self) -> None:
-        try:
-            self._lines.flush()
-            for writer in self._writers.values():
-                writer.flush()
-        except OSError as exc:
-            self.counters.add("write_errors")
-            log.warning("%s: %s", self.run_dir, exc)
-
-    def _close_files(self) -> None:
-        try:
-            self._flush()
-        finally:
-            for writer in self._writers.values():
-                writer.close()
-            self._lines.close()

@@ -14,6 +14,7 @@ from rl4sys_zmq.delivery import MemoryLedger, Restored
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_checkpoint, read_manifest
+from rl4sys_zmq.private import make_private
 
 __all__ = ["CHECKPOINTS", "JOURNAL", "Rollback", "go_back", "open_ledger", "state_dir"]
 
@@ -112,7 +113,7 @@ def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journa
         return MemoryLedger(), None
     run_dir = config.run_dir
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        make_private(run_dir)
         if config.resume == "never":
             _set_aside(run_dir)
     except OSError as exc:

@@ -11,10 +11,10 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Ledger, Restored, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import ClientSettings, resettle, settle
-from rl4sys_zmq.learner.checkpoints import folder_name
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.thread import LearnerThread
+from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Failed, Hello
 
 __all__ = ["SILENCE_S", "Roster"]

@@ -1,17 +1,16 @@
-"""Learning curves from a run's ``log.jsonl``: read, smoothed, drawn."""
+"""Learning curves from a run's log: read, smoothed, drawn."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.log_files import read_log
 
 __all__ = ["WINDOW", "Curve", "draw_curves", "moving_mean", "read_curves"]
 
@@ -68,7 +67,7 @@ def read_curves(run_dir: Path) -> list[Curve]:
     base: dict[str, float] = {}
     rows: dict[str, list[tuple[float, float, float]]] = {}
     lags: dict[str, list[float]] = {}
-    for record in _records(run_dir / "log.jsonl"):
+    for record in read_log(run_dir):
         client = record.get("client_id", "")
         if record["event"] == "actor_joined":
             started.setdefault(client, record["t"])
@@ -125,15 +124,3 @@ def draw_curves(curves: Sequence[Curve], path: Path, *, target: float | None = N
         raise ConfigError(f"{path}: {exc}") from exc
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be written: {exc.strerror}") from exc
-
-
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):  # the last line of a run that still goes on may be half
-                    yield json.loads(line)
-    except OSError as exc:
-        raise RunDirectoryError(f"{path} cannot be read: {exc.strerror}; is this a run directory?") from exc
-    except ValueError as exc:
-        raise RunDirectoryError(f"{path} is not a run's log: {exc}") from exc

@@ -58,7 +58,10 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"!! ledger: {ledger['error']}"
         if ledger["damaged"]:
             yield f"!! ledger: {ledger['damaged']:,} damaged entries"
-    if (security := report.get("security")) is not None:
+    security = report.get("security")
+    for warning in (*report.get("warnings", ()), *(security or {}).get("warnings", ())):
+        yield f"!! {warning}"
+    if security is not None:
         denied = _named(security, "denied.")
         yield f"security: {security['listed']:,} keys listed" + (f"; denied: {denied}" if denied else "")
         if security["problem"]:

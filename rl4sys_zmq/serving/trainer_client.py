@@ -26,9 +26,10 @@ from rl4sys_zmq.errors import (
     RL4SysError,
     StoreError,
 )
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config, check_name
+from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import pack_items, payload_bytes
 from rl4sys_zmq.serving.trainer_params import copy_arrays
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import is_name
 from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 
-__all__ = ["MAX_NAME", "TrainerConfig", "check_config", "check_name"]
-
-MAX_NAME = 100
-"""The longest name of a store, a client or a request type, in characters."""
+__all__ = ["TrainerConfig", "check_config"]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class TrainerConfig:
     bind: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
-        if isinstance(self.request_types, str) or not all(_is_name(name) for name in self.request_types):
+        if isinstance(self.request_types, str) or not all(is_name(name) for name in self.request_types):
             raise ConfigError(f"request_types is a list of names, not {self.request_types!r:.60}", key="request_types")
         object.__setattr__(self, "request_types", tuple(self.request_types))
         if len(set(self.request_types)) < len(self.request_types):
@@ -102,21 +100,6 @@ def check_config(config: object) -> TrainerConfig:
     if not isinstance(config, TrainerConfig):
         raise ConfigError(f"config is a TrainerConfig, not {config!r:.60}", key="config")
     return config
-
-
-def check_name(name: object, key: str) -> str:
-    """The name of a store or a client.
-
-    Raises:
-        ConfigError: when it is none.
-    """
-    if not _is_name(name):
-        raise ConfigError(f"{key} is a name of 1 to {MAX_NAME} characters, not {name!r:.60}", key=key)
-    return str(name)
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()
 
 
 def _is_number(value: object) -> bool:

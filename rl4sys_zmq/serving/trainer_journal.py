@@ -21,6 +21,7 @@ from rl4sys_zmq.delivery import Entry, LedgerState, Page, StreamRow
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.delivery.journal_file import Fsync
 from rl4sys_zmq.errors import CallRefusal, JournalError, ProtocolError, RunDirectoryError
+from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
 from rl4sys_zmq.wire.calls import Call, decode_call, encode_call
@@ -80,7 +81,7 @@ class StoreJournal(Resource):
             JournalError: when the file is in use, can't be written or read, or is another version's.
         """
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            make_private(run_dir)
         except OSError as exc:
             raise RunDirectoryError(f"the run directory {run_dir} cannot be made: {exc.strerror}") from exc
         self._news = threading.Condition()
@@ -194,8 +195,8 @@ def _entry(update: Update) -> Entry:
 def _encode(update: Update) -> list[Any]:
     place = update.place
     payload = {**pack_items(update.items), "place": [place.lineage, place.number]}
-    client, lineage = update.stream
-    return encode_call(Call(update.first_id, lineage, 0, 0, True, f"{update.store}\n{client}", payload))
+    _, lineage = update.stream
+    return encode_call(Call(update.first_id, lineage, 0, 0, True, update.store, payload))
 
 
 def _decode(entry: Entry) -> Update:

@@ -9,10 +9,10 @@ from typing import Any
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, ConfigError
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_client import UpdateResult
-from rl4sys_zmq.serving.trainer_config import check_name
 from rl4sys_zmq.serving.trainer_params import copy_arrays, params_as_arrays
 
 __all__ = ["TrainerSMInterface"]

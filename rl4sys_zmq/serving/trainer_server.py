@@ -15,9 +15,10 @@ from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.quota import TokenBucket
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError
+from rl4sys_zmq.names import MAX_NAME, check_name
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data import DataStoreBase
-from rl4sys_zmq.serving.trainer_config import MAX_NAME, TrainerConfig, check_config, check_name
+from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
 from rl4sys_zmq.serving.trainer_params import params_as_arrays

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rl4sys_zmq.errors import TransportError
+from rl4sys_zmq.loopback import is_loopback
 
 __all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
 
@@ -85,20 +86,8 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """True when no other machine can reach it: ipc, inproc, ``localhost``, 127.0.0.0/8 and ::1.
-
-        Other host names are not looked up, so a name that happens to mean this machine counts as reachable.
-        """
-        if self.scheme != "tcp":
-            return True
-        if self.host == "localhost":
-            return True
-        try:
-            ip = ipaddress.ip_address(self.host)
-        except ValueError:
-            return False
-        mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-        return (mapped or ip).is_loopback
+        """True when no other machine can reach it: ipc, inproc, and a host of which `rl4sys_zmq.loopback` says so."""
+        return self.scheme != "tcp" or is_loopback(self.host)
 
     def with_port(self, port: int) -> Self:
         """The same host at another port.

@@ -23,6 +23,7 @@ import zmq
 from zmq.utils import z85
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.private import make_private, sync_folder
 from rl4sys_zmq.transports.options import Secure
 
 __all__ = [
@@ -155,7 +156,7 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
     # Literal strings: no character of Z85 or of a name is a single quote or a control character.
     text = "".join(f"{key} = '{value}'\n" for key, value in values.items())
     try:
-        _make_private(path.parent)
+        make_private(path.parent)
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -166,27 +167,11 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
         except BaseException:
             path.unlink(missing_ok=True)  # half a key is no key
             raise
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except FileExistsError as exc:
         raise ConfigError("is there already; move it away, or choose another name", source=str(path)) from exc
     except OSError as exc:
         raise ConfigError(f"cannot be written: {exc.strerror}; choose a folder that you own", source=str(path)) from exc
-
-
-def _make_private(folder: Path) -> None:
-    """Makes a missing folder 0700; one that is there already stays as its owner wants it."""
-    if folder.is_dir():
-        return
-    _make_private(folder.parent)
-    folder.mkdir(mode=0o700, exist_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # ---- reading

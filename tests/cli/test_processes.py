@@ -53,7 +53,7 @@ def test_an_actor_plays_for_a_learner_that_status_sees_and_sigterm_ends(spawn: S
     assert endless.signal(signal.SIGTERM) == 0, endless.errors
     assert server.signal(signal.SIGTERM) == 0, server.errors
     assert (tmp_path / "runs" / "learner" / "log.jsonl").read_text().count("actor_joined") == 2
-    assert list((tmp_path / "runs" / "learner" / "luna").glob("events.out.tfevents.*"))
+    assert list((tmp_path / "runs" / "learner" / "tensorboard" / "luna").glob("events.out.tfevents.*"))
 
 
 def test_ctrl_c_ends_a_learner_even_while_it_loads(spawn: Spawn) -> None:
@@ -90,7 +90,7 @@ def test_a_demo_reaches_an_easy_target_and_leaves_a_picture(spawn: Spawn, tmp_pa
     for expected in ("training CartPole-v1 with PPO", "target reached", "segments", "tensorboard --logdir run"):
         assert expected in text
     assert (tmp_path / "run" / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert list((tmp_path / "run" / "CartPole-v1").glob("events.out.tfevents.*"))
+    assert list((tmp_path / "run" / "tensorboard" / "CartPole-v1%~11").glob("events.out.tfevents.*"))
     for log in (tmp_path / "run").glob("actor-*.log"):
         assert "last version" in log.read_text()  # it ended in order
 

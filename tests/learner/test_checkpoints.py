@@ -16,7 +16,6 @@ from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from hypothesis.extra import numpy as npst
 
 from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner import checkpoint_files
-from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, Mark, folder_name, read_checkpoint, read_manifest
+from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, Mark, read_checkpoint, read_manifest
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 
 pytest.importorskip("safetensors")
@@ -594,23 +593,3 @@ def test_an_interrupted_load_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
             store.load()
     loaded = store.load()
     assert loaded is not None and loaded[0].number == 1
-
-
-# Folder names -------------------------------------------------------------------------------------------------------
-
-
-@given(one=st.text(max_size=300), other=st.text(max_size=300))
-@settings(max_examples=300)
-def test_folder_names_are_safe_and_differ(one: str, other: str) -> None:
-    name = folder_name(one)
-    assert name.isascii() and 1 <= len(name) <= 200 and not name.startswith(".") and not set(name) & set("/\\:\0 ")
-    assert (name == folder_name(other)) == (one == other)
-    if "%-" not in name and one:
-        assert unquote(name, errors="surrogatepass") == one
-
-
-def test_folder_names_to_look_at() -> None:
-    assert folder_name("cartpole-v1_2.a") == "cartpole-v1_2.a"
-    assert folder_name("..") == "%2E." and folder_name(".") == "%2E" and folder_name("../a b") == "%2E.%2Fa%20b"
-    long = [folder_name("ä" * 200), folder_name("ä" * 199 + "b"), folder_name("x" * 201)]
-    assert len(set(long)) == 3 and all("%-" in name for name in long)

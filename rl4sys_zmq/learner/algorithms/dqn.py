@@ -37,22 +37,22 @@ _EXTRA = frozenset(
 class DQNParameters:
     """What a DQN can be told. Steps are environment steps unless they are called gradient steps."""
 
-    learning_rate: float = parameter(5e-4, "Adam's step size", low=0.0, names=("q_lr", "lr"))
+    learning_rate: float = parameter(5e-4, "Adam's step size", low=0.0, high=10.0, names=("q_lr", "lr"))
     learning_rate_final: float | None = parameter(
-        None, "the learning rate falls linearly to this over total_steps; null: constant", kind="float", low=0.0
+        None, "the learning rate falls linearly to this over total_steps; null: constant", kind="float", low=0.0, high=10.0
     )
     total_steps: int = parameter(
         500_000, "the horizon of the schedules, in steps; training goes on after it", low=1, names=("total_timesteps",)
     )
     gamma: float = parameter(0.99, "discount per step", low=0.0, high=1.0)
-    n_step: int = parameter(3, "rewards summed before the bootstrap", low=1, names=("n_steps",))
-    batch_size: int = parameter(128, "transitions per gradient step", low=1)
+    n_step: int = parameter(3, "rewards summed before the bootstrap", low=1, high=1000, names=("n_steps",))
+    batch_size: int = parameter(128, "transitions per gradient step", low=1, high=1 << 20)
     buffer_size: int = parameter(
-        100_000, "transitions held in the replay", low=1, names=("buf_size", "buffer_capacity", "replay_size")
+        100_000, "transitions held in the replay", low=1, high=1 << 30, names=("buf_size", "buffer_capacity", "replay_size")
     )
     learning_starts: int = parameter(1000, "steps before the first unit of training starts to be owed", low=0)
     train_frequency: int = parameter(4, "steps per unit of training", low=1, names=("train_freq", "train_update_freq"))
-    gradient_steps: int = parameter(1, "gradient steps in a unit of training", low=1, names=("train_q_iters",))
+    gradient_steps: int = parameter(1, "gradient steps in a unit of training", low=1, high=10_000, names=("train_q_iters",))
     traj_per_epoch: int | None = parameter(
         None, "train a unit per so many ended episodes instead of per train_frequency steps", kind="int", low=1
     )
@@ -71,7 +71,7 @@ class DQNParameters:
         100.0, "the error beyond which the loss is linear: well below the values, rare failures go unlearnt", low=1e-9
     )
     max_grad_norm: float = parameter(10.0, "the gradient's norm is clipped to this", low=0.0, names=("grad_norm_clip",))
-    adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0)
+    adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0, high=1.0)
     hidden_sizes: tuple[int, ...] = parameter((64, 64), "widths of the hidden layers", names=("net_arch",))
     activation: str = parameter("relu", "activation of the hidden layers", choices=ACTIVATIONS)
     epsilon: float = parameter(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
@@ -17,6 +18,13 @@ from rl4sys_zmq.errors import ConfigError
 __all__ = ["Rule", "parameter", "parameter_table", "read_parameters"]
 
 T = TypeVar("T")
+
+MAX_COUNT = 1 << 40
+MAX_NUMBER = 1e9
+"""No parameter is further from 0 than these, whatever its own range."""
+
+MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
+"""Of a list of layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,8 @@ def parameter(
 ) -> T:
     """Declares one parameter of a dataclass; `kind` follows from the default where it can."""
     guessed = kind or {bool: "bool", int: "int", float: "float", str: "str", tuple: "sizes"}[type(default)]
-    rule = Rule(guessed, low, high, optional or default is None, choices, names, doc)
+    most = float(MAX_COUNT) if guessed == "int" else MAX_NUMBER
+    rule = Rule(guessed, max(low, -most), min(high, most), optional or default is None, choices, names, doc)
     return field(default=default, metadata={"rule": rule})
 
 
@@ -104,8 +113,10 @@ def parameter_table(cls: type[Any]) -> list[tuple[str, object, tuple[str, ...], 
 
 
 def _check(name: str, value: object, rule: Rule) -> object:
+    key = f"algorithm_parameters.{name}"
+
     def fail(expected: str) -> ConfigError:
-        return ConfigError(f"algorithm_parameters.{name}: expected {expected}, not {value!r}", key=f"algorithm_parameters.{name}")
+        return ConfigError(f"{key}: expected {expected}, not {reprlib.repr(value)}", key=key)
 
     if value is None:
         if rule.optional:
@@ -120,14 +131,20 @@ def _check(name: str, value: object, rule: Rule) -> object:
             raise fail("one of " + ", ".join(rule.choices) if rule.choices else "a string")
         return value
     if rule.kind == "sizes":
-        if not isinstance(value, (list, tuple)) or not all(type(n) is int and n > 0 for n in value):
-            raise fail("a list of positive integers")
+        if not isinstance(value, (list, tuple)) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
+            raise fail(f"a list of integers from 1 to {MAX_WIDTH}")
+        if len(value) > MAX_LAYERS:
+            raise fail(f"at most {MAX_LAYERS} integers")
         return tuple(value)
-    if type(value) not in (int, float) or not math.isfinite(cast(float, value)):
-        raise fail("a number")
+    kind = "an integer" if rule.kind == "int" else "a number"
+    within = f"{kind} from {_said(rule.low)} to {_said(rule.high)}"
+    if type(value) not in (int, float):
+        raise fail(within)
     number = cast(float, value)
-    if rule.kind == "int" and number != int(number):
-        raise fail("an integer")
-    if not rule.low <= number <= rule.high:
-        raise fail(f"a number from {rule.low:g} to {rule.high:g}")
+    if not rule.low <= number <= rule.high or (rule.kind == "int" and number != int(number)):
+        raise fail(within)
     return int(number) if rule.kind == "int" else float(number)
+
+
+def _said(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) and abs(bound) < 1e15 else f"{bound:g}"

@@ -26,9 +26,9 @@ LONGEST_SEGMENT = 128
 class PPOParameters:
     """Every parameter of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms."""
 
-    learning_rate: float = parameter(3e-4, "Adam's step size", low=0.0, names=("pi_lr", "lr"))
+    learning_rate: float = parameter(3e-4, "Adam's step size", low=0.0, high=10.0, names=("pi_lr", "lr"))
     value_learning_rate: float | None = parameter(
-        None, "the value network's step size; null: the same", kind="float", low=0.0, names=("vf_lr", "value_lr")
+        None, "the value network's step size; null: the same", kind="float", low=0.0, high=10.0, names=("vf_lr", "value_lr")
     )
     gamma: float = parameter(0.99, "the discount per step", low=0.0, high=1.0)
     gae_lambda: float = parameter(0.95, "the decay of advantage traces", low=0.0, high=1.0, names=("lam", "lambda"))
@@ -46,25 +46,35 @@ class PPOParameters:
     target_kl: float | None = parameter(
         None, "an update ends after the epoch whose mean approximate KL exceeds this; null: never", kind="float", low=0.0
     )
-    update_epochs: int = parameter(10, "passes over the batch", low=1, names=("n_epochs", "epochs", "train_pi_iters"))
+    update_epochs: int = parameter(
+        10, "passes over the batch", low=1, high=10_000, names=("n_epochs", "epochs", "train_pi_iters")
+    )
     value_epochs: int | None = parameter(
         None,
         "passes that train the value network; null: update_epochs, ending with them at target_kl; a number: exactly so many, "
         "in passes of its own where the policy's have ended",
-        kind="int", low=1, names=("train_v_iters",),
+        kind="int", low=1, high=10_000, names=("train_v_iters",),
     )  # fmt: skip
     minibatch_size: int = parameter(
-        128, "steps per gradient step, about: a batch is divided into equal minibatches", low=1, names=("batch_size",)
+        128,
+        "steps per gradient step, about: a batch is divided into equal minibatches",
+        low=1,
+        high=1 << 24,
+        names=("batch_size",),
     )
-    num_minibatches: int | None = parameter(None, "minibatches per pass; a number replaces minibatch_size", kind="int", low=1)
+    num_minibatches: int | None = parameter(
+        None, "minibatches per pass; a number replaces minibatch_size", kind="int", low=1, high=1 << 24
+    )
     norm_adv: bool = parameter(
         True, "whether a batch's advantages are brought to mean 0 and deviation 1",
         names=("normalize_advantage", "normalise_advantage"),
     )  # fmt: skip
     steps_per_epoch: int | None = parameter(
-        None, "steps per update; null: 2048, unless traj_per_epoch is given", kind="int", low=1
+        None, "steps per update; null: 2048, unless traj_per_epoch is given", kind="int", low=1, high=1 << 24
     )
-    traj_per_epoch: int | None = parameter(None, "trajectories per update, instead of steps_per_epoch", kind="int", low=1)
+    traj_per_epoch: int | None = parameter(
+        None, "trajectories per update, instead of steps_per_epoch", kind="int", low=1, high=1 << 20
+    )
     rollout_length: int | None = parameter(
         None,
         "steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
@@ -92,7 +102,7 @@ class PPOParameters:
         choices=("clip", "tanh"),
     )  # fmt: skip
     log_std_init: float = parameter(0.0, "logarithm of the first standard deviation of continuous actions", low=-20.0, high=2.0)
-    adam_eps: float = parameter(1e-5, "Adam's epsilon", low=0.0)
+    adam_eps: float = parameter(1e-5, "Adam's epsilon", low=0.0, high=1.0)
 
     def steps(self) -> int | None:
         """Steps per update; None when trajectories are counted."""

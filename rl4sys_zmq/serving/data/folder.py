@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, StoreError
+from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.serving.data.base import new_lineage
 from rl4sys_zmq.serving.data.trees import Leaf
 from rl4sys_zmq.values import DTYPES
@@ -64,7 +65,7 @@ class Folder:
         self._files: dict[str, str] = {}
         self._maps: list[np.memmap[Any, Any]] = []
         with _border(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
             strangers = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_ours(p)]
             if strangers:
                 raise StoreError(self.path, f"is not a store's folder: {min(strangers)!r} lies in it; name another folder")
@@ -99,7 +100,7 @@ class Folder:
         try:
             made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
             with _border(self.path):
-                with fresh.open("w") as file:
+                with os.fdopen(open_private(fresh), "w") as file:
                     json.dump(document, file, indent=1)
                     file.flush()
                     os.fsync(file.fileno())
@@ -130,7 +131,7 @@ class Folder:
         """
         path = self.path / name
         try:
-            with _border(path), path.open("wb") as file:
+            with _border(path), os.fdopen(open_private(path), "wb") as file:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 file.flush()

@@ -1,0 +1,135 @@
+"""Names from outside never meet a file of ours: a run directory starts again whatever its clients are called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Child, Spawn, join, play
+
+pytestmark = pytest.mark.timeout(300)
+
+NAMES = (
+    *("journal.db-journal", "journal.db", "journal.db-wal", "journal.db-shm", "journal.db.lock", "journal.db.marks"),
+    *("log.jsonl", "log", "config.json", "checkpoints", "dead", "tensorboard", "before-1", "00000001", "stores.db"),
+    *("Checkpoints", "CHECKPOINTS", "checkpointS", "%2E", "%252E", "%2e%2e", "%", "%-", "%~1", "a%~1", "A", "~"),
+    *(
+        ".tmp-x".strip("."),
+        "events.out.tfevents.1",
+        "luna",
+        "LUNA",
+        "ä",
+        "日本",
+        "x" * 200,
+        "X" * 200,
+        "ä" * 200,
+        "ä" * 199 + "b",
+    ),
+)
+OURS = {"config.json", "checkpoints", "dead", "log", "log.jsonl", "tensorboard"}
+STEPS = 4
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="rl4n-"))
+    yield folder / "run"
+    shutil.rmtree(folder)
+
+
+class Lives:
+    """One learner after another on a run directory."""
+
+    def __init__(self, spawn: Spawn, run_dir: Path) -> None:
+        self._spawn, self._run_dir = spawn, run_dir
+        self.accepted: dict[str, int] = {}
+
+    def start(self) -> Child:
+        """The next life; everything that was acknowledged is there."""
+        bind = f"ipc://{self._run_dir.parent}/l"
+        self.child = self._spawn("named", {"bind": bind, "run_dir": str(self._run_dir)})
+        self.address = self.child.hear()["address"]
+        clients = self.child.ask("status")["clients"]
+        assert {name: clients[name]["accepted"] for name in self.accepted} == self.accepted
+        return self.child
+
+    def play(self, name: str, episodes: int = 2) -> None:
+        """An actor of this name plays for the client of this name, until everything is acknowledged."""
+        with join(self.address, client_id=name, actor_id=name) as agent:
+            agent.wait_version(0, timeout_s=60.0)
+            for _ in range(episodes):
+                play(agent, STEPS)
+            agent.flush(timeout_s=60.0)
+        self.accepted[name] = self.accepted.get(name, 0) + episodes
+
+
+def events_of(run_dir: Path, event: str) -> list[dict[str, Any]]:
+    return [found for line in (run_dir / "log.jsonl").read_text().splitlines() if (found := json.loads(line))["event"] == event]
+
+
+def test_a_run_starts_again_whatever_its_clients_are_called(spawn: Spawn, run_dir: Path, report: Callable[..., None]) -> None:
+    lives = Lives(spawn, run_dir)
+    lives.start()
+    for name in NAMES:
+        lives.play(name)
+    lives.child.kill()
+    lives.start()
+    for name in NAMES:
+        lives.play(name, 1)
+    lives.child.end()
+    lives.start()
+    lives.child.end()
+
+    found = {path.name for path in run_dir.iterdir() if not path.name.startswith("journal.db")}
+    assert found <= OURS, f"names from outside in the run directory: {sorted(found - OURS)}"
+    assert all(path.is_file() for path in run_dir.glob("journal.db*"))
+    for folder in ("tensorboard", "checkpoints"):
+        folders = [path.name for path in (run_dir / folder).iterdir()]
+        assert len({name.lower() for name in folders}) == len(folders) == len(NAMES)
+    report(names=len(NAMES), segments=sum(lives.accepted.values()), lost=0, lives=3)
+
+
+def test_what_an_earlier_version_left_in_the_way_is_moved_and_said(
+    spawn: Spawn, run_dir: Path, report: Callable[..., None]
+) -> None:
+    lives = Lives(spawn, run_dir)
+    lives.start()
+    for name in ("luna", "LUNA"):
+        lives.play(name)
+    lives.child.ask("save")
+    lives.child.end()
+    (capitals,) = (run_dir / "checkpoints").glob("LUNA*")
+    capitals.rename(run_dir / "checkpoints" / "LUNA")
+    old = {}
+    for name in ("luna", "LUNA", "journal.db-journal", "journal.db-wal", "checkpoints", "dead", "log", "tensorboard", "ä b"):
+        path = run_dir / name / "events.out.tfevents.1763764321.host.1.0"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(name.encode())
+        old[name] = path
+    (run_dir / "journal.db-shm").mkdir()
+    (run_dir / "journal.db-shm" / "note").write_text("somebody's")
+
+    lives.start()
+    lives.play("luna", 1)
+    lives.child.end()
+    lives.start()
+    lives.child.end()
+    for name, path in old.items():
+        assert not path.exists()
+        (moved,) = [
+            file
+            for file in (run_dir / "tensorboard").glob("*/events.out.tfevents.*.host.1.0")
+            if file.read_bytes() == name.encode()
+        ]
+        assert moved.parent.parent.name == "tensorboard"
+    assert [path.read_text() for path in run_dir.glob("before-*/journal.db-shm/note")] == ["somebody's"]
+    said = {event["source"].partition("/")[0] for event in events_of(run_dir, "moved")}
+    assert said == {*old, "journal.db-shm"}
+    assert {event["client_id"] for event in events_of(run_dir, "checkpoint_loaded")} == {"luna", "LUNA"}
+    report(moved=len(events_of(run_dir, "moved")), lost=0)

@@ -21,7 +21,8 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, ProtocolError
 from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
-from rl4sys_zmq.learner.content import content_errors
+from rl4sys_zmq.learner.bounds import Bounds
+from rl4sys_zmq.learner.content import Standard, content_errors
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.rounder import Rounder
 from rl4sys_zmq.learner.telling import Mouth, Teller, plain_text
@@ -75,6 +76,7 @@ class Learning:
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
+        self._bounds = Bounds(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._masters = 0
@@ -257,7 +259,7 @@ class Learning:
         batch = Batch(submit)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # those that the gateway refused, by the same rule
-        bad = content_errors(batch, segments, refused, self._schema, self._assign.generation, self._version)
+        bad = content_errors(batch, segments, refused, Standard(self._schema, self._bounds, self._assign.generation, self._version))
         oldest = batch.oldest(self._assign.generation, self._first_version)
         read = _Taken((message.actor_id, message.origin), batch, segments, refused, bad, oldest)
         place = message.skip

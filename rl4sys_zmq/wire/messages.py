@@ -334,6 +334,8 @@ class Assign:
         ledger_id: noted in the checkpoints.
         wire_dtype: ``fp32``, ``bf16`` or ``grid``: what weights are on their way to the actors.
         weights_level: of the coder of diffs.
+        max_magnitude: of an observation or a raw action, where the space has no bound of its own.
+        max_reward: the greatest absolute value of a reward.
     """
 
     KIND: ClassVar[int] = 32
@@ -355,6 +357,8 @@ class Assign:
     ledger_id: int
     wire_dtype: str = "fp32"
     weights_level: int = 1
+    max_magnitude: float = 1e15
+    max_reward: float = 1e12
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,11 +153,7 @@ class LearnerConfig:
     def client(self, client_id: str) -> ClientConfig:
         """The entry for a client, with its lag, pacing, publishing and bounds filled in from the learner's options."""
         entry = self.clients.get(client_id, ClientConfig())
-        inherited = {
-            name: getattr(self, name)
-            for name in _INHERITED
-            if getattr(entry, name) is None
-        }
+        inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
 
     @classmethod

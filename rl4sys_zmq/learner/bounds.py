@@ -1,8 +1,8 @@
 """How large the numbers of a segment may be: by column, from the client's spaces and two options.
 
 Finite is not enough. Some devices say "no reading" by the greatest float there is, and one such number, squared, makes a
-gradient infinite. A bounded box is taken at its word; where it says nothing the options hold, with room for any sensor: squares of
-1e15 and sums of a hundred million of them stay finite in float32.
+gradient infinite. A bounded box is taken at its word. Where it says nothing the options hold, with room for any sensor: the sum
+of the squares of a hundred million numbers of 1e15 is finite in float32.
 """
 
 from __future__ import annotations

@@ -38,9 +38,7 @@ class Standard:
     version: int
 
 
-def content_errors(
-    batch: Batch, segments: Sequence[Segment], but: Container[int], standard: Standard
-) -> dict[int, str]:
+def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int], standard: Standard) -> dict[int, str]:
     """Which segments of a message must not be trained on, by their places, and why.
 
     Args:

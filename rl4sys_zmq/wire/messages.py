@@ -459,7 +459,16 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Disposed:
-    """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`."""
+    """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`.
+
+    Attributes:
+        actor_id: whose.
+        origin: which numbering of it.
+        ranges: of sequence numbers.
+        verdict: that they met.
+        reason: for a person.
+        but: the verdict that they had met before, and that is taken back; empty for segments that were pending.
+    """
 
     KIND: ClassVar[int] = 50
     actor_id: str
@@ -467,6 +476,7 @@ class Disposed:
     ranges: list[Any]
     verdict: str
     reason: str = ""
+    but: str = ""
 
 
 @dataclass(frozen=True, slots=True)

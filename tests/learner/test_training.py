@@ -16,6 +16,7 @@ from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # as in a learner thread
 
 from rl4sys_zmq.learner.algorithms.dqn import DQN  # noqa: E402
 from rl4sys_zmq.learner.algorithms.ppo import PPO  # noqa: E402
@@ -56,7 +57,7 @@ def held(seq: int, one: Segment) -> Held:
 
 
 def ppo(**parameters: Any) -> PPO:
-    given = {"steps_per_epoch": 32 * STEPS, "normalise_rewards": True, "hidden_sizes": [16], **parameters}
+    given = {"steps_per_epoch": 32 * STEPS, "normalise_rewards": True, "hidden_sizes": [16], "update_epochs": 2, **parameters}
     return PPO(BoxSpace((4,)), DiscreteSpace(2), given, 7)
 
 
@@ -80,7 +81,9 @@ def bad_segment(seq: int, kind: str) -> Segment:
 
 @pytest.mark.parametrize("culprits", [(0,), (31,), (5, 6), (0, 9, 17, 30)])
 @pytest.mark.parametrize("normalise", [True, False])
-def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays(culprits: tuple[int, ...], normalise: bool) -> None:
+def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays(
+    culprits: tuple[int, ...], normalise: bool
+) -> None:
     algorithm, twin = ppo(normalise_observations=normalise), ppo(normalise_observations=normalise)
     trainer, clean = Trainer(algorithm, Suspects(None)), Trainer(twin, Suspects(None))
     for seq in range(32):

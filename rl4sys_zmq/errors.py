@@ -301,6 +301,22 @@ class ClientFailed(RL4SysError):
         super().__init__(f"client {client_id!r} failed on the learner: {error}; restart it with Learner.restart({client_id!r})")
 
 
+class TrainingDiverged(RL4SysError):
+    """Updates come out not finite whatever they are made of: the parameters are to blame, or the algorithm, and not the data.
+
+    Attributes:
+        updates: how many in a row were undone.
+        reason: what was not finite in the last one.
+    """
+
+    def __init__(self, updates: int, reason: str) -> None:
+        self.updates, self.reason = updates, reason
+        super().__init__(
+            f"{updates} updates in a row were undone, and nothing was left to train on ({reason}); the weights before them are "
+            "kept. Is a learning rate too high, or max_magnitude? Mend the parameters and restart the client"
+        )
+
+
 class TransportError(RL4SysError):
     """An address cannot be parsed, bound or dialled."""
 

@@ -39,6 +39,9 @@ __all__ = ["LearnerConfig"]
 
 log = logging.getLogger(__name__)
 
+_INHERITED = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates", "max_magnitude", "max_reward")
+"""Options of a client that come from the learner's own where its entry does not say them."""
+
 
 def _clients(value: object) -> dict[str, ClientConfig]:
     entries = mapping(value)
@@ -101,6 +104,10 @@ class LearnerConfig:
     """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
+    max_magnitude: float = option(number(0, above=True), 1e15)
+    """The greatest absolute value of an observation or a raw action, where the space has no bound of its own."""
+    max_reward: float = option(number(0, above=True), 1e12)
+    """The greatest absolute value of a reward."""
     pacing_lag: int = option(integer(0, 1024), 1)
     """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
@@ -153,13 +160,9 @@ class LearnerConfig:
         return (self.ledger or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
-        """The entry for a client, its lag, pacing and publishing filled in from the learner's options."""
+        """The entry for a client, with its lag, pacing, publishing and bounds filled in from the learner's options."""
         entry = self.clients.get(client_id, ClientConfig())
-        inherited = {
-            key: getattr(self, key)
-            for key in ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
-            if getattr(entry, key) is None
-        }
+        inherited = {name: getattr(self, name) for name in _INHERITED if getattr(entry, name) is None}
         return replace(entry, **inherited)
 
     @classmethod

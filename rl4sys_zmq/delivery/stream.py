@@ -160,6 +160,13 @@ class Stream:
         self._advance()
         return fresh
 
+    def correct(self, count: int, verdict: str, but: str) -> int:
+        """Moves segments that were disposed of to another verdict; returns how many that were."""
+        count = min(count, self.verdicts[but])
+        self.verdicts[but] -= count
+        self.verdicts[verdict] += count
+        return count
+
     def roll_back(self) -> int:
         """Forgets what is pending, because nothing can bring it back; returns how many segments that were."""
         pending = self.pending

@@ -62,7 +62,7 @@ class ClientSettings:
 
     def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, ledger_id: int) -> Assign:
         """The first message to this client's learner thread."""
-        writing = self.writing()
+        writing, entry = self.writing(), config.client(self.client_id)
         return Assign(
             self.client_id,
             policy_id,
@@ -82,6 +82,8 @@ class ClientSettings:
             ledger_id,
             writing.dtype.name.lower(),
             writing.level,
+            float(entry.max_magnitude or config.max_magnitude),
+            float(entry.max_reward or config.max_reward),
         )
 
     def to_json(self) -> dict[str, Any]:

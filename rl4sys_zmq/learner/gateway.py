@@ -363,9 +363,13 @@ class Gateway(Worker):
 
     def _on_disposed(self, client: Client, message: Disposed) -> None:
         stream = client.table.get(message.actor_id, message.origin)
-        count = sum(end - first for first, end in message.ranges) if stream is None else 0
-        if stream is not None:
+        count = sum(end - first for first, end in message.ranges)
+        if message.but:
+            count = stream.correct(count, message.verdict, message.but) if stream is not None else count
+            client.verdicts[message.but] -= count
+        elif stream is not None:
             count = stream.dispose(message.ranges, message.verdict)
+        if stream is not None:
             client.dirty.add(stream.actor_id)
         client.verdicts[message.verdict] += count
         if message.verdict == Verdict.QUARANTINED:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import itertools
 import logging
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -18,21 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, ProtocolError
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
+from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
+from rl4sys_zmq.learner.bounds import Bounds
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
-from rl4sys_zmq.learner.content import content_errors
+from rl4sys_zmq.learner.content import Standard, content_errors
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.learner.rounder import Rounder
+from rl4sys_zmq.learner.suspects import Suspects
+from rl4sys_zmq.learner.taken import Held, Taken, runs, streams_of
 from rl4sys_zmq.learner.telling import Mouth, Teller, plain_text
+from rl4sys_zmq.learner.training import Outcome, Trainer
 from rl4sys_zmq.transports import Poller, Socket
-from rl4sys_zmq.values import PolicySnapshot, Segment, space_from
+from rl4sys_zmq.values import PolicySnapshot, space_from
 from rl4sys_zmq.weights import digest, encode_update
-from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, spec_to_document
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, spec_to_document
 from rl4sys_zmq.wire.messages import (
+    Alarm,
     Assign,
     Checkpointed,
-    DeadLetter,
     Deliver,
     Forget,
     Message,
@@ -75,27 +77,32 @@ class Learning:
         own_limit = -1 if self._algorithm.max_policy_lag is None else self._algorithm.max_policy_lag
         self._max_policy_lag = self._assign.max_policy_lag if self._assign.max_policy_lag >= 0 else own_limit
         self._schema = SegmentSchema(self._spec.observation_space, self._spec.action_space, MAX_SEGMENT_STEPS)
+        self._bounds = Bounds(self._schema, self._assign.max_magnitude, self._assign.max_reward)
         self._snapshot: PolicySnapshot | None = None
         self._before: PolicySnapshot | None = None
         self._masters = 0
         self._rounder = Rounder(self._assign.wire_dtype, self._assign.weights_level, [t.size for t in self._spec.tensors])
         self._version = self._resumed_version = -1
-        self._updates = 0
         self._lag_sum = self._lag_steps = 0
         self._slack_steps = 0
-        self._pending: list[tuple[Key, int, int]] = []
         self._poisoned = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
         self._saved_updates = 0  # what has seen nothing is made again from its seed, and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         self._ready = self._resume()
+        # A ledger in memory is gone with the process, and so is what may have ended it.
+        noted = self._assign.checkpoints and not self._replaced.is_set()
+        self._suspects = Suspects(Path(self._assign.checkpoints) if noted else None)
+        self._trainer = Trainer(self._algorithm, self._suspects, max(0, self._saved_updates))
         self._teller = Teller(self._say, self._progress.steps)
 
     def run(self) -> None:
         """Until `Stop`."""
         self._say(self._ready)
         self._publish()
+        if self._suspects.story:
+            self._alarm(PROCESS_KILLER, self._suspects.story)
         self._tell()
         while True:
             self._poller.poll(self._teller.rest_s)
@@ -113,7 +120,18 @@ class Learning:
             if time.monotonic() >= self._save_at:
                 self._save()
             self._tell()
-            self._teller.tell_figures(self._updates)
+            self._teller.tell_figures(self._trainer.updates)
+
+    def close(self) -> None:
+        """Ends the notes of what is in hand; in the thread."""
+        self._suspects.close()
+
+    def excuse(self, *, replaced: bool = False) -> None:
+        """Notes that the thread is told to end, so that its end in the middle of an update means nothing; from any thread."""
+        self._suspects.excuse(mute=replaced)
+
+    def _alarm(self, name: str, text: str, count: int = 1) -> None:
+        self._say(Alarm(name, plain_text(text), count))
 
     def _follow(self, message: Message) -> None:
         match message:
@@ -131,7 +149,7 @@ class Learning:
         """The last words. What waits for a full batch stays in the ledger, if that is on a disk."""
         self._tell(at_once=True)
         self._save()
-        self._teller.tell_figures(self._updates, at_once=True)
+        self._teller.tell_figures(self._trainer.updates, at_once=True)
 
     # ---- building
 
@@ -191,7 +209,7 @@ class Learning:
                 log.warning(words, self._assign.client_id, manifest.number)
             self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
-            self._updates = self._saved_updates = manifest.updates
+            self._saved_updates = manifest.updates
         return Ready(
             spec_to_document(self._spec),
             algorithm.kind,
@@ -211,7 +229,7 @@ class Learning:
                 self._say(Checkpointed(token, 0, max(self._version, 0), [], 0.0, ""))
             return
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
-        if self._replaced.is_set() or (not asked and self._updates == self._saved_updates and not self._progress.moved):
+        if self._replaced.is_set() or (not asked and self._trainer.updates == self._saved_updates and not self._progress.moved):
             return
         began = time.monotonic()
         try:
@@ -223,7 +241,7 @@ class Learning:
             return
         duration_s = time.monotonic() - began
         self._save_at = max(self._save_at, time.monotonic() + CHECKPOINT_SHARE * duration_s)
-        self._saved_updates, self._progress.moved = self._updates, False
+        self._saved_updates, self._progress.moved = self._trainer.updates, False
         self._teller.tell_verdicts()
         marks = [[m.actor_id, m.origin, m.next_seq] for m in manifest.marks]
         self._say(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
@@ -241,7 +259,7 @@ class Learning:
             digest=now,
             grid=self._rounder.steps,
             algorithm_name=self._assign.algorithm_name,
-            updates=self._updates,
+            updates=self._trainer.updates,
             steps=self._progress.steps,
             verdicts=dict(self._progress.verdicts),
             marks=self._progress.marks(),
@@ -257,19 +275,23 @@ class Learning:
         batch = Batch(submit)
         segments = batch.segments()
         refused = batch.errors(self._schema) if message.refused else {}  # those that the gateway refused, by the same rule
-        bad = content_errors(batch, segments, refused, self._schema, self._assign.generation, self._version)
+        bad = content_errors(
+            batch, segments, refused, Standard(self._schema, self._bounds, self._assign.generation, self._version)
+        )
         oldest = batch.oldest(self._assign.generation, self._first_version)
-        read = _Taken((message.actor_id, message.origin), batch, segments, refused, bad, oldest)
+        read = Taken((message.actor_id, message.origin), batch, segments, refused, bad, oldest)
         place = message.skip
         while place < len(batch):
             if place > message.skip:
                 self._train()  # a batch was full in the middle of the message
             place = self._take_some(read, place)
         self._teller.taken_messages += 1
-        if not self._pending:
+        if self._suspects.any:
+            self._train()  # with nothing else in hand
+        if not self._trainer.held:
             self._barrier()
 
-    def _take_some(self, taken: _Taken, start: int) -> int:
+    def _take_some(self, taken: Taken, start: int) -> int:
         """Takes the segments of a message from one place on, until the algorithm wants no more; returns where it stopped."""
         key, batch, teller = taken.key, taken.batch, self._teller
         first = batch.first_seq + start
@@ -278,6 +300,9 @@ class Learning:
         drops = self._assign.on_lag == "drop"
         self._progress.take(key, first, first)
         observed = []
+        careful = self._suspects.any
+        if not careful:
+            self._suspects.note(key, first, batch.first_seq + len(batch))
         for place, segment in enumerate(taken.segments[start:], start):
             seq = batch.first_seq + place
             if place in taken.refused:
@@ -285,24 +310,24 @@ class Learning:
                 continue
             teller.taken_items += 1
             teller.taken_steps += segment.steps
-            if place in taken.bad:
-                self._bury(taken, place, taken.bad[place])
+            if reason := taken.bad.get(place) or self._suspects.reason(key, seq):
+                self._bury(taken, place, reason)
             elif drops and late[place]:
                 self._dispose(key, seq, seq + 1, Verdict.STALE)
-            elif self._observe(taken, place, correct=bool(late[place])):
+            elif self._observe(Held(taken, place, key, seq, bool(late[place])), alone=careful):
                 observed.append(place)
-                if not self._algorithm.demand():
+                if not self._algorithm.demand() or (careful and self._suspects.suspects(key, seq)):
                     break
+        if self._algorithm.kind == "onpolicy":
+            self._suspects.clear()
         self._progress.take(key, first, batch.first_seq + place + 1)
         self._note(key, batch, lags, observed)
         return place + 1
 
     def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
         """Counts the segments of a message that the algorithm has taken, by their places."""
-        for first, end in _runs(observed):
-            if self._algorithm.kind == "onpolicy":
-                self._pending.append((key, batch.first_seq + first, batch.first_seq + end))
-            else:
+        for first, end in runs(observed):
+            if self._algorithm.kind != "onpolicy":
                 self._dispose(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
         steps = batch.steps[observed]
         self._lag_sum += int((lags[observed] * steps).sum())
@@ -313,29 +338,33 @@ class Learning:
             self._teller.ended((at[place], total, length) for place, total, length in ended)
         self._teller.observed_steps += int(steps.sum())
 
-    def _bury(self, taken: _Taken, place: int, reason: str) -> None:
+    def _bury(self, taken: Taken, place: int, reason: str) -> None:
         """Quarantines a segment: it counts, nobody trains on it, and a person may look at it."""
         seq = taken.batch.first_seq + place
         self._dispose(taken.key, seq, seq + 1, Verdict.QUARANTINED, reason)
-        self._say(DeadLetter(*taken.key, seq, reason, tuple(encode(taken.batch.alone(place)))))
+        self._say(taken.letter(place, reason))
 
     def _barrier(self) -> None:
         self._progress.barrier()
         self._progress.steps = self._teller.observed_steps
 
-    def _observe(self, taken: _Taken, place: int, *, correct: bool) -> bool:
+    def _observe(self, one: Held, *, alone: bool) -> bool:
         """Gives a segment to the algorithm. One that it can't take is quarantined; several in a row are the algorithm's fault.
 
-        A ledger on disk would feed such a segment again to each life of this thread.
+        A ledger on disk would feed such a segment again to each life of this thread. With `alone`, it is noted by itself.
         """
+        if alone:
+            self._suspects.clear()
+            self._suspects.note(one.key, one.seq, one.seq + 1)
         try:
-            self._algorithm.observe(taken.segments[place], correct=correct)
+            self._trainer.observe(one)
         except Exception as exc:
             self._poisoned += 1
             if self._poisoned > MAX_POISONED:
                 raise
             log.exception("client %s: a segment that the algorithm does not take is quarantined", self._assign.client_id)
-            self._bury(taken, place, plain_text(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
+            assert one.taken is not None
+            self._bury(one.taken, one.place, plain_text(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
             return False
         self._poisoned = 0
         return True
@@ -345,24 +374,39 @@ class Learning:
         """Data of an earlier generation are no newer than what this one began with."""
         return max(self._resumed_version, 0)
 
-    def _dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "") -> None:
-        self._progress.dispose(key, verdict, end - first)
-        self._teller.dispose(key, first, end, verdict, reason)
+    def _dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
+        """Segments met a verdict; `but` is the one that they had met before."""
+        self._progress.dispose(key, verdict, end - first, but)
+        self._teller.dispose(key, first, end, verdict, reason, but)
 
     # ---- learning
 
     def _train(self, *, partial: bool = False) -> None:
-        update = functools.partial(self._algorithm.update, partial=True) if partial else self._algorithm.update
-        while (metrics := update()) is not None:
-            self._updates += 1
-            self._teller.scalars.update(metrics)
-            for key, first, end in self._pending:
+        while (outcome := self._trainer.update(partial=partial)) is not None:
+            if outcome.metrics is None:
+                self._undone(outcome)
+                continue
+            if outcome.unchanged:
+                self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} has left all weights as they were")
+            self._teller.scalars.update(outcome.metrics)
+            for key, first, end in streams_of(outcome.used):
                 self._dispose(key, first, end, Verdict.TRAINED)
-            self._pending.clear()
             self._barrier()
             self._teller.tell_verdicts()
-            if partial or self._updates % self._algorithm.publish_every_updates == 0:
+            if partial or self._trainer.updates % self._algorithm.publish_every_updates == 0:
                 self._publish()
+        self._suspects.settle()
+
+    def _undone(self, outcome: Outcome) -> None:
+        """Quarantines what made an update fail, and says so."""
+        reason = plain_text(f"update {self._trainer.updates + 1} was undone, for with it {outcome.reason}")
+        trained = self._algorithm.kind != "onpolicy"
+        for one in outcome.culprits:
+            self._dispose(one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, but=Verdict.TRAINED if trained else "")
+            if one.taken is not None:
+                self._say(one.taken.letter(one.place, reason))
+        self._alarm(UPDATE_UNDONE, f"{reason}; {len(outcome.culprits)} segments are quarantined for it")
+        self._teller.tell_verdicts()
 
     def _publish(self) -> None:
         flat = self._spec.flatten(self._algorithm.snapshot())
@@ -385,33 +429,3 @@ class Learning:
 
     def _tell(self, *, at_once: bool = False) -> None:
         self._teller.tell(self._algorithm.demand() + self._slack_steps, self._version, at_once=at_once)
-
-
-@dataclass(slots=True)
-class _Taken:
-    """A message that is being taken.
-
-    Attributes:
-        key: whose.
-        batch: its heads and columns; `segments`, of it.
-        refused: places that the gateway has refused.
-        bad: places whose content is bad, and why.
-        oldest: the least version of each segment.
-    """
-
-    key: Key
-    batch: Batch
-    segments: list[Segment]
-    refused: dict[int, ProtocolError]
-    bad: dict[int, str]
-    oldest: NDArray[np.int64]
-
-
-def _runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges of ``[first, end)``."""
-    if not places:
-        return []
-    if places[-1] - places[0] == len(places) - 1:
-        return [(places[0], places[-1] + 1)]
-    breaks = [n for n in range(1, len(places)) if places[n] != places[n - 1] + 1]
-    return [(places[a], places[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(places)])]

@@ -50,9 +50,21 @@ class Progress:
             since = self._since[key] = _Tally(first, {})
         since.next_seq = end
 
-    def dispose(self, key: Key, verdict: str, count: int = 1) -> None:
-        """Segments that were taken since the barrier met their verdict."""
-        self._since[key].verdicts[verdict] += count
+    def dispose(self, key: Key, verdict: str, count: int = 1, but: str = "") -> None:
+        """Segments that were taken since the barrier met their verdict; with `but`, earlier ones met it in place of that one."""
+        if but:
+            self._correct(key, {verdict: count, but: -count})
+        else:
+            self._since[key].verdicts[verdict] += count
+
+    def _correct(self, key: Key, changes: Mapping[str, int]) -> None:
+        tally = self._since.get(key) or self._marks.get(key)
+        for verdict, change in changes.items():
+            if tally is not None:
+                tally.verdicts[verdict] += change
+            if key not in self._since:
+                self.verdicts[verdict] += change
+        self.moved = True
 
     def barrier(self) -> None:
         """Everything taken has been disposed of."""

@@ -76,8 +76,8 @@ class Teller:
         self.taken_messages = self.taken_steps = self.taken_items = self.taken_bytes = 0
         self.observed_steps = self._said_steps = self._first_steps = observed_steps
         self.scalars: dict[str, float] = {}
-        self._disposed: dict[tuple[str, int, str, str], list[list[int]]] = {}
         self._said = _Said(0, 0, 0, 0, 0)
+        self._disposed: dict[tuple[str, int, str, str, str], list[list[int]]] = {}
         self._episodes: deque[list[float]] = deque(maxlen=MAX_EPISODES)
         self._ended = 0
         self._gathers = False
@@ -96,9 +96,9 @@ class Teller:
 
     # ---- verdicts
 
-    def dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "") -> None:
-        """Segments ``[first, end)`` of a stream met their verdict."""
-        ranges = self._disposed.setdefault((*key, verdict, reason), [])
+    def dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
+        """Segments ``[first, end)`` of a stream met their verdict, and if there is a `but`, that one before."""
+        ranges = self._disposed.setdefault((*key, verdict, reason, but), [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
         else:
@@ -106,8 +106,8 @@ class Teller:
 
     def tell_verdicts(self) -> None:
         """Says them now."""
-        for (actor_id, origin, verdict, reason), ranges in self._disposed.items():
-            self._say(Disposed(actor_id, origin, ranges, verdict, reason))
+        for (actor_id, origin, verdict, reason, but), ranges in self._disposed.items():
+            self._say(Disposed(actor_id, origin, ranges, verdict, reason, but))
         self._disposed.clear()
 
     # ---- demand

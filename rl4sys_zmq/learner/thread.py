@@ -40,6 +40,7 @@ class LearnerThread(Worker):
         self._down, self._up = down, up
         self._stopping = threading.Event()
         self._replaced = threading.Event()
+        self._learning: Learning | None = None
 
     def run(self) -> None:
         """The thread's body."""
@@ -47,7 +48,7 @@ class LearnerThread(Worker):
             mouth = Mouth(up, self._key)
             try:
                 try:
-                    Learning(down, mouth, self._stopping, self._replaced).run()
+                    self._learn(down, mouth)
                 except Closed:
                     raise
                 except Exception as exc:  # noqa: BLE001 - the border of a client: it stops this client alone
@@ -57,11 +58,20 @@ class LearnerThread(Worker):
             except Closed as exc:
                 log.warning("%s ends without a last word: %s", self.name, exc)
 
+    def _learn(self, down: Socket, mouth: Mouth) -> None:
+        learning = self._learning = Learning(down, mouth, self._stopping, self._replaced)
+        try:
+            learning.run()
+        finally:
+            learning.close()
+
     def stop(self) -> None:
         """Ends the thread when it next finds nothing to read; the gateway's `Stop` message comes in order with the data."""
         self._stopping.set()
+        if self._learning is not None:
+            self._learning.excuse(replaced=self._replaced.is_set())
 
     def replace(self) -> None:
         """Another thread takes its place, which has the checkpoints from now on; this one ends as soon as it can."""
         self._replaced.set()
-        self._stopping.set()
+        self.stop()

@@ -136,6 +136,29 @@ class FakeAlgorithm:
             "keys": [list(key) for key in self.keys[:segments]],
         }
 
+    def checkpoint(self) -> tuple[Any, ...]:
+        """See `Undoable`."""
+        return self.updates, self._used
+
+    def restore(self, kept: tuple[Any, ...]) -> None:
+        """See `Undoable`: an on-policy one forgets what was observed since."""
+        again = self.updates - kept[0]
+        self.updates, self._used = kept
+        if self.kind == "offpolicy":
+            self._pending += again * self.parameters.steps_per_update
+        else:
+            self.segments, self.steps, self.corrected = self._used
+            self._pending = 0
+            del self.keys[self.segments :]
+
+    def vitals(self) -> list[NDArray[Any]]:
+        """See `Undoable`: the number of updates stands for the weights."""
+        return [np.array([self.updates], np.float32)]
+
+    def discard(self) -> list[int]:
+        """See `Undoable`: it is never asked, for nothing here is not finite."""
+        return []
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes back to a `state`."""
         self.segments, self.steps, self.updates = state["segments"], state["steps"], state["updates"]

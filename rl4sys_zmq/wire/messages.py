@@ -366,6 +366,8 @@ class Assign:
         ledger_id: noted in the checkpoints.
         wire_dtype: ``fp32``, ``bf16`` or ``grid``: what weights are on their way to the actors.
         weights_level: of the coder of diffs.
+        max_magnitude: of an observation or a raw action, where the space has no bound of its own.
+        max_reward: the greatest absolute value of a reward.
     """
 
     KIND: ClassVar[int] = 32
@@ -387,6 +389,8 @@ class Assign:
     ledger_id: int
     wire_dtype: str = "fp32"
     weights_level: int = 1
+    max_magnitude: float = 1e15
+    max_reward: float = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,7 +491,16 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Disposed:
-    """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`."""
+    """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`.
+
+    Attributes:
+        actor_id: whose.
+        origin: which numbering of it.
+        ranges: of sequence numbers.
+        verdict: that they met.
+        reason: for a person.
+        but: the verdict that they had met before, and that is taken back; empty for segments that were pending.
+    """
 
     KIND: ClassVar[int] = 50
     actor_id: str
@@ -495,6 +508,7 @@ class Disposed:
     ranges: list[Any]
     verdict: str
     reason: str = ""
+    but: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,7 +200,7 @@ def test_going_back_to_a_checkpoint_says_what_it_costs(inproc_lab: Lab, tmp_path
     agent.close()
     first.close()
     folder = tmp_path / "run" / "checkpoints" / "lab"
-    numbers = sorted(int(path.name) for path in folder.iterdir())
+    numbers = sorted(int(path.name) for path in folder.glob("[0-9]*"))
     target = numbers[0]
     manifest = json.loads((folder / f"{target:08d}" / "manifest.json").read_text())
     back = start(inproc_lab, tmp_path / "run", resume=str(folder / f"{target:08d}"))

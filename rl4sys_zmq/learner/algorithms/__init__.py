@@ -1,6 +1,6 @@
 """Learning rules behind one protocol: PPO (on-policy) and DQN (off-policy), and whatever a user registers."""
 
-from rl4sys_zmq.learner.algorithms.base import Algorithm
+from rl4sys_zmq.learner.algorithms.base import Algorithm, Undoable
 from rl4sys_zmq.learner.algorithms.registry import (
     algorithm_names,
     make_algorithm,
@@ -9,4 +9,12 @@ from rl4sys_zmq.learner.algorithms.registry import (
     resolve_algorithm,
 )
 
-__all__ = ["Algorithm", "algorithm_names", "make_algorithm", "register_algorithm", "require_algorithm", "resolve_algorithm"]
+__all__ = [
+    "Algorithm",
+    "Undoable",
+    "algorithm_names",
+    "make_algorithm",
+    "register_algorithm",
+    "require_algorithm",
+    "resolve_algorithm",
+]

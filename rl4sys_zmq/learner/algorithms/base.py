@@ -6,7 +6,7 @@ versions and touches no global random state. The learner thread owns it, calls i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import PolicySpec, Segment
 
-__all__ = ["Algorithm"]
+__all__ = ["Algorithm", "Undoable"]
 
 
 @runtime_checkable
@@ -79,3 +79,31 @@ class Algorithm(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes back to a `state` of an algorithm with the same parameters; from there on, equal segments give equal bits."""
+
+
+@runtime_checkable
+class Undoable(Protocol):
+    """What an algorithm may have besides, so that an update that comes out not finite is undone at little cost.
+
+    Without these methods an on-policy algorithm goes back by `Algorithm.state` and `Algorithm.load`, a copy of everything for
+    each update; an off-policy one, whose state holds a replay, can't go back at all, and its client fails.
+    """
+
+    def checkpoint(self) -> Any:
+        """Copies of what updates change: weights, optimizer, random state, counters, statistics. Not the data observed."""
+
+    def restore(self, kept: Any) -> None:
+        """Goes back to a `checkpoint`, which may be used again; segments that wait for an on-policy update are forgotten."""
+
+    def vitals(self) -> Sequence[NDArray[Any]]:
+        """All numbers that training goes on from, the weights first: views, which are looked at and not kept."""
+
+    def discard(self) -> Sequence[int]:
+        """Takes the data out of the replay that make the next update not finite, by trying it; the state stays as it is.
+
+        Only an off-policy algorithm is asked, right after a `restore`.
+
+        Returns:
+            Which segments they were part of, counted from 0 in the order of `observe` since the construction; negative numbers
+            are left out by the caller, for data that came with a `load`.
+        """

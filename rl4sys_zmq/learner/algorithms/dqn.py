@@ -232,6 +232,51 @@ class DQN:
         for name in _COUNTERS:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
+    def checkpoint(self) -> tuple[Any, ...]:
+        """See `Undoable`: everything but the replay, and what was observed."""
+        networks = self._online.flat.clone(), self._target.flat.clone()
+        return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
+
+    def restore(self, kept: tuple[Any, ...]) -> None:
+        """See `Undoable`."""
+        online, target, optimizer, generator, self._units, self._gradient_steps = kept
+        self._online.flat.copy_(online)
+        self._target.flat.copy_(target)
+        self._optimizer.load(optimizer)
+        self._generator.set_state(generator)
+
+    def vitals(self) -> list[NDArray[Any]]:
+        """See `Undoable`: both networks and Adam's moments."""
+        return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
+
+    def discard(self) -> list[int]:
+        """See `Undoable`: halves the rows of the gradient step that fails, until halves do no harm."""
+        kept = self.checkpoint()
+        rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
+        self.restore(kept)
+        return self._replay.discard(np.unique(rows)) if len(rows) else []
+
+    def _failing_rows(self, rate: float) -> NDArray[np.int64]:
+        """Of the next update's first gradient step that fails, the rows that make it fail."""
+        for _ in range(self.parameters.gradient_steps):
+            rows = self._replay.draw(self.parameters.batch_size, self._generator)
+            before = self.checkpoint()
+            if not self._survives(rows, rate, before):
+                return self._halved(np.unique(rows), rate, before)
+        return np.empty(0, np.int64)
+
+    def _halved(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
+        if len(rows) <= 1:
+            return rows
+        failing = [half for half in np.array_split(rows, 2) if not self._survives(half, rate, before)]
+        return np.concatenate([self._halved(half, rate, before) for half in failing]) if failing else rows
+
+    def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
+        """Takes a gradient step on some rows from a state; True if loss and weights are finite after it."""
+        self.restore(before)
+        loss, _ = self._train_on(rows, rate)
+        return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.vitals())
+
     def _units_owed(self) -> int:
         p = self.parameters
         if p.traj_per_epoch is None:
@@ -241,7 +286,12 @@ class DQN:
     def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
         """One step on one batch: the loss, and the mean value of the actions taken."""
         p = self.parameters
-        batch = self._replay.sample(p.batch_size, self._generator)
+        return self._train_on(self._replay.draw(p.batch_size, self._generator), rate)
+
+    def _train_on(self, rows: NDArray[np.int64], rate: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same, on these rows of the replay."""
+        p = self.parameters
+        batch = self._replay.gather(rows)
         targets = self._targets(batch)
         actions = torch.from_numpy(batch.actions).unsqueeze(1)
         observations = encode_observations(self._spec.observation_space, batch.observations)

@@ -168,6 +168,10 @@ class FlatAdam:
             denominator = square.sqrt().div_(math.sqrt(correction2)).add_(self._eps)
             self._flat[part].addcdiv_(mean, denominator, value=-rate / correction1)
 
+    def moments(self) -> list[NDArray[Any]]:
+        """Views of the moments."""
+        return [self._mean.numpy(), self._square.numpy()]
+
     def state(self) -> dict[str, Any]:
         """Copies of the moments, and the number of steps."""
         return {"mean": self._mean.clone(), "square": self._square.clone(), "steps": self.steps}

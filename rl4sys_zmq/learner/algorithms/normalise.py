@@ -65,12 +65,15 @@ class RewardScale:
     """Divides rewards by the running standard deviation of the discounted return (as Gymnasium's NormalizeReward does).
 
     The return runs on across the segments of an episode, and starts at zero with each episode.
+
+    Attributes:
+        moments: of the discounted returns.
     """
 
     def __init__(self, gamma: float, *, clip: float = 10.0) -> None:
         self._gamma = gamma
         self._clip = clip
-        self._moments = RunningMoments(1)
+        self.moments = RunningMoments(1)
         self._open: OrderedDict[int, float] = OrderedDict()
 
     def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
@@ -94,22 +97,22 @@ class RewardScale:
                 self._open[episode] = float(returns[starts[k + 1] - 1])
         while len(self._open) > MAX_EPISODES:
             self._open.popitem(last=False)
-        self._moments.update(returns[:, None])
+        self.moments.update(returns[:, None])
         # One return has no deviation: to divide by its zero would make any reward a huge one.
-        variance = self._moments.variance[0] if self._moments.count > 1 else 1.0
+        variance = self.moments.variance[0] if self.moments.count > 1 else 1.0
         scaled: Column = np.clip(rewards / np.sqrt(variance + 1e-8), -self._clip, self._clip)
         return scaled
 
     def state(self) -> dict[str, Any]:
         """Copies of the moments, and the open episodes with their returns so far."""
         return {
-            "moments": self._moments.state(),
+            "moments": self.moments.state(),
             "episodes": np.array(list(self._open), dtype=np.uint64),
             "returns": np.array(list(self._open.values()), dtype=np.float64),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Goes back to a `state`."""
-        self._moments.load(state["moments"])
+        self.moments.load(state["moments"])
         pairs = zip(np.asarray(state["episodes"]), np.asarray(state["returns"]), strict=True)
         self._open = OrderedDict((int(episode), float(value)) for episode, value in pairs)

@@ -169,6 +169,25 @@ class PPO:
             self._reward_scale.load(state["rewards"])
         self._taken, self._buffered, self._trajectories = [], 0, 0
 
+    def checkpoint(self) -> dict[str, Any]:
+        """See `Undoable`: all of the state, which holds no segments."""
+        return self.state()
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """See `Undoable`."""
+        self.load(kept)
+
+    def vitals(self) -> list[NDArray[Any]]:
+        """See `Undoable`: weights, Adam's moments, statistics of observations and of returns."""
+        found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
+        for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
+            found += [moments.mean, moments.variance]
+        return found
+
+    def discard(self) -> list[int]:
+        """See `Undoable`: nothing lives on here."""
+        return []
+
     def _train(self, rollout: Rollout) -> dict[str, float]:
         """The passes over one batch, and what they measured."""
         p = self.parameters

@@ -93,6 +93,8 @@ class Replay:
             "successors": np.zeros(shape, dtype),
         }
         self._masks: NDArray[np.bool_] | None = None
+        self._sources = np.full(capacity, -1, np.int64)
+        self._segments = 0
         self._written = 0
 
     def __len__(self) -> int:
@@ -114,11 +116,36 @@ class Replay:
             self._masks = np.ones((self._capacity, self._actions.n), np.bool_)
         if self._masks is not None:
             self._masks[rows] = True if segment.masks is None else _usable(segment.masks[ahead.reach[keep]])
+        self._sources[rows] = self._segments
+        self._segments += 1
         self._written += segment.steps
 
-    def sample(self, count: int, generator: torch.Generator) -> Batch:
-        """Draws `count` transitions uniformly, with replacement."""
-        rows = torch.randint(len(self), (count,), generator=generator).numpy()
+    def draw(self, count: int, generator: torch.Generator) -> NDArray[np.int64]:
+        """The rows of `count` transitions, drawn uniformly, with replacement."""
+        rows: NDArray[np.int64] = torch.randint(len(self), (count,), generator=generator).numpy()
+        return rows
+
+    def discard(self, rows: NDArray[np.int64]) -> list[int]:
+        """Forgets some transitions, and all others that came with the same segments; copies of the rest take their places.
+
+        Returns:
+            Which segments they were of, counted from 0 in the order of `add`; those of a `load` have no number.
+        """
+        sources = np.unique(self._sources[rows])
+        sources = sources[sources >= 0]
+        bad = np.isin(self._sources[: len(self)], sources)
+        bad[rows] = True
+        gone, left = np.flatnonzero(bad), np.flatnonzero(~bad)
+        if not len(left):
+            self._written = 0
+            return [int(n) for n in sources]
+        stand_ins = np.resize(left, len(gone))
+        for column in (*self._columns.values(), self._sources, *([] if self._masks is None else [self._masks])):
+            column[gone] = column[stand_ins]
+        return [int(n) for n in sources]
+
+    def gather(self, rows: NDArray[np.int64]) -> Batch:
+        """Copies of some transitions, by their rows."""
         columns = {name: column[rows] for name, column in self._columns.items()}
         return Batch(**columns, masks=None if self._masks is None else self._masks[rows])
 
@@ -142,6 +169,7 @@ class Replay:
             if state[name].shape != expected:
                 raise ConfigError(f"a replay state with {name} of shape {state[name].shape}, not {expected}", key="buffer_size")
             column[:held] = state[name]
+        self._sources[:] = -1
         self._masks = None
         if "masks" in state:
             self._masks = np.ones((self._capacity, self._actions.n), np.bool_)

@@ -1,0 +1,130 @@
+"""How large the numbers of a segment may be: by column, from the client's spaces and two options.
+
+Finite is not enough. Some devices say "no reading" by the greatest float there is, and one such number, squared, makes a
+gradient infinite. A bounded box is taken at its word. Where it says nothing the options hold, with room for any sensor: the sum
+of the squares of a hundred million numbers of 1e15 is finite in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
+from rl4sys_zmq.wire import SegmentSchema
+
+__all__ = ["MAX_LOG_PROB", "Bounds", "Range"]
+
+MAX_LOG_PROB = 100.0
+"""The greatest absolute value of a log-probability, for each dimension of the action: no sampler draws what is rarer than e^-100,
+and the ratio to it could not be computed in float32."""
+
+CERTAIN = 1e-3
+"""By how much the log-probability of a discrete action may lie above 0, which is certainty, for rounding's sake."""
+
+ROUNDING = 4
+"""A value may lie outside the bounds of a box by so many units in the last place."""
+
+TILE = 512
+"""Elements that are looked at side by side: rows of few columns are laid together, because numpy is slow along short ones."""
+
+
+class Range:
+    """The least and the greatest value of a column, each for all of it or one for each element of a row."""
+
+    def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], dtype: np.dtype[Any]) -> None:
+        """Makes it.
+
+        Args:
+            low: the least, float64 of the shape of a row.
+            high: the greatest.
+            dtype: of the column.
+        """
+        info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+        self.vacuous = info is None or bool((low <= float(info.min)).all() and (high >= float(info.max)).all())
+        self._low, self._high = low.reshape(-1), high.reshape(-1)
+        self._same = bool((self._low == self._low[0]).all() and (self._high == self._high[0]).all())
+        self._least, self._most = float(self._low[0]), float(self._high[0])
+        self._rows = max(1, TILE // len(self._low))
+        self._tiles = np.tile(self._low, self._rows), np.tile(self._high, self._rows)
+
+    def holds(self, column: NDArray[Any]) -> bool:
+        """Tells if all of a column ``[T, ...]`` lies within; what is not a number lies outside."""
+        if not column.size:
+            return True
+        if self._same:
+            flat = column.reshape(-1)
+            return bool(np.minimum.reduce(flat) >= self._least and np.maximum.reduce(flat) <= self._most)
+        table = column.reshape(-1, len(self._low))
+        whole = len(table) // self._rows * self._rows
+        head = not whole or _fits(table[:whole].reshape(-1, len(self._tiles[0])), *self._tiles)
+        return head and (whole == len(table) or _fits(table[whole:], self._low, self._high))
+
+    def error(self, name: str, column: NDArray[Any]) -> str:
+        """The first value that lies outside, in words; empty if there is none."""
+        table = column.reshape(-1, len(self._low))
+        outside = ~((table >= self._low) & (table <= self._high))
+        if not outside.any():
+            return ""
+        row, place = np.unravel_index(int(outside.argmax()), outside.shape)
+        low, high = self._low[place], self._high[place]
+        where = f" (element {place})" if len(self._low) > 1 else ""
+        return f"{name} reach {float(table[row, place]):g}{where}; {low:g} to {high:g} are allowed"
+
+
+def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
+    return bool((np.minimum.reduce(table) >= low).all() and (np.maximum.reduce(table) <= high).all())
+
+
+class Bounds:
+    """The ranges of all columns of a client.
+
+    Attributes:
+        max_reward: the greatest absolute value of a reward.
+    """
+
+    def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float) -> None:
+        """Makes it.
+
+        Args:
+            schema: has the client's spaces.
+            max_magnitude: of an observation or a raw action, where the space has no bound of its own.
+            max_reward: the greatest absolute value of a reward.
+        """
+        self.max_reward = max_reward
+        actions = schema.action_space
+        discrete = isinstance(actions, DiscreteSpace)
+        widest = MAX_LOG_PROB * max(1, 1 if discrete else actions.size)  # type: ignore[union-attr]
+        self._ranges = {
+            "r": _flat_range(-max_reward, max_reward),
+            "l": _flat_range(-widest, CERTAIN if discrete else widest),
+        }
+        if isinstance(schema.observation_space, BoxSpace):
+            self._ranges["o"] = _of_box(schema.observation_space, max_magnitude)
+        if isinstance(actions, BoxSpace):  # what the policy drew, before it is clipped to the box or squashed into it
+            self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
+
+    def of(self, letter: str) -> Range | None:
+        """The range of a column, by its letter on the wire; None for one that is not looked at."""
+        return self._ranges.get(letter)
+
+    def max_return(self, steps: int) -> float:
+        """The greatest absolute value of the return of an episode of so many steps."""
+        return self.max_reward * max(steps, 1)
+
+
+def _flat_range(low: float, high: float) -> Range:
+    return Range(np.array([low]), np.array([high]), np.dtype(np.float32))
+
+
+def _of_box(space: Space, max_magnitude: float) -> Range:
+    assert isinstance(space, BoxSpace)
+    dtype = np.dtype(space.dtype)
+    low, high = space.low_array(), space.high_array()
+    said = np.maximum(*(np.where(np.abs(bound) <= max_magnitude, np.abs(bound), 0.0) for bound in (low, high)))
+    slack = ROUNDING * said * float(np.finfo(dtype if dtype.itemsize == 2 else np.float32).eps) if dtype.kind == "f" else 0.0
+    low = np.where(low >= -max_magnitude, low - slack, -max_magnitude)
+    high = np.where(high <= max_magnitude, high + slack, max_magnitude)
+    return Range(low, high, dtype)

@@ -1,0 +1,273 @@
+"""Updates that can be undone: what makes a loss or the weights not finite is found, taken out, and the rest is trained on.
+
+The state before an update is kept. An update that comes out not finite, or raises, is undone by going back to it. Which segments
+are to blame is found by halving: trial updates on parts of the batch, each from the kept state, and none of them is published.
+An off-policy algorithm learns from a replay, so it finds the data itself (`Undoable.discard`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import TrainingDiverged
+from rl4sys_zmq.learner.algorithms import Algorithm, Undoable
+from rl4sys_zmq.learner.content import is_finite
+from rl4sys_zmq.learner.suspects import Suspects
+from rl4sys_zmq.learner.taken import Held
+from rl4sys_zmq.weights import digest
+
+__all__ = ["Outcome", "Trainer"]
+
+MAX_TRIALS = 128
+"""Trial updates for one update that is undone; what they could not tell apart by then is taken out together."""
+
+MAX_DIVERGED = 3
+"""How many updates in a row may be undone with nothing left of their batches, before the algorithm itself is to blame."""
+
+RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
+"""How many segments of an off-policy algorithm are known by name, and how many bytes of observations of the latest are kept."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one call of `Trainer.update`.
+
+    Attributes:
+        metrics: of the update; None when it was undone.
+        used: the segments that an on-policy update has used up.
+        culprits: those that are to be quarantined.
+        reason: why it was undone; empty when it was not.
+        unchanged: no weight has changed, though the learning rate is not 0.
+    """
+
+    metrics: Mapping[str, float] | None = None
+    used: list[Held] = field(default_factory=list)
+    culprits: list[Held] = field(default_factory=list)
+    reason: str = ""
+    unchanged: bool = False
+
+
+class Trainer:
+    """Feeds one algorithm and updates it.
+
+    Attributes:
+        held: the segments that wait for the next update of an on-policy algorithm.
+        updates: how many were done; those that were undone left out.
+    """
+
+    def __init__(self, algorithm: Algorithm, suspects: Suspects, updates: int = 0) -> None:
+        """Makes it.
+
+        Args:
+            algorithm: as it is after a `load`, if there is one.
+            suspects: notes what is trained on, in case the process ends in the middle of it.
+            updates: how many its state has done.
+        """
+        self.updates = updates
+        self.held: list[Held] = []
+        self._algorithm, self._suspects = algorithm, suspects
+        self._onpolicy = algorithm.kind == "onpolicy"
+        self._hooks = algorithm if isinstance(algorithm, Undoable) else None
+        self._recent: OrderedDict[int, Held] = OrderedDict()
+        self._kept: OrderedDict[int, int] = OrderedDict()
+        self._kept_bytes = self._observed = 0
+        self._careful = 0
+        self._since_kept = self._diverged = self._trials = 0
+        self._keep()
+
+    # ---- in
+
+    def observe(self, one: Held) -> None:
+        """Gives a segment to the algorithm; raises what that raises."""
+        self._algorithm.observe(one.segment, correct=one.correct)
+        if self._onpolicy:
+            self.held.append(one)
+        elif self._hooks is not None:
+            self._remember(one)
+
+    def _remember(self, one: Held) -> None:
+        number = self._observed
+        self._observed += 1
+        self._recent[number] = one
+        self._kept[number] = size = one.segment.observations.nbytes
+        self._kept_bytes += size
+        while self._kept_bytes > RECENT_BYTES and len(self._kept) > 1:
+            old, nbytes = self._kept.popitem(last=False)
+            self._kept_bytes -= nbytes
+            if old in self._recent:
+                self._recent[old].taken = None
+        if len(self._recent) > RECENT_ITEMS:
+            self._recent.popitem(last=False)
+
+    # ---- updates
+
+    def update(self, *, partial: bool = False) -> Outcome | None:
+        """Does an update if there is enough data; None when there is not.
+
+        Raises:
+            TrainingDiverged: when updates come out not finite whatever they are made of.
+            Exception: what the algorithm raises on any data.
+        """
+        noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
+        if noted:
+            self._isolate()
+            self._suspects.begin(self.held)
+        failure: Exception | None = None
+        metrics: Mapping[str, float] | None = None
+        try:
+            metrics = self._algorithm.update(partial=True) if partial else self._algorithm.update()
+        except Exception as exc:
+            if self._hooks is None and not self._onpolicy:
+                raise
+            failure = exc
+        finally:
+            if noted:
+                self._suspects.clear()
+        if metrics is None and failure is None:
+            return None
+        reason = self._problem(metrics, failure, due=self._is_due(partial))
+        if reason:
+            return self._undo(reason, failure)
+        if self._onpolicy:
+            self._suspects.acquit(self.held)
+        used, self.held = self.held, []
+        return Outcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
+
+    def _is_due(self, partial: bool) -> bool:
+        """Whether the next good update may be published, or makes a state to go back to for another reason."""
+        every = self._algorithm.publish_every_updates
+        return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
+
+    def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
+        """Counts a good update; True if the weights should have changed since the last that was kept, and have not."""
+        self.updates += 1
+        self._diverged = 0
+        self._careful = max(0, self._careful - 1)
+        self._since_kept += 1
+        if not due:
+            return False
+        before = self._weights
+        self._keep()
+        return before == self._weights and metrics.get("charts/learning_rate", 1.0) != 0.0
+
+    def _keep(self) -> None:
+        """Remembers the state as one to go back to."""
+        self._since_kept = 0
+        self._state: Any = None
+        if self._hooks is not None:
+            self._state = self._hooks.checkpoint()
+        elif self._onpolicy:
+            self._state = self._algorithm.state()
+        vitals = self._vitals()
+        self._weights = digest(np.ascontiguousarray(vitals[0]).reshape(-1)) if vitals else -1
+
+    def _restore(self) -> None:
+        if self._hooks is not None:
+            self._hooks.restore(self._state)
+        else:
+            self._algorithm.load(self._state)
+
+    def _vitals(self) -> Sequence[NDArray[Any]]:
+        if self._hooks is not None:
+            return self._hooks.vitals()
+        return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
+
+    def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
+        """What is wrong with the last update; empty if nothing is. Weights are looked at when it is due."""
+        if failure is not None:
+            return f"the update raised {type(failure).__name__}: {failure}"[:300]
+        for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
+            if "loss" in name.rpartition("/")[2] and not np.isfinite(value):
+                return f"{name} is {value:g}"
+        if due and not all(is_finite(array) for array in self._vitals()):
+            return "the weights, or what the optimiser keeps, are not finite"
+        return ""
+
+    # ---- back
+
+    def _undo(self, reason: str, failure: Exception | None) -> Outcome | None:
+        """Goes back to the state before; finds what made the update fail, and takes it out."""
+        self._trials = 0
+        if not self._onpolicy:
+            return self._undo_replay(reason, failure)
+        batch, self.held = self.held, []
+        culprits, rest = self._find(batch), batch
+        while culprits and rest:
+            guilty = set(map(id, culprits))
+            rest = [one for one in rest if id(one) not in guilty]
+            if not rest or self._trials >= MAX_TRIALS or not self._fails(rest):
+                break
+            culprits = culprits + self._find(rest)
+        if failure is not None and not rest:
+            raise failure
+        self._diverged = 0 if rest else self._diverged + 1
+        if self._diverged > MAX_DIVERGED:
+            raise TrainingDiverged(self._diverged, reason)
+        self._restore()
+        for one in rest:
+            self._algorithm.observe(one.segment, correct=one.correct)
+        self.held = rest
+        return Outcome(culprits=culprits, reason=reason)
+
+    def _find(self, batch: list[Held]) -> list[Held]:
+        """Of a batch whose update fails, the fewest segments that halving can tell; all of them if only their sum fails."""
+        if len(batch) <= 1 or self._trials >= MAX_TRIALS:
+            return batch
+        half = len(batch) // 2
+        failing = [part for part in (batch[:half], batch[half:]) if self._fails(part)]
+        return [one for part in failing for one in self._find(part)] if failing else batch
+
+    def _fails(self, part: list[Held]) -> bool:
+        """Tries an update on a part of a batch, from the kept state."""
+        self._trials += 1
+        self._restore()
+        metrics: Mapping[str, float] | None = None
+        failure: Exception | None = None
+        self._suspects.begin(part)
+        try:
+            for one in part:
+                self._algorithm.observe(one.segment, correct=one.correct)
+            metrics = self._algorithm.update(partial=True)
+        except Exception as exc:  # noqa: BLE001 - it is what this looks for, and `_undo` raises it if all else fails too
+            failure = exc
+        finally:
+            self._suspects.clear()
+        return bool(self._problem(metrics, failure, due=True))
+
+    def _undo_replay(self, reason: str, failure: Exception | None) -> Outcome | None:
+        """The same where data live on in a replay: several updates may be undone, and are done again one by one."""
+        if self._hooks is None:
+            raise failure or TrainingDiverged(1, f"{reason}; an off-policy algorithm needs the methods of Undoable to go back")
+        self._restore()
+        if self._since_kept:  # they are done again one by one, so that the state kept is the one right before what fails
+            self.updates -= self._since_kept
+            self._careful, self._since_kept = self._since_kept + 1, 0
+            return self.update()
+        self._careful = 0
+        numbers = self._hooks.discard()
+        if failure is not None and not numbers:
+            raise failure
+        self._diverged = 0 if numbers else self._diverged + 1
+        if self._diverged > MAX_DIVERGED:
+            raise TrainingDiverged(self._diverged, reason)
+        known = (self._recent.pop(number, None) for number in numbers)
+        return Outcome(culprits=[one for one in known if one is not None], reason=reason)
+
+    # ---- segments that may have ended the process before
+
+    def _isolate(self) -> None:
+        """Tries those among the segments that wait which a process before this one may have died of, apart from the others."""
+        parts = self._suspects.parts(self.held)
+        if not parts:
+            return
+        for part in parts:
+            self._fails(part)
+        self._restore()
+        for one in self.held:
+            self._algorithm.observe(one.segment, correct=one.correct)

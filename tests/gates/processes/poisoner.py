@@ -1,0 +1,172 @@
+"""Plays CartPole in several environments and spoils segments before they leave: a share of them, or one when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from talk import obey, options, say
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor import supply
+from rl4sys_zmq.cli.act import Tally, play
+from rl4sys_zmq.errors import RewardError
+from rl4sys_zmq.values import Segment
+
+FLT_MAX = float(np.finfo(np.float32).max)
+
+given = options()
+dice = random.Random(given["seed"])
+pack = supply.pack_segment
+spoilt: Counter[str] = Counter()
+counts: Counter[str] = Counter()
+once: list[str] = []
+
+
+def put(segment: Segment, column: str, value: float) -> Segment:
+    """One element of a column."""
+    changed = getattr(segment, column).copy()
+    changed.reshape(-1)[dice.randrange(changed.size)] = value
+    return dataclasses.replace(segment, **{column: changed})
+
+
+def scale(segment: Segment, column: str, factor: float) -> Segment:
+    """A whole column."""
+    return dataclasses.replace(segment, **{column: (getattr(segment, column) * np.float32(factor)).astype(np.float32)})
+
+
+KINDS: dict[str, Callable[[Segment], Segment]] = {
+    **{
+        f"{column} {name}": (lambda s, c=column, v=value: put(s, c, v))  # type: ignore[misc]
+        for column in ("observations", "rewards", "log_probs")
+        for name, value in (("FLT_MAX", FLT_MAX), ("-FLT_MAX", -FLT_MAX), ("1e30", 1e30), ("1e19", 1e19))
+    },
+    "log_probs -1e38": lambda s: put(s, "log_probs", -1e38),
+    "log_probs 0.7": lambda s: put(s, "log_probs", 0.7),
+    "log_probs -99": lambda s: put(s, "log_probs", -99.0),
+    "return 1e30": lambda s: dataclasses.replace(s, episode_return=1e30) if s.episode_return is not None else s,
+    "observations subnormal": lambda s: scale(s, "observations", 1e-40),
+    "rewards subnormal": lambda s: scale(s, "rewards", 1e-40),
+    "observations flipped": lambda s: scale(s, "observations", -1.0),
+    "rewards flipped": lambda s: scale(s, "rewards", -1.0),
+    "rewards late": lambda s: s,  # by `Poisoned.add_to_trajectory`
+}
+
+
+def is_beyond(segment: Segment) -> bool:
+    """Whether it has a number that no sensor, reward or probability of this task can have."""
+    largest = max(float(np.abs(column).max()) for column in (segment.observations, segment.rewards))
+    improbable = not bool(((segment.log_probs > -100.0) & (segment.log_probs < 0.001)).all())
+    return largest > 1e12 or improbable or abs(segment.episode_return or 0.0) > 1e15
+
+
+def spoil(segment: Segment) -> Any:
+    """Packs a segment, spoilt or not."""
+    kind = ""
+    if once:
+        kind = once.pop()
+    elif given["kinds"] and dice.random() < given["share"]:
+        kind = dice.choice(given["kinds"])
+    segment = KINDS[kind](segment) if kind else segment
+    spoilt[kind] += bool(kind)
+    counts["segments"] += 1
+    counts["beyond"] += is_beyond(segment)
+    return pack(segment)
+
+
+class Poisoned:
+    """An agent whose rewards change after the step, now and then."""
+
+    def __init__(self, agent: RL4SysAgent) -> None:
+        self._agent = agent
+        self.request_for_actions, self.mark_end_of_trajectory = agent.request_for_actions, agent.mark_end_of_trajectory
+
+    @property
+    def version(self) -> int:
+        """Of the policy."""
+        return self._agent.version
+
+    def add_to_trajectory(self, traj: Any, action: Any) -> None:
+        """Stores a step; its reward may change later."""
+        self._agent.add_to_trajectory(traj, action)
+        if "rewards late" in given["kinds"] and dice.random() < given["share"] / 32:
+            with contextlib.suppress(RewardError):
+                action.update_reward(1e30)
+                spoilt["rewards late"] += 1
+
+
+class Aim(Tally):
+    """Is done when the mean of a hundred returns is reached, or it is told to stop."""
+
+    @property
+    def done(self) -> bool:
+        """True when it is time to end."""
+        return stopping.is_set() or (len(self.returns) == 100 and self.mean >= given["target"])
+
+    @property
+    def mean(self) -> float:
+        """Of the last hundred returns."""
+        return float(np.mean(self.returns)) if self.returns else 0.0
+
+
+def work() -> None:
+    try:
+        play(Poisoned(agent), environments, list(range(len(environments))), tally)  # type: ignore[arg-type]
+        counts["reached"] = not stopping.is_set()
+    except Exception as exc:  # the test asks for it
+        errors.append(repr(exc))
+
+
+def status() -> dict[str, Any]:
+    """How far it is."""
+    return {
+        "done": not worker.is_alive(),
+        "errors": errors,
+        "mean": tally.mean,
+        "steps": tally.steps,
+        "episodes": tally.episodes,
+        "spoilt": dict(spoilt),
+        "stats": agent.stats(),
+        **counts,
+    }
+
+
+def finish(timeout_s: float) -> dict[str, Any]:
+    """Stops, and delivers everything; the status then."""
+    stopping.set()
+    worker.join(timeout_s)
+    agent.flush(timeout_s)
+    return status()
+
+
+def one(kind: str) -> bool:
+    """Spoils the next segment."""
+    once.append(kind)
+    return True
+
+
+supply.pack_segment = spoil
+environments = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(given["num_envs"])]
+space = environments[0]
+agent = RL4SysAgent(
+    config=AgentConfig(observation_space=space.observation_space, action_space=space.action_space, **given["config"])
+)
+stopping, tally, errors = threading.Event(), Aim(None), []
+worker = threading.Thread(target=work, name="host")
+worker.start()
+say({"version": agent.version})
+try:
+    obey(status=status, finish=finish, one=one)
+finally:
+    stopping.set()
+    worker.join(30.0)
+    agent.close()
+    for environment in environments:
+        environment.close()

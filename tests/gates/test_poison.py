@@ -1,0 +1,174 @@
+"""Poison in the data: what is beyond the bounds, or makes an update not finite, is quarantined, and CartPole is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner.algorithms.presets import PRESETS
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, check_law, until
+
+pytest.importorskip("torch")
+pytest.importorskip("gymnasium")
+pytestmark = pytest.mark.timeout(1800)
+
+TARGET = 475.0
+FLT_MAX = 3.4028234663852886e38
+BEYOND = [
+    *(
+        f"{column} {value}"
+        for column in ("observations", "rewards", "log_probs")
+        for value in ("FLT_MAX", "-FLT_MAX", "1e30", "1e19")
+    ),
+    "log_probs -1e38",
+    "log_probs 0.7",
+    "return 1e30",
+    "rewards late",
+]
+WITHIN = ["log_probs -99"]
+"""Not beyond a bound, and with a negative advantage its ratio is more than float32 holds."""
+
+LEGAL = ["observations subnormal", "rewards subnormal", "observations flipped", "rewards flipped"]
+
+
+class Run:
+    """A learner and an actor that poisons it."""
+
+    def __init__(
+        self, spawn: Spawn, folder: Path, seed: int, algorithm: str, kinds: list[str], share: float, target: float, **config: Any
+    ) -> None:
+        folder.mkdir()
+        preset = PRESETS["CartPole-v1", algorithm]
+        self.run_dir = folder / "run"
+        options = {"bind": f"ipc://{folder}/l", "run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, **config}
+        self.learner: Child = spawn("durable_learner", {**options, "seed": seed})
+        self.actor: Child = spawn(
+            "poisoner",
+            {
+                "seed": seed,
+                "kinds": kinds,
+                "share": share,
+                "target": target,
+                "num_envs": preset.num_envs * preset.actors,
+                "config": {
+                    "client_id": "cart",
+                    "algorithm_name": algorithm,
+                    "algorithm_parameters": dict(preset.parameters),
+                    "train_server_address": self.learner.hear()["address"],
+                    "overflow": "wait",
+                    "send_frequency": preset.num_envs,
+                    "connect_timeout_s": 60.0,
+                    "seed": seed,
+                },
+            },
+        )
+        self.actor.hear()
+
+    def client(self) -> dict[str, Any]:
+        """The learner's status of the client."""
+        found: dict[str, Any] = self.learner.ask("status")["clients"]["cart"]
+        return found
+
+    def finish(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Delivers and trains everything; what the actor and the learner say of it then, after the checks that always hold."""
+        played = self.actor.ask("finish", PATIENCE_S)
+        assert played["errors"] == [], played["errors"]
+        client = self.learner.ask("drain", PATIENCE_S)["clients"]["cart"]
+        check_law(played["stats"])
+        assert client["state"] == "running", client["error"]
+        verdicts = client["verdicts"]
+        judged = verdicts["trained"] + verdicts["stale"] + verdicts["quarantined"]
+        assert client["accepted"] == judged + client["pending"] + client["rolled_back"] and client["rolled_back"] == 0
+        refused = [name for name in played["stats"]["counters"] if name.startswith("weights_refused")]
+        assert refused == [], "weights that are not finite were published"
+        letters = len(list((self.run_dir / "dead").glob("*/*.json")))
+        assert letters == min(verdicts["quarantined"], 1000) or verdicts["quarantined"] > 900
+        return played, client
+
+
+def undone(client: dict[str, Any]) -> int:
+    return int(client["alarms"].get("update_undone", {"count": 0})["count"])
+
+
+def test_cartpole_is_learned_from_data_of_which_one_segment_in_twenty_is_spoilt(
+    spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+) -> None:
+    groups = [[*BEYOND, *WITHIN, *LEGAL[:2]]] if not tier.long else [[kind] for kind in (*BEYOND, *WITHIN, *LEGAL[:2])]
+    for number, kinds in enumerate(groups):
+        run = Run(spawn, tmp_path / str(number), seed, "PPO", kinds, 0.05, TARGET)
+        until(lambda run=run: run.actor.ask("status")["done"], "a mean return of 475", 150.0, every_s=0.2)
+        played, client = run.finish()
+        within = sum(played["spoilt"].get(kind, 0) for kind in WITHIN)
+        quarantined = client["verdicts"]["quarantined"]
+        report(
+            kinds=len(kinds),
+            mean=round(played["mean"], 1),
+            steps=played["steps"],
+            segments=played["segments"],
+            spoilt=sum(played["spoilt"].values()),
+            beyond=played["beyond"],
+            within=within,
+            quarantined=quarantined,
+            undone=undone(client),
+        )
+        assert played["reached"] and played["mean"] >= TARGET
+        assert played["beyond"] <= quarantined <= played["beyond"] + within, "what is beyond the bounds, and only that"
+        assert undone(client) <= within
+        assert played["stats"]["alarms"].get("segment_quarantined", 0) <= quarantined
+        for child in (run.actor, run.learner):
+            child.end()
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_one_poison_at_a_time_that_no_bound_stops(
+    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+) -> None:
+    """With bounds that let FLT_MAX through, the update itself is the judge: undone once for each poison, and gone on from."""
+    kinds = ["observations FLT_MAX", "rewards FLT_MAX", *(["observations 1e30", "rewards 1e30"] if tier.long else [])]
+    bounds = {"max_magnitude": FLT_MAX, "max_reward": FLT_MAX}
+    run = Run(spawn, tmp_path / "run", seed, algorithm, [], 0.0, TARGET if tier.long else 1e9, **bounds)
+    ready = 4000 if algorithm == "DQN" else 2048
+    until(lambda: run.actor.ask("status")["steps"] > ready, "training is under way", 120.0, every_s=0.05)
+    found = []
+    for kind in kinds:
+        before, updates = run.client()["verdicts"]["quarantined"], run.client()["updates"]
+        run.actor.ask("one", kind)
+        further = 40 if algorithm == "PPO" else 400
+        until(
+            lambda b=before, u=updates, f=further: (c := run.client())["verdicts"]["quarantined"] > b or c["updates"] > u + f,
+            f"{kind}: {further} more updates",
+            120.0,
+            every_s=0.05,
+        )
+        found.append(run.client()["verdicts"]["quarantined"] - before)
+    after = run.client()["updates"]
+    until(lambda: run.client()["updates"] > after + 5, "training goes on", 120.0, every_s=0.05)
+    if tier.long and algorithm == "PPO":
+        until(lambda: run.actor.ask("status")["done"], "a mean return of 475", 300.0, every_s=0.2)
+    played, client = run.finish()
+    quarantined = client["verdicts"]["quarantined"]
+    report(algorithm=algorithm, poisons=len(kinds), quarantined=quarantined, undone=undone(client), mean=round(played["mean"], 1))
+    assert quarantined == sum(found) <= len(kinds) and undone(client) <= len(kinds)
+    assert quarantined >= 1, "a poison that makes an update not finite is found"
+    for child in (run.actor, run.learner):
+        child.end()
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_subnormal_and_flipped_numbers_are_trained_on(
+    algorithm: str, spawn: Spawn, tmp_path: Path, seed: int, tier: Tier, report: Callable[..., None]
+) -> None:
+    run = Run(spawn, tmp_path / "run", seed, algorithm, LEGAL, 0.2, 1e9)
+    until(lambda: run.actor.ask("status")["steps"] > tier.size(6000, 60_000), "some training", 300.0, every_s=0.1)
+    played, client = run.finish()
+    report(
+        algorithm=algorithm, spoilt=sum(played["spoilt"].values()), trained=client["verdicts"]["trained"], steps=played["steps"]
+    )
+    assert sum(played["spoilt"].values()) > 10 and played["beyond"] == 0
+    assert client["verdicts"]["quarantined"] == undone(client) == 0 and client["updates"] > 0
+    for child in (run.actor, run.learner):
+        child.end()

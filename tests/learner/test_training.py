@@ -1,0 +1,203 @@
+"""Updates that are undone: what made them fail is found, the rest is trained on, and the state is as if it had never come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import TrainingDiverged
+from rl4sys_zmq.learner.suspects import Suspects
+from rl4sys_zmq.learner.taken import Held
+from rl4sys_zmq.learner.training import MAX_DIVERGED, Trainer
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.testing.fakes import FakeParameters, fake_spec
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)  # as in a learner thread
+
+from rl4sys_zmq.learner.algorithms.dqn import DQN  # noqa: E402
+from rl4sys_zmq.learner.algorithms.ppo import PPO  # noqa: E402
+
+KEY = ("a", 1)
+STEPS = 8
+
+
+def segment(seq: int, **changes: Any) -> Segment:
+    rng = np.random.default_rng(seq)
+    given: dict[str, Any] = {
+        "observations": rng.normal(size=(STEPS, 4)).astype(np.float32),
+        "actions": rng.integers(0, 2, STEPS),
+        "rewards": rng.normal(size=STEPS).astype(np.float32),
+        "log_probs": np.full(STEPS, -0.6931, np.float32),
+        "versions": np.zeros(STEPS, np.uint64),
+        "masks": None,
+        "generation": 1,
+        "episode_id": seq,
+        "segment_index": 0,
+        "terminated": True,
+        "truncated": False,
+        "episode_return": 1.0,
+        "episode_length": STEPS,
+    }
+    return Segment(**{**given, **changes})
+
+
+class Message:
+    """Stands in for a `Taken`."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.segments = [segment]
+
+
+def held(seq: int, one: Segment) -> Held:
+    return Held(Message(one), 0, KEY, seq, False)  # type: ignore[arg-type]
+
+
+def ppo(**parameters: Any) -> PPO:
+    given = {"steps_per_epoch": 32 * STEPS, "normalise_rewards": True, "hidden_sizes": [16], "update_epochs": 2, **parameters}
+    return PPO(BoxSpace((4,)), DiscreteSpace(2), given, 7)
+
+
+def dqn(**parameters: Any) -> DQN:
+    given = {"learning_starts": 0, "train_frequency": STEPS, "buffer_size": 1000, "batch_size": 32, "hidden_sizes": [16]}
+    return DQN(BoxSpace((4,)), DiscreteSpace(2), {**given, "max_grad_norm": 1e30, **parameters}, 7)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    return bool(np.array_equal(np.asarray(one), np.asarray(other)))
+
+
+def bad_segment(seq: int, kind: str) -> Segment:
+    spoilt = {"nan": float("nan"), "3e38": 3e38}
+    column = {"observations": (STEPS, 4), "rewards": (STEPS,)}["rewards" if kind == "rewards" else "observations"]
+    value = np.full(column, spoilt.get(kind, 3e38), np.float32)
+    return segment(seq, **{"rewards" if kind == "rewards" else "observations": value})
+
+
+@pytest.mark.parametrize("culprits", [(0,), (31,), (5, 6), (0, 9, 17, 30)])
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_culprits_of_an_on_policy_update_are_found_and_nothing_of_them_stays(
+    culprits: tuple[int, ...], normalise: bool
+) -> None:
+    algorithm, twin = ppo(normalise_observations=normalise), ppo(normalise_observations=normalise)
+    trainer, clean = Trainer(algorithm, Suspects(None)), Trainer(twin, Suspects(None))
+    for seq in range(32):
+        trainer.observe(held(seq, bad_segment(seq, "nan") if seq in culprits else segment(seq)))
+        if seq not in culprits:
+            clean.observe(held(seq, segment(seq)))
+    outcome = trainer.update()
+    assert outcome is not None and outcome.metrics is None and outcome.reason
+    assert tuple(one.seq for one in outcome.culprits) == culprits
+    assert trainer.update() is None and trainer.updates == 0, "the rest waits for a full batch"
+    assert len(trainer.held) == 32 - len(culprits)
+    for seq in range(100, 100 + len(culprits)):
+        for one in (trainer, clean):
+            one.observe(held(seq, segment(seq)))
+    outcome, other = trainer.update(), clean.update()
+    assert outcome is not None and other is not None and outcome.metrics == other.metrics and not outcome.unchanged
+    assert len(outcome.used) == 32 and trainer.held == [] and trainer.updates == 1
+    assert same(algorithm.state(), twin.state()), "random numbers and statistics too"
+
+
+def test_a_log_probability_that_no_ratio_can_stand_is_found() -> None:
+    algorithm = ppo()
+    trainer = Trainer(algorithm, Suspects(None))
+    for seq in range(32):
+        spoilt = {"log_probs": np.full(STEPS, -99.0, np.float32)} if seq == 11 else {}
+        trainer.observe(held(seq, segment(seq, **spoilt)))
+    outcome = trainer.update()
+    assert outcome is not None and [one.seq for one in outcome.culprits] == [11]
+    assert all(np.isfinite(array).all() for array in algorithm.vitals())
+
+
+def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
+    algorithm = dqn()
+    trainer = Trainer(algorithm, Suspects(None))
+    for seq in range(40):
+        trainer.observe(held(seq, segment(seq)))
+        while trainer.update() is not None:
+            pass
+    assert trainer.updates == 40
+    trainer.observe(held(40, bad_segment(40, "3e38")))
+    undone, found = 0, []
+    for seq in range(41, 80):
+        trainer.observe(held(seq, segment(seq)))
+        while (outcome := trainer.update()) is not None:
+            if outcome.metrics is None:
+                undone += 1
+                found += [one.seq for one in outcome.culprits]
+    assert found == [40] and undone == 1
+    assert trainer.updates == 80 and all(np.isfinite(array).all() for array in algorithm.vitals())
+    assert np.abs(algorithm.state()["replay"]["observations"]).max() < 10
+
+
+def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() -> None:
+    one, other = dqn(), dqn()
+    trainer = Trainer(one, Suspects(None))
+    for seq in range(60):
+        trainer.observe(held(seq, segment(seq)))
+        other.observe(segment(seq))
+        while trainer.update() is not None:
+            pass
+        while other.update() is not None:
+            pass
+    assert same(one.state(), other.state())
+
+
+def test_updates_that_change_nothing_are_noticed_unless_they_are_meant_to() -> None:
+    for rate, expected in ((0.0, False), (3e-4, True)):
+        algorithm = ppo(learning_rate=rate)
+        algorithm._optimizer.step = lambda *_, **__: None  # type: ignore[method-assign]
+        trainer = Trainer(algorithm, Suspects(None))
+        for seq in range(32):
+            trainer.observe(held(seq, segment(seq)))
+        outcome = trainer.update()
+        assert outcome is not None and outcome.metrics is not None and outcome.unchanged is expected
+
+
+class Touchy(FakeAlgorithm):
+    """Raises in each update that some segments are part of: one of `alone`, or all of `together`."""
+
+    def __init__(self, alone: set[int], together: set[int] | None = None) -> None:
+        super().__init__(fake_spec(), FakeParameters(steps_per_update=16 * STEPS))
+        self._alone, self._together = alone, together or {-1}
+
+    def update(self, *, partial: bool = False) -> Any:
+        batch = {episode for episode, _ in self.keys[self._used[0] :]}
+        if (partial or self.demand() == 0) and (batch & self._alone or self._together <= batch):
+            raise FloatingPointError(f"{len(batch)} segments")
+        return super().update(partial=partial)
+
+
+def fed(trainer: Trainer, first: int = 0) -> Any:
+    for seq in range(first, first + 16):
+        trainer.observe(held(seq, segment(seq)))
+    return trainer.update()
+
+
+def test_an_exception_of_some_data_is_undone_and_of_all_data_is_raised() -> None:
+    outcome = fed(Trainer(Touchy({3, 4}), Suspects(None)))
+    assert [one.seq for one in outcome.culprits] == [3, 4] and "FloatingPointError" in outcome.reason
+    with pytest.raises(FloatingPointError):
+        fed(Trainer(Touchy(set(range(16))), Suspects(None)))
+
+
+def test_what_fails_only_together_is_taken_out_together() -> None:
+    outcome = fed(Trainer(Touchy(set(), {4, 5}), Suspects(None)))
+    assert {4, 5} <= {one.seq for one in outcome.culprits} and len(outcome.culprits) < 16
+
+
+def test_an_algorithm_that_diverges_on_any_data_fails_in_the_end() -> None:
+    algorithm = ppo(steps_per_epoch=16 * STEPS)
+    trainer = Trainer(algorithm, Suspects(None))
+    algorithm._network.flat.fill_(float("nan"))
+    trainer._keep()
+    with pytest.raises(TrainingDiverged, match="restart the client"):
+        for n in range(MAX_DIVERGED + 1):
+            outcome = fed(trainer, 16 * n)
+            assert outcome.metrics is None and len(outcome.culprits) == 16

@@ -60,6 +60,7 @@ class Client:
         publications: what it has published in the present generation.
         verdicts: what became of its segments, in the lineage that its learner thread goes on from.
         dirty: the actors that are owed an ack.
+        settles_at: before then they get none, by the monotonic clock.
         waiting: hellos that came while the learner thread was starting, with their users, by peer.
         backlog: messages for the learner thread that are not in its pipeline yet.
         known: the ledger has it.
@@ -90,6 +91,7 @@ class Client:
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
+        self.settles_at = 0.0
         self.counters = Counters()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._credit_items = 0

@@ -202,7 +202,7 @@ class Gateway(Worker):
         try:
             secure = self._door.secure if self._door is not None else None
             router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
-            self._reception.router = router
+            self._reception.open(router)
             sockets.append(router)
             pub = self._config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
@@ -224,10 +224,13 @@ class Gateway(Worker):
         return True
 
     def _loop(self, poller: Poller) -> None:
-        next_beacon = time.monotonic()
+        next_beacon, resting = time.monotonic(), False
         while not self._stopping.is_set():
-            backlog = any(c.backlog for c in self._roster)
-            poller.poll(BACKLOG_RETRY_S if backlog else max(0.0, next_beacon - time.monotonic()))
+            rest_s = self._reception.rest_s
+            if resting is not (rest_s > 0):  # what a flood has left in the ROUTER must not end the poll at once
+                resting = not resting
+                (poller.unregister if resting else poller.register)(self._reception.router)
+            poller.poll(self._wait_s(next_beacon, rest_s))
             self._wakeup.clear()
             self._run_commands()
             self._read_upstream()
@@ -241,6 +244,17 @@ class Gateway(Worker):
             if now >= next_beacon:
                 next_beacon = now + BEACON_S
                 self._each_second(now)
+
+    def _wait_s(self, next_beacon: float, rest_s: float) -> float:
+        """How long to wait for something to happen."""
+        now = time.monotonic()
+        wait_s = next_beacon - now
+        for client in self._roster:
+            if client.backlog:
+                wait_s = min(wait_s, BACKLOG_RETRY_S)
+            if client.dirty:
+                wait_s = min(wait_s, client.settles_at - now)
+        return max(0.0, min(wait_s, rest_s) if rest_s else wait_s)
 
     def _run_commands(self) -> None:
         with self._commands_lock:
@@ -366,6 +380,7 @@ class Gateway(Worker):
     # ---- the clock, and subscribers
 
     def _each_second(self, now: float) -> None:
+        self._reception.each_second(now)
         self._feeder.relieve()
         self._hide_from(self._guard.lapsed(time.time()))
         for event in self._reception.router.events():

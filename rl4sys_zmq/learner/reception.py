@@ -17,6 +17,7 @@ from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.shares import Line, Shares
 from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
@@ -41,13 +42,30 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
+EXCESS_BURST = 64
+"""How many messages in excess are dropped in a turn."""
+
+COSTS = {Hello: 40.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 3.0}
+"""What messages count, in ordinary ones."""
+
+LATE, EARNED = 1.0, -2.0
+"""What a `Submit` counts that brings something new: without credit for it, and with."""
+
+FRAMES_PER_MESSAGE = 32
+"""So many frames of a message with too many of them count as another message."""
+
+STATUS_KEPT_S, STATUS_REST = 0.25, 20.0
+"""How long a status is given out again; at least so many times as long as it took to make."""
+
+SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
+"""When granting and acknowledging takes a client longer than this, it is not done again for so many times as long."""
 
 
 class Reception:
     """Speaks with the actors through the ROUTER. Used in the gateway thread.
 
     Attributes:
-        router: set once it is bound.
+        router: see `open`.
         pub_address: of the XPUB, likewise.
         inference_address: of the service that chooses actions, likewise.
     """
@@ -80,31 +98,108 @@ class Reception:
         self._config, self._roster, self._ledger, self._guard = config, roster, ledger, guard
         self._counters, self._sink, self._status = counters, sink, status
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
+        self._shares = Shares(config.messages_per_s, config.bytes_per_s)
+        self._lined = self._rated = False
+        self._excess = 0
+        self._answer: list[Frame] = []
+        self._answer_until = 0.0
+
+    def open(self, router: Socket) -> None:
+        """Takes the bound ROUTER."""
+        self.router = router
+        free = router.bound.scheme == "inproc"
+        self._lined, self._rated = not free, not free and not router.authenticated
 
     # ---- what comes
 
     def read(self) -> None:
-        """Takes what has come, as far as a turn allows."""
+        """Takes what has come, as far as a turn allows; after much that was dropped, nothing for a while."""
+        began = time.monotonic()
+        if self._shares.rest_s(began):
+            return
+        self._excess = 0
+        useful_s = 0.0
         for _ in range(ROUTER_BURST):
             try:
                 frames = self.router.recv(MAX_MESSAGE_FRAMES)
             except TooManyFrames as exc:
-                self.refuse(exc.first, exc.code, exc.detail)
+                self._on_too_many(exc)
                 continue
             if frames is None:
-                return
+                break
+            now = time.monotonic()
             peer = bytes(frames[0])
-            try:
-                sender = self._admit(peer, frames)
-                self._on_message(peer, sender, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
-            except ProtocolError as exc:
-                rights = exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY)
-                self.refuse(peer, exc.code, exc.detail, field="keys" if rights else "")
-            except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
-                log.exception("a message of one peer was not handled")
-                self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
+            if self._lined:
+                line = self._shares.line(peer, self.router.descriptor, now)
+                stranger = peer not in self._sessions
+                if self._rated and self._shares.over(line, now, stranger=stranger):
+                    self._drop(peer, line, frames, now)
+                    if self._excess >= EXCESS_BURST:
+                        break
+                    continue
+                cost = self._handle(peer, line, frames, now)
+                if cost is not None:
+                    size = 0 if cost < 0 else sum(len(f) for f in frames)
+                    self._shares.charge(line, cost, size, now, stranger=stranger)
+            else:
+                self._handle(peer, None, frames, now)
+            useful_s += time.monotonic() - now
+        if self._excess:
+            now = time.monotonic()
+            self._shares.rest_after(now - began - useful_s, now)
 
-    def _admit(self, peer: bytes, frames: Sequence[Frame]) -> Peer | None:
+    def _handle(self, peer: bytes, line: Line | None, frames: Sequence[Frame], now: float) -> float | None:
+        """Does what a message says; returns what that counts, in ordinary messages, None for one that was dropped."""
+        try:
+            sender = self._admit(peer, frames, now)
+        except ProtocolError as exc:
+            if line is not None and exc.code is Refusal.QUOTA:
+                self._drop(peer, line, frames, now, exc.detail)
+                return None
+            self._refuse_key(peer, exc)
+            return 1.0
+        cost = 1.0
+        try:
+            message = decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES)
+            cost = COSTS.get(type(message), cost)
+            return self._on_message(peer, sender, message, frames[1:]) or cost
+        except ProtocolError as exc:
+            self._refuse_key(peer, exc)
+        except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
+            log.exception("a message of one peer was not handled")
+            self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
+        return cost
+
+    def _refuse_key(self, peer: bytes, exc: ProtocolError) -> None:
+        self.refuse(peer, exc.code, exc.detail, field="keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else "")
+
+    def _on_too_many(self, exc: TooManyFrames) -> None:
+        self.refuse(exc.first, exc.code, exc.detail)
+        if self._rated:
+            now = time.monotonic()
+            line, stranger = self._shares.line(exc.first, self.router.descriptor, now), exc.first not in self._sessions
+            self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
+
+    def _drop(self, peer: bytes, line: Line, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+        """Leaves a message unread. A few of them are answered; who goes on and on loses the connection."""
+        self._excess += 1
+        if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self.router.cut_off():
+            self._counters.add("connections.cut")
+        if self._shares.may_be_told(line, now):
+            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share", field="keys" if reason else "")
+        else:
+            self._counters.add(f"refused.{Refusal.QUOTA.value}")
+
+    @property
+    def rest_s(self) -> float:
+        """For how long `read` takes nothing."""
+        return self._shares.rest_s(time.monotonic())
+
+    def each_second(self, now: float) -> None:
+        """Forgets connections that are long gone."""
+        self._shares.forget(now, self._sessions)
+
+    def _admit(self, peer: bytes, frames: Sequence[Frame], now: float) -> Peer | None:
         """Checks rights and rates before anything is decoded. Over inproc, and without keys, everybody may do everything.
 
         Raises:
@@ -113,22 +208,23 @@ class Reception:
         if not self.router.authenticated:
             return None
         try:
-            return self._guard.admit(self.router.user, sum(len(f) for f in frames), time.monotonic())
+            return self._guard.admit(self.router.user, sum(len(f) for f in frames), now)
         except ProtocolError as exc:
             session = self._sessions.get(peer)
             if exc.code is Refusal.FORBIDDEN and session is not None:
                 self.hang_up(peer, *session)
             raise
 
-    def _on_message(self, peer: bytes, sender: Peer | None, message: Message, frames: Sequence[Frame]) -> None:
+    def _on_message(self, peer: bytes, sender: Peer | None, message: Message, frames: Sequence[Frame]) -> float | None:
+        """Does what a message says; returns what it counts, in ordinary messages, if that is not what its kind does."""
         match message:
             case Hello():
                 self._on_hello(peer, sender, message)
-                return
+                return None
             case StatusRequest():
                 self._guard.check_role(sender, "admin")
-                self._send(peer, Status(self._status()))
-                return
+                self._send_frames(peer, self._status_frames())
+                return None
             case Submit() | Heartbeat() | Fetch() | Bye():
                 pass
             case _:
@@ -147,7 +243,10 @@ class Reception:
                 self._guard.check_role(sender, "submit")
                 if sender is not None and sender.quota.segment_steps is not None:
                     self._guard.check_steps(sender, read_heads(message)["steps"].tolist())
+                received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
                 self._on_submit(peer, client, stream, message, frames)
+                if stream.received > received:
+                    return EARNED if had_credit else LATE
             case Heartbeat():
                 stream.wish(message.want_steps)
                 client.dirty.add(stream.actor_id)
@@ -156,10 +255,20 @@ class Reception:
                     self._guard.check_fetch(sender, stream.last_seen)
                 except ProtocolError as exc:  # it may submit all the same
                     self.refuse(peer, exc.code, exc.detail)
-                    return
+                    return None
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self.hang_up(peer, client, stream)
+        return None
+
+    def _status_frames(self) -> list[Frame]:
+        """The status, made anew only now and then."""
+        now = time.monotonic()
+        if now >= self._answer_until:
+            self._answer = encode(Status(self._status()))
+            done = time.monotonic()
+            self._answer_until = done + max(STATUS_KEPT_S, STATUS_REST * (done - now))
+        return self._answer
 
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
         if not stream.submits:
@@ -234,6 +343,9 @@ class Reception:
         stream.owner = user
         if opened.old_peer is not None:
             self._sessions.pop(opened.old_peer, None)
+        before = self._sessions.get(peer)
+        if before is not None and before[1] is not stream:  # a connection speaks for one actor
+            self.hang_up(peer, *before)
         self._sessions[peer] = client, stream
         if opened.gap:
             self._on_gap(client, stream, opened.gap)
@@ -315,7 +427,7 @@ class Reception:
             client: whose actors.
             room_bytes: what the ledger has room for.
         """
-        if not client.dirty:
+        if not client.dirty or (began := time.monotonic()) < client.settles_at:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, time.monotonic()))
@@ -325,6 +437,8 @@ class Reception:
             if stream.actor_id in client.dirty and peer is not None:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
+        done = time.monotonic()
+        client.settles_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
 
     def refuse(self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0) -> None:
         """Says no, counted by its code."""
@@ -332,7 +446,10 @@ class Reception:
         self._send(peer, Refused(code.value, field, reason, expected_seq))
 
     def _send(self, peer: bytes, message: Message) -> None:
-        sent = self.router.send([peer, *encode(message)])
+        self._send_frames(peer, encode(message))
+
+    def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        sent = self.router.send([peer, *frames])
         if sent is Sent.OK:
             return
         self._counters.add(f"replies_dropped.{sent.value}")

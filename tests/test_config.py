@@ -191,7 +191,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "max_clients": 64,
     "max_actors": 1024,
     "max_parameters": 50_000_000,
-    "messages_per_s": 200.0,
+    "messages_per_s": 100.0,
     "bytes_per_s": 256e6,
     "max_memory_bytes": None,
     "keys": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from collections import deque
@@ -36,6 +37,12 @@ QUEUE_ITEMS = 8192
 """How many segments may wait in any case: each actor may have one more than its share."""
 
 QUEUE_MESSAGES = QUEUE_ITEMS + 16
+
+NEWCOMER_ITEMS = 64
+"""How many segments an actor may send at first."""
+
+ACTORS_SHOWN = 100
+"""How many actors a report names: the live ones, then those that were heard last."""
 
 
 def new_topic() -> bytes:
@@ -132,20 +139,31 @@ class Client:
     def shares(self, ledger_bytes: int) -> tuple[int, int]:
         """How many more segments, and bytes of them, each of the actors that submit may send.
 
+        Segments are shared between those that have sent some: who has only joined takes nothing from them.
+
         Args:
             ledger_bytes: what the ledger has room for.
         """
-        senders = max(1, sum(s.submits for s in self.table.live()))
+        live = [s for s in self.table.live() if s.submits]
+        senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
         items = max(0, self._credit_items - self.queued)
         free = max(0, min(CREDIT_BYTES - (self.delivered_bytes - self.taken_bytes), ledger_bytes))
         if not items or not free:
             return 0, 0
-        return max(1, items // senders), max(1, free // senders)
+        return max(1, items // workers), max(1, free // senders)
+
+    def believed(self, stream: Stream, want_steps: int) -> int:
+        """As much of an actor's wish as it may well come up to: one segment, then twice as much each time.
+
+        A wish holds credit that others could use, so it takes work to have a large one.
+        """
+        return min(want_steps, 2 * stream.accepted_steps + max(1, self.rollout_length))
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
         """What one of its actors is told."""
         generation, min_version = self.publications.generation, self.pool.min_version
-        return stream.ack(generation=generation, free_items=shares[0], free_bytes=shares[1], min_version=min_version)
+        items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
+        return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def row(self) -> ClientRow:
         """What the ledger should know of it."""
@@ -313,6 +331,7 @@ class Client:
     def report(self, now: float) -> dict[str, Any]:
         """This client's part of the learner's status; means are over its last hundred episodes."""
         pub, metrics, count = self.publications, self._metrics, len(self._returns)
+        actors = self.table.current()
         return {
             "state": str(self.state),
             "error": self.error,
@@ -346,6 +365,8 @@ class Client:
             "verdicts": dict(self.verdicts),
             "credit_steps": max(0, self.pool.limit_steps - self.pool.delivered_steps),
             "counters": self.counters.snapshot(),
+            "actors_total": len(actors),
+            "actors_live": len(self.table.live()),
             "actors": {
                 s.actor_id: {
                     "live": self.table.is_live(s),
@@ -361,9 +382,14 @@ class Client:
                     "credit_steps": s.credit_steps,
                     "verdicts": dict(s.verdicts),
                 }
-                for s in self.table.current()
+                for s in self._shown(actors)
             },
         }
+
+    def _shown(self, actors: list[Stream]) -> list[Stream]:
+        if len(actors) <= ACTORS_SHOWN:
+            return actors
+        return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
 
     def _steps_per_s(self, now: float) -> float:
         """Environment steps taken per second, from the oldest report kept until now."""

@@ -45,11 +45,11 @@ ROUTER_BURST = 256
 EXCESS_BURST = 64
 """How many messages in excess are dropped in a turn."""
 
-COSTS = {Hello: 40.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 3.0}
+COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
 """What messages count, in ordinary ones."""
 
-LATE, EARNED = 1.0, -2.0
-"""What a `Submit` counts that brings something new: without credit for it, and with."""
+EARNED = -2.0
+"""What a `Submit` counts that brings something new, and has credit for it."""
 
 FRAMES_PER_MESSAGE = 32
 """So many frames of a message with too many of them count as another message."""
@@ -245,10 +245,10 @@ class Reception:
                     self._guard.check_steps(sender, read_heads(message)["steps"].tolist())
                 received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
                 self._on_submit(peer, client, stream, message, frames)
-                if stream.received > received:
-                    return EARNED if had_credit else LATE
+                if had_credit and stream.received > received:
+                    return EARNED
             case Heartbeat():
-                stream.wish(message.want_steps)
+                stream.wish(client.believed(stream, message.want_steps))
                 client.dirty.add(stream.actor_id)
             case Fetch():
                 try:
@@ -282,7 +282,7 @@ class Reception:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
-        stream.wish(message.want_steps)
+        stream.wish(client.believed(stream, message.want_steps))
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:

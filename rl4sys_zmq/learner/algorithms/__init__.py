@@ -4,9 +4,18 @@ from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.learner.algorithms.registry import (
     algorithm_names,
     make_algorithm,
+    planned_policy,
     register_algorithm,
     require_algorithm,
     resolve_algorithm,
 )
 
-__all__ = ["Algorithm", "algorithm_names", "make_algorithm", "register_algorithm", "require_algorithm", "resolve_algorithm"]
+__all__ = [
+    "Algorithm",
+    "algorithm_names",
+    "make_algorithm",
+    "planned_policy",
+    "register_algorithm",
+    "require_algorithm",
+    "resolve_algorithm",
+]

@@ -373,6 +373,10 @@ class Gateway(Worker):
         self._reception.dismiss(client, "the client was restarted: say HELLO again")
         self._sink.event("client_restarted", client_id=client_id, rolled_back=rolled_back)
 
+    def relieve(self, *, everybody: bool) -> int:
+        """Ends connections because memory runs out; returns how many; in the gateway thread. See `Reception.relieve`."""
+        return self._reception.relieve(everybody=everybody)
+
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
         """See `Feeder.save`; in the gateway thread."""
         return self._feeder.save(partial=partial)

@@ -57,6 +57,12 @@ FRAMES_PER_MESSAGE = 32
 STATUS_KEPT_S, STATUS_REST = 0.25, 20.0
 """How long a status is given out again; at least so many times as long as it took to make."""
 
+TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
+"""How often connections are looked through, and how long one may finish no message: actors say something each second."""
+
+BUSY_S, NEW_S = 1.5, 0.15
+"""How long it may do so while memory runs out; and one that has never finished any."""
+
 SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
 """When granting and acknowledging takes a client longer than this, it is not done again for so many times as long."""
 
@@ -102,7 +108,7 @@ class Reception:
         self._lined = self._rated = False
         self._excess = 0
         self._answer: list[Frame] = []
-        self._answer_until = 0.0
+        self._answer_until = self._tidy_at = 0.0
 
     def open(self, router: Socket) -> None:
         """Takes the bound ROUTER."""
@@ -196,8 +202,25 @@ class Reception:
         return self._shares.rest_s(time.monotonic())
 
     def each_second(self, now: float) -> None:
-        """Forgets connections that are long gone."""
-        self._shares.forget(now, self._sessions)
+        """Forgets connections that are long gone, and ends those that have finished no message for long."""
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_S
+            self._shares.forget(now, self._sessions)
+            self._cut(self._shares.mute(self.router.connections(), now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
+
+    def relieve(self, *, everybody: bool) -> int:
+        """Ends connections because memory runs out: those that finish no message, or all; returns how many.
+
+        What they have sent of an unfinished message is freed. Actors dial again.
+        """
+        found = self.router.connections()
+        return self._cut(found if everybody else self._shares.mute(found, time.monotonic(), BUSY_S, NEW_S))
+
+    def _cut(self, descriptors: Sequence[int]) -> int:
+        count = sum(self.router.cut(descriptor) for descriptor in descriptors)
+        if count:
+            self._counters.add("connections.cut", count)
+        return count
 
     def _admit(self, peer: bytes, frames: Sequence[Frame], now: float) -> Peer | None:
         """Checks rights and rates before anything is decoded. Over inproc, and without keys, everybody may do everything.

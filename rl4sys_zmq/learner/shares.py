@@ -6,7 +6,7 @@ its rate. A segment that was asked for costs nothing and pays for two other mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 
 __all__ = ["Line", "Shares"]
 
@@ -73,6 +73,7 @@ class Shares:
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
         self._strangers_owe_until = 0.0
         self._rests_until = 0.0
+        self._unheard: dict[int, float] = {}
 
     def line(self, peer: bytes, descriptor: Callable[[], int], now: float) -> Line:
         """The connection that a message came on.
@@ -141,13 +142,22 @@ class Shares:
 
     # ---- all connections
 
-    def silent(self, since: float) -> set[int]:
-        """The descriptors of the connections that have finished no message since then."""
-        return {line.descriptor for line in self.lines.values() if line.heard < since} - self.heard(since)
+    def mute(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
+        """The connections that have finished no message for a while.
 
-    def heard(self, since: float) -> set[int]:
-        """The descriptors of the connections that have finished a message since then."""
-        return {line.descriptor for line in self.lines.values() if line.heard >= since}
+        Args:
+            connected: the descriptors of all connections.
+            now: the time.
+            silent_s: how long one may be silent that has finished a message.
+            new_s: how long one that has not, since it was first asked about.
+        """
+        heard: dict[int, float] = {}
+        for line in self.lines.values():
+            heard[line.descriptor] = max(line.heard, heard.get(line.descriptor, 0.0))
+        self._unheard = {fd: self._unheard.get(fd, now) for fd in connected if fd not in heard}
+        return [
+            fd for fd in connected if (now - heard[fd] >= silent_s if fd in heard else now - self._unheard[fd] >= new_s)
+        ]
 
     def forget(self, now: float, sessions: Container[bytes]) -> None:
         """Forgets connections that have been silent for long and have no session; the eldest, when there are too many."""

@@ -41,6 +41,9 @@ QUEUE_MESSAGES = QUEUE_ITEMS + 16
 NEWCOMER_ITEMS = 64
 """How many segments an actor may send at first."""
 
+WISHES = 64
+"""An actor that has sent nothing yet may wish for such a part of the steps that can be used."""
+
 ACTORS_SHOWN = 100
 """How many actors a report names: the live ones, then those that were heard last."""
 
@@ -153,11 +156,13 @@ class Client:
         return max(1, items // workers), max(1, free // senders)
 
     def believed(self, stream: Stream, want_steps: int) -> int:
-        """As much of an actor's wish as it may well come up to: one segment, then twice as much each time.
+        """As much of an actor's wish as it may well come up to: a segment, or a little of what there is; then twice as much each time.
 
         A wish holds credit that others could use, so it takes work to have a large one.
         """
-        return min(want_steps, 2 * stream.accepted_steps + max(1, self.rollout_length))
+        free_steps = self.pool.limit_steps - self.pool.delivered_steps
+        first = max(1, self.rollout_length, free_steps // WISHES)
+        return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
         """What one of its actors is told."""

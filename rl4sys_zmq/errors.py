@@ -28,6 +28,7 @@
     ├── ProtocolError               bytes that are not a message of ours (carries a `Refusal` code)
     ├── WeightsError                a diff or a snapshot that does not fit or does not verify
     ├── WorkerDied                  a thread of ours ended with an exception
+    ├── MemoryExceeded              a learner's process holds more memory than it may, and nothing helped (names both)
     ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
     ├── RunDirectoryError           the run directory cannot be written
     ├── JournalError                the journal cannot be opened or read (names the file and the mend)
@@ -64,6 +65,7 @@ __all__ = [
     "JournalError",
     "LearnerUnavailable",
     "MaskError",
+    "MemoryExceeded",
     "ObservationError",
     "PayloadError",
     "PolicyStale",
@@ -387,6 +389,23 @@ class WeightsError(RL4SysError):
     def __init__(self, message: str, *, reason: str = "payload") -> None:
         self.reason = reason
         super().__init__(message)
+
+
+class MemoryExceeded(RL4SysError):
+    """A learner's process holds more memory than it may, and to end its connections has not helped.
+
+    Attributes:
+        resident_bytes: what it holds.
+        limit_bytes: what it may hold.
+    """
+
+    def __init__(self, resident_bytes: int, limit_bytes: int) -> None:
+        self.resident_bytes, self.limit_bytes = resident_bytes, limit_bytes
+        super().__init__(
+            f"the process holds {resident_bytes >> 20} MiB, its limit is {limit_bytes >> 20} MiB (max_memory_bytes), and it held on to "
+            "them when all connections were ended. What was acknowledged is safe in the journal: start it again. If no peer floods "
+            "it, its clients need more: raise --max-memory, or lower buffer_size, batch sizes or journal_max_bytes"
+        )
 
 
 class WorkerDied(RL4SysError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rl4sys_zmq.cli.app import Commands, option, settings, version_option
+from rl4sys_zmq.cli.app import SIZE, Commands, option, settings, version_option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import Target
@@ -43,6 +43,12 @@ def main() -> None:
     "--keys", type=FILE, metavar="DIR", help="The learner's keys, from `rl4sys-learner keys DIR`: encrypt, and know everyone."
 )
 @option("--clients", type=FILE, metavar="FILE", help="Who may do what, by key.  [default: clients.toml in the keys' DIR]")
+@option(
+    "--max-memory",
+    type=SIZE,
+    metavar="SIZE",
+    help="End connections, and at last the learner, beyond this resident size, such as 8GiB; 0: never.  [default: 80% of what there is]",
+)
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 def serve(
@@ -56,6 +62,7 @@ def serve(
     resume: str | None,
     keys: Path | None,
     clients: Path | None,
+    max_memory: int | None,
     debug: bool,
     insecure: bool,
 ) -> None:
@@ -80,7 +87,7 @@ def serve(
     }
     if port is not None:
         given["bind"] = f"tcp://127.0.0.1:{port}"
-    run(config, {k: v for k, v in given.items() if v is not None}, debug=debug)
+    run(config, {k: v for k, v in given.items() if v is not None}, debug=debug, max_memory_bytes=max_memory)
 
 
 @main.command()

@@ -18,7 +18,7 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.memory import keep_freed_memory
+from rl4sys_zmq.learner.memory import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import JOURNAL, state_dir
 
 __all__ = ["await_status", "serve", "warm_up"]
@@ -26,17 +26,28 @@ __all__ = ["await_status", "serve", "warm_up"]
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
+MEMORY_SHARE = 0.8
 
 
-def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool) -> None:
+def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, max_memory_bytes: int | None = None) -> None:
     """Serves until a signal ends it.
 
+    Args:
+        config_path: a file with the learner's options.
+        options: what wins over them.
+        debug: log everything.
+        max_memory_bytes: the limit on the process's memory; 0 for none, None for the file's, else `MEMORY_SHARE` of what there is.
+
     Raises:
+        MemoryExceeded: when the process holds more than it may.
         ConfigError, TransportError, RunDirectoryError: when it cannot start as asked.
         WorkerDied: when the gateway or the recorder died.
     """
     require("learner", "torch", "tensorboard", "rich")
     config = LearnerConfig.load(config_path, **options) if config_path is not None else LearnerConfig.from_mapping(options)
+    if max_memory_bytes is not None or config.max_memory_bytes is None:
+        limit = round(MEMORY_SHARE * available_bytes()) if max_memory_bytes is None else max_memory_bytes
+        config = replace(config, max_memory_bytes=limit or None)
     keep_freed_memory()
     signals = Signals.current
     if signals is not None:

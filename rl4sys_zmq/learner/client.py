@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from collections import deque
@@ -51,6 +52,15 @@ QUEUE_ITEMS = 8192
 
 QUEUE_MESSAGES = QUEUE_ITEMS + 16
 
+NEWCOMER_ITEMS = 64
+"""How many segments an actor may send at first."""
+
+WISHES = 64
+"""An actor that has sent nothing yet may wish for such a part of the steps that can be used."""
+
+ACTORS_SHOWN = 100
+"""How many actors a report names: the live ones, then those that were heard last."""
+
 
 def new_topic() -> bytes:
     """A topic that nobody can guess."""
@@ -74,6 +84,7 @@ class Client:
         publications: what it has published in the present generation.
         verdicts: what became of its segments, in the lineage that its learner thread goes on from.
         dirty: the actors that are owed an ack.
+        settles_at: before then they get none, by the monotonic clock.
         waiting: hellos that came while the learner thread was starting, with their users, by peer.
         backlog: messages for the learner thread that are not in its pipeline yet.
         known: the ledger has it.
@@ -108,6 +119,7 @@ class Client:
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
+        self.settles_at = 0.0
         self.counters = Counters()
         self.alarms = Alarms()
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
@@ -165,20 +177,33 @@ class Client:
     def shares(self, ledger_bytes: int) -> tuple[int, int]:
         """How many more segments, and bytes of them, each of the actors that submit may send.
 
+        Segments are shared between those that have sent some: who has only joined takes nothing from them.
+
         Args:
             ledger_bytes: what the ledger has room for.
         """
-        senders = max(1, sum(s.submits for s in self.table.live()))
+        live = [s for s in self.table.live() if s.submits]
+        senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
         items = max(0, self._credit_items - self.queued)
         free = max(0, min(CREDIT_BYTES - self.pool.transit.nbytes, ledger_bytes))
         if not items or not free:
             return 0, 0
-        return max(1, items // senders), max(1, free // senders)
+        return max(1, items // workers), max(1, free // senders)
+
+    def believed(self, stream: Stream, want_steps: int) -> int:
+        """As much of an actor's wish as it may well come up to: a segment, or a little of what there is; then twice as much each time.
+
+        A wish holds credit that others could use, so it takes work to have a large one.
+        """
+        free_steps = self.pool.free_steps
+        first = max(1, self.rollout_length, free_steps // WISHES)
+        return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
         """What one of its actors is told."""
         generation, min_version = self.publications.generation, self.pool.min_version
-        return stream.ack(generation=generation, free_items=shares[0], free_bytes=shares[1], min_version=min_version)
+        items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
+        return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def beacon(self) -> Beacon:
         """What all its actors are told each second."""
@@ -376,6 +401,7 @@ class Client:
     def report(self, now: float) -> dict[str, Any]:
         """This client's part of the learner's status; means are over its last hundred episodes."""
         pub, metrics, count = self.publications, self._metrics, len(self._returns)
+        actors = self.table.current()
         return {
             "state": str(self.state),
             "error": self.error,
@@ -412,6 +438,8 @@ class Client:
             "credit_steps": max(0, self.pool.free_steps),
             "counters": self.counters.snapshot(),
             "alarms": self.alarms.report(),
+            "actors_total": len(actors),
+            "actors_live": len(self.table.live()),
             "actors": {
                 s.actor_id: {
                     "live": self.table.is_live(s),
@@ -427,9 +455,14 @@ class Client:
                     "credit_steps": s.credit_steps,
                     "verdicts": dict(s.verdicts),
                 }
-                for s in self.table.current()
+                for s in self._shown(actors)
             },
         }
+
+    def _shown(self, actors: list[Stream]) -> list[Stream]:
+        if len(actors) <= ACTORS_SHOWN:
+            return actors
+        return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
 
     def _steps_per_s(self, now: float) -> float:
         """Environment steps taken per second, from the oldest report kept until now."""

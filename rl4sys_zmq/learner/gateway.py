@@ -234,7 +234,7 @@ class Gateway(Worker):
         try:
             secure = self._door.secure if self._door is not None else None
             router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
-            self._reception.router = router
+            self._reception.open(router)
             sockets.append(router)
             pub = self._config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
@@ -256,10 +256,13 @@ class Gateway(Worker):
         return True
 
     def _loop(self, poller: Poller) -> None:
-        next_beacon = time.monotonic()
+        next_beacon, resting = time.monotonic(), False
         while not self._stopping.is_set():
-            backlog = any(c.backlog for c in self._roster)
-            poller.poll(BACKLOG_RETRY_S if backlog else max(0.0, next_beacon - time.monotonic()))
+            rest_s = self._reception.rest_s
+            if resting is not (rest_s > 0):  # what a flood has left in the ROUTER must not end the poll at once
+                resting = not resting
+                (poller.unregister if resting else poller.register)(self._reception.router)
+            poller.poll(self._wait_s(next_beacon, rest_s))
             self._wakeup.clear()
             self._run_commands()
             self._read_upstream()
@@ -275,6 +278,17 @@ class Gateway(Worker):
             if now >= next_beacon:
                 next_beacon = now + BEACON_S
                 self._each_second(now)
+
+    def _wait_s(self, next_beacon: float, rest_s: float) -> float:
+        """How long to wait for something to happen."""
+        now = time.monotonic()
+        wait_s = next_beacon - now
+        for client in self._roster:
+            if client.backlog:
+                wait_s = min(wait_s, BACKLOG_RETRY_S)
+            if client.dirty:
+                wait_s = min(wait_s, client.settles_at - now)
+        return max(0.0, min(wait_s, rest_s) if rest_s else wait_s)
 
     def _run_commands(self) -> None:
         with self._commands_lock:
@@ -402,6 +416,10 @@ class Gateway(Worker):
         if self._service is not None:
             self._service.forget(client_id)
 
+    def relieve(self, *, everybody: bool) -> int:
+        """Ends connections because memory runs out; returns how many; in the gateway thread. See `Reception.relieve`."""
+        return self._reception.relieve(everybody=everybody)
+
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
         """See `Feeder.save`; in the gateway thread."""
         return self._feeder.save(partial=partial)
@@ -409,6 +427,7 @@ class Gateway(Worker):
     # ---- the clock, and subscribers
 
     def _each_second(self, now: float) -> None:
+        self._reception.each_second(now)
         self._feeder.relieve()
         self._feeder.check(now)
         self._hide_from(self._guard.lapsed(time.time()))

@@ -15,9 +15,10 @@ from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
-from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable
+from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.layout import tidy
+from rl4sys_zmq.learner.memory_watch import MemoryWatch
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_ledger
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S = 60.0
+RELIEF_S = 1.0
 
 T = TypeVar("T")
 
@@ -61,6 +63,7 @@ class Learner(Resource):
         self._door: Door | None = None
         self._ledger: Journal | MemoryLedger | None = None
         self._recorder: Recorder | None = None
+        self._memory: MemoryWatch | None = None
         self._closed = False
         self._lock = threading.Lock()
 
@@ -98,6 +101,9 @@ class Learner(Resource):
                     self._recorder.open()
                 if self._door is not None:
                     self._door.open(self._change_access)
+                if self.config.max_memory_bytes is not None:
+                    self._memory = MemoryWatch(self.config.max_memory_bytes, self._relieve, self._gateway.stop)
+                    self._memory.start()
             except BaseException:
                 self._end()
                 raise
@@ -292,9 +298,14 @@ class Learner(Resource):
         """Surfaces the death of a thread of ours.
 
         Raises:
+            MemoryExceeded: when its process holds more than `LearnerConfig.max_memory_bytes`, and nothing has helped.
             WorkerDied: when the gateway, the journal or the recorder ended with an exception.
         """
         self._running.raise_if_dead()
+        if self._memory is not None:
+            if isinstance(self._memory.error, MemoryExceeded):
+                raise self._memory.error
+            self._memory.raise_if_dead()
         if self._door is not None:
             self._door.raise_if_dead()
         if isinstance(self._ledger, Journal):
@@ -313,8 +324,10 @@ class Learner(Resource):
         atexit.unregister(self.close)
 
     def _end(self) -> None:
-        gateway, recorder, ledger, door = self._gateway, self._recorder, self._ledger, self._door
-        self._gateway = self._recorder = self._ledger = self._door = None
+        gateway, recorder, ledger, door, memory = self._gateway, self._recorder, self._ledger, self._door, self._memory
+        self._gateway = self._recorder = self._ledger = self._door = self._memory = None
+        if memory is not None:
+            memory.stop()
         deadline = time.monotonic() + self.config.shutdown_timeout_s
         if gateway is not None:
             gateway.stop()
@@ -325,6 +338,8 @@ class Learner(Resource):
                 )
                 for thread in gateway.learner_threads():
                     atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that ends under its feet
+        if memory is not None:
+            memory.join(RELIEF_S)
         if door is not None:
             door.close()
         if ledger is not None:
@@ -355,6 +370,16 @@ class Learner(Resource):
         if gateway is not None:
             with suppress(Closed):
                 gateway.call(lambda: gateway.change_access(access))
+
+    def _relieve(self, everybody: bool) -> int:
+        """Has the gateway thread end connections; 0 where it does not answer."""
+        gateway = self._gateway
+        if gateway is None:
+            return 0
+        try:
+            return gateway.call(lambda: gateway.relieve(everybody=everybody)).result(RELIEF_S)
+        except FutureTimeout:
+            return 0
 
     def _wake(self) -> None:
         gateway = self._gateway

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import Algorithm, resolve_algorithm
+from rl4sys_zmq.learner.algorithms import Algorithm, planned_policy, resolve_algorithm
 from rl4sys_zmq.learner.bounds import Bounds
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.content import Standard, content_errors
@@ -172,18 +172,24 @@ class Learning:
         a = self._assign
         spaces = space_from(a.observation_space), space_from(a.action_space)
         make = resolve_algorithm(a.algorithm_name)
+        plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
+        if plan is not None:
+            self._check_size(plan.size)
         if "torch" in sys.modules:
             torch = importlib.import_module("torch")  # another thread may be in the middle of it: this waits for the end
             # Small networks: a second thread doubles the CPU and gains nothing. Before anything is computed, because
             # the number of threads changes the last bits.
             torch.set_num_threads(1)
         algorithm = make(*spaces, a.parameters, a.seed)
-        size = algorithm.spec().size
-        if size > a.max_parameters:
-            raise ConfigError(f"a policy of {size} parameters; max_parameters is {a.max_parameters}", key="max_parameters")
+        self._check_size(algorithm.spec().size)
         if a.publish_every_updates:
             algorithm.publish_every_updates = a.publish_every_updates
         return algorithm
+
+    def _check_size(self, size: int) -> None:
+        limit = self._assign.max_parameters
+        if size > limit:
+            raise ConfigError(f"a policy of {size} parameters; max_parameters is {limit}", key="max_parameters")
 
     # ---- checkpoints
 

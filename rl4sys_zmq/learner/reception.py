@@ -20,6 +20,7 @@ from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.shares import Line, Shares
 from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
@@ -46,13 +47,36 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 ROUTER_BURST = 256
+EXCESS_BURST = 64
+"""How many messages in excess are dropped in a turn."""
+
+COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
+"""What messages count, in ordinary ones."""
+
+EARNED = -2.0
+"""What a `Submit` counts that brings something new, and has credit for it."""
+
+FRAMES_PER_MESSAGE = 32
+"""So many frames of a message with too many of them count as another message."""
+
+STATUS_KEPT_S, STATUS_REST = 0.25, 20.0
+"""How long a status is given out again; at least so many times as long as it took to make."""
+
+TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
+"""How often connections are looked through, and how long one may finish no message: actors say something each second."""
+
+BUSY_S, NEW_S = 1.5, 0.15
+"""How long it may do so while memory runs out; and one that has never finished any."""
+
+SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
+"""When granting and acknowledging takes a client longer than this, it is not done again for so many times as long."""
 
 
 class Reception:
     """Speaks with the actors through the ROUTER. Used in the gateway thread.
 
     Attributes:
-        router: set once it is bound.
+        router: see `open`.
         pub_address: of the XPUB, likewise.
         inference_address: of the service that chooses actions, likewise.
         obey: carries out a command.
@@ -90,31 +114,127 @@ class Reception:
         self._counters, self._sink, self._status = counters, sink, status
         self._sessions: dict[bytes, tuple[Client, Stream]] = {}
         self._live: Counter[str] = Counter()
+        self._shares = Shares(config.messages_per_s, config.bytes_per_s)
+        self._lined = self._rated = False
+        self._excess = 0
+        self._status_frames_kept: list[Frame] = []
+        self._status_until = self._tidy_at = 0.0
+
+    def open(self, router: Socket) -> None:
+        """Takes the bound ROUTER."""
+        self.router = router
+        free = router.bound.scheme == "inproc"
+        self._lined, self._rated = not free, not free and not router.authenticated
 
     # ---- what comes
 
     def read(self) -> None:
-        """Takes what has come, as far as a turn allows."""
+        """Takes what has come, as far as a turn allows; after much that was dropped, nothing for a while."""
+        began = time.monotonic()
+        if self._shares.rest_s(began):
+            return
+        self._excess = 0
+        useful_s = 0.0
         for _ in range(ROUTER_BURST):
             try:
                 frames = self.router.recv(MAX_MESSAGE_FRAMES)
             except TooManyFrames as exc:
-                self.refuse(exc.first, exc.code, exc.detail)
+                self._on_too_many(exc)
                 continue
             if frames is None:
-                return
+                break
+            now = time.monotonic()
             peer = bytes(frames[0])
-            try:
-                sender = self._admit(peer, frames)
-                self._on_message(peer, sender, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
-            except ProtocolError as exc:
-                rights = exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY)
-                self.refuse(peer, exc.code, exc.detail, field="keys" if rights else "")
-            except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
-                log.exception("a message of one peer was not handled")
-                self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
+            if self._lined:
+                line = self._shares.line(peer, self.router.descriptor, now)
+                stranger = peer not in self._sessions
+                if self._rated and self._shares.over(line, now, stranger=stranger):
+                    self._drop(peer, line, frames, now)
+                    if self._excess >= EXCESS_BURST:
+                        break
+                    continue
+                cost = self._handle(peer, line, frames, now)
+                if cost is not None:
+                    size = 0 if cost < 0 else sum(len(f) for f in frames)
+                    self._shares.charge(line, cost, size, now, stranger=stranger)
+            else:
+                self._handle(peer, None, frames, now)
+            useful_s += time.monotonic() - now
+        if self._excess:
+            now = time.monotonic()
+            self._shares.rest_after(now - began - useful_s, now)
 
-    def _admit(self, peer: bytes, frames: Sequence[Frame]) -> Peer | None:
+    def _handle(self, peer: bytes, line: Line | None, frames: Sequence[Frame], now: float) -> float | None:
+        """Does what a message says; returns what that counts, in ordinary messages, None for one that was dropped."""
+        try:
+            sender = self._admit(peer, frames, now)
+        except ProtocolError as exc:
+            if line is not None and exc.code is Refusal.QUOTA:
+                self._drop(peer, line, frames, now, exc.detail)
+                return None
+            self._refuse_key(peer, exc)
+            return 1.0
+        cost = 1.0
+        try:
+            message = decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES)
+            cost = COSTS.get(type(message), cost)
+            return self._on_message(peer, sender, message, frames[1:]) or cost
+        except ProtocolError as exc:
+            self._refuse_key(peer, exc)
+        except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
+            log.exception("a message of one peer was not handled")
+            self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
+        return cost
+
+    def _refuse_key(self, peer: bytes, exc: ProtocolError) -> None:
+        self.refuse(peer, exc.code, exc.detail, field="keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else "")
+
+    def _on_too_many(self, exc: TooManyFrames) -> None:
+        self.refuse(exc.first, exc.code, exc.detail)
+        if self._rated:
+            now = time.monotonic()
+            line, stranger = self._shares.line(exc.first, self.router.descriptor, now), exc.first not in self._sessions
+            self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
+
+    def _drop(self, peer: bytes, line: Line, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+        """Leaves a message unread. A few of them are answered; who goes on and on loses the connection."""
+        self._excess += 1
+        if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self.router.cut_off():
+            self._counters.add("connections.cut")
+        if self._shares.may_be_told(line, now):
+            self.refuse(
+                peer, Refusal.QUOTA, reason or "this connection sends more than its share", field="keys" if reason else ""
+            )
+        else:
+            self._counters.add(f"refused.{Refusal.QUOTA.value}")
+
+    @property
+    def rest_s(self) -> float:
+        """For how long `read` takes nothing."""
+        return self._shares.rest_s(time.monotonic())
+
+    def each_second(self, now: float) -> None:
+        """Forgets connections that are long gone, and ends those that have finished no message for long."""
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_S
+            self._shares.forget(now, self._sessions)
+            self._cut(self._shares.mute(self.router.connections(), now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
+
+    def relieve(self, *, everybody: bool) -> int:
+        """Ends connections because memory runs out: those that finish no message, or all; returns how many.
+
+        What they have sent of an unfinished message is freed. Actors dial again.
+        """
+        found = self.router.connections()
+        return self._cut(found if everybody else self._shares.mute(found, time.monotonic(), BUSY_S, NEW_S))
+
+    def _cut(self, descriptors: Sequence[int]) -> int:
+        count = sum(self.router.cut(descriptor) for descriptor in descriptors)
+        if count:
+            self._counters.add("connections.cut", count)
+        return count
+
+    def _admit(self, peer: bytes, frames: Sequence[Frame], now: float) -> Peer | None:
         """Checks rights and rates before anything is decoded. Over inproc, and without keys, everybody may do everything.
 
         Raises:
@@ -123,25 +243,26 @@ class Reception:
         if not self.router.authenticated:
             return None
         try:
-            return self._guard.admit(self.router.user, sum(len(f) for f in frames), time.monotonic())
+            return self._guard.admit(self.router.user, sum(len(f) for f in frames), now)
         except ProtocolError as exc:
             session = self._sessions.get(peer)
             if exc.code is Refusal.FORBIDDEN and session is not None:
                 self.hang_up(peer, *session)
             raise
 
-    def _on_message(self, peer: bytes, sender: Peer | None, message: Message, frames: Sequence[Frame]) -> None:
+    def _on_message(self, peer: bytes, sender: Peer | None, message: Message, frames: Sequence[Frame]) -> float | None:
+        """Does what a message says; returns what it counts, in ordinary messages, if that is not what its kind does."""
         match message:
             case Hello():
                 self._on_hello(peer, sender, message)
-                return
+                return None
             case StatusRequest():
                 self._guard.check_role(sender, "admin")
-                self._send(peer, Status(self._status()))
-                return
+                self._send_frames(peer, self._status_frames())
+                return None
             case Command():
                 self._on_command(peer, sender, message)
-                return
+                return None
             case Submit() | Heartbeat() | Fetch() | Bye():
                 pass
             case _:
@@ -160,19 +281,32 @@ class Reception:
                 self._guard.check_role(sender, "submit")
                 if sender is not None and sender.quota.segment_steps is not None:
                     self._guard.check_steps(sender, read_heads(message)["steps"].tolist())
+                received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
                 self._on_submit(peer, client, stream, message, frames)
+                if had_credit and stream.received > received:
+                    return EARNED
             case Heartbeat():
-                stream.wish(message.want_steps)
+                stream.wish(client.believed(stream, message.want_steps))
                 client.dirty.add(stream.actor_id)
             case Fetch():
                 try:
                     self._guard.check_fetch(sender, stream.last_seen)
                 except ProtocolError as exc:  # it may submit all the same
                     self.refuse(peer, exc.code, exc.detail)
-                    return
+                    return None
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self.hang_up(peer, client, stream)
+        return None
+
+    def _status_frames(self) -> list[Frame]:
+        """The status, made anew only now and then."""
+        now = time.monotonic()
+        if now >= self._status_until:
+            self._status_frames_kept = encode(Status(self._status()))
+            done = time.monotonic()
+            self._status_until = done + max(STATUS_KEPT_S, STATUS_REST * (done - now))
+        return self._status_frames_kept
 
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
         if not stream.submits:
@@ -186,7 +320,7 @@ class Reception:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
-        stream.wish(message.want_steps)
+        stream.wish(client.believed(stream, message.want_steps))
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
@@ -281,6 +415,9 @@ class Reception:
             self._ledger.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
         if opened.old_peer is not None:
             self._sessions.pop(opened.old_peer, None)
+        before = self._sessions.get(peer)
+        if before is not None and before[1] is not stream:  # a connection speaks for one actor
+            self.hang_up(peer, *before)
         self._sessions[peer] = client, stream
         if opened.gap:
             self._on_gap(client, stream, opened.gap)
@@ -368,7 +505,7 @@ class Reception:
             client: whose actors.
             room_bytes: what the ledger has room for.
         """
-        if not client.dirty:
+        if not client.dirty or (began := time.monotonic()) < client.settles_at:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, time.monotonic()))
@@ -378,6 +515,8 @@ class Reception:
             if stream.actor_id in client.dirty and peer is not None:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
+        done = time.monotonic()
+        client.settles_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
 
     def refuse(self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0) -> None:
         """Says no, counted by its code."""
@@ -385,7 +524,10 @@ class Reception:
         self._send(peer, Refused(code.value, field, reason, expected_seq))
 
     def _send(self, peer: bytes, message: Message) -> None:
-        sent = self.router.send([peer, *encode(message)])
+        self._send_frames(peer, encode(message))
+
+    def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> None:
+        sent = self.router.send([peer, *frames])
         if sent is Sent.OK:
             return
         self._counters.add(f"replies_dropped.{sent.value}")

@@ -15,7 +15,7 @@ from rl4sys_zmq.transports.binding import Binding
 from rl4sys_zmq.transports.context import Tracked, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.rights import Grants, cut_off, user_of
+from rl4sys_zmq.transports.rights import Grants, connections, cut_off, descriptor_of, user_of
 
 __all__ = ["Endpoint"]
 
@@ -198,7 +198,23 @@ class Endpoint(Tracked):
             False when it has ended already, on inproc, on a dialling socket, and before the first message.
         """
         self.check_owner()
-        return self._binding is not None and self._first is not None and cut_off(self._first, self._address)
+        return self.cut(self.descriptor())
+
+    def descriptor(self) -> int:
+        """The descriptor of the connection that the last message came on; -1 on inproc, on a dialling socket, before the first."""
+        return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
+
+    def cut(self, descriptor: int) -> bool:
+        """Ends the connection of this descriptor, if it is one to this socket; its peer redials.
+
+        Returns:
+            False when it is none (any more).
+        """
+        return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self._address)
+
+    def connections(self) -> list[int]:
+        """The descriptors of all connections to this bound socket; empty on inproc, and on systems without ``/proc``."""
+        return connections(self._address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:
         """What has happened to the connections since the last call, at most `limit`; never blocks. `explain` puts one in words.

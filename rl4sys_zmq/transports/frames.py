@@ -35,11 +35,12 @@ class TooManyFrames(ProtocolError):
     """A message had more frames than allowed and was thrown away.
 
     Attributes:
+        count: of its frames.
         first: its first frame; on a router, the routing id of the peer that sent it.
     """
 
     def __init__(self, count: int, limit: int, first: bytes) -> None:
-        self.first = first
+        self.count, self.first = count, first
         super().__init__(Refusal.FRAMES, f"a message of {count} frames; the limit is {limit}")
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import zmq
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["MAX_UNGRANTED", "Grants", "cut_off", "user_of"]
+__all__ = ["MAX_UNGRANTED", "Grants", "connections", "cut_off", "descriptor_of", "user_of"]
 
 MAX_UNGRANTED = 64
 """How many subscriptions that are not granted a connection may send before it is cut.
@@ -50,7 +53,7 @@ class Grants:
         self._raw.setsockopt(zmq.SUBSCRIBE, topic)
 
     def _refuse(self, frame: zmq.Frame) -> None:
-        fd = _descriptor(frame)
+        fd = descriptor_of(frame)
         if fd < 0:
             return
         count = self._in_vain.get(fd, 0) + 1
@@ -58,7 +61,7 @@ class Grants:
             self._in_vain[fd] = count
             return
         del self._in_vain[fd]
-        self.cuts += cut_off(frame, self._address)
+        self.cuts += cut_off(fd, self._address)
 
 
 def user_of(frame: zmq.Frame) -> str:
@@ -72,32 +75,61 @@ def user_of(frame: zmq.Frame) -> str:
         return ""
 
 
-def cut_off(frame: zmq.Frame, bound: Address) -> bool:
-    """Shuts the connection down that a frame came on; libzmq then closes it as if the peer had gone. True when it did.
+def cut_off(fd: int, bound: Address) -> bool:
+    """Shuts down the connection with this descriptor; libzmq then closes it as if the peer had gone. True when it did.
 
     libzmq has no call for that, but says the descriptor. If the connection has ended meanwhile, the number may be another's:
     only a connection to our own address is shut, and whoever is innocent redials.
     """
-    fd = _descriptor(frame)
-    if fd < 0:
-        return False
-    with suppress(OSError):
-        copy = os.dup(fd)
-        try:
-            with socket.socket(fileno=copy) as connection:
-                copy = -1  # the socket closes it
-                name = connection.getsockname()
-                if (name[1] == bound.port) if bound.scheme == "tcp" else (name == bound.name):
-                    connection.shutdown(socket.SHUT_RDWR)
-                    return True
-        finally:
-            if copy >= 0:
-                os.close(copy)
+    with suppress(OSError), _borrowed(fd) as connection:
+        if _is_ours(connection, bound):
+            connection.shutdown(socket.SHUT_RDWR)
+            return True
     return False
 
 
-def _descriptor(frame: zmq.Frame) -> int:
+def connections(bound: Address) -> list[int]:
+    """The descriptors of all connections to an address of this process; empty on inproc, and where there is no ``/proc``."""
+    found: list[int] = []
+    if bound.scheme == "inproc":
+        return found
+    with suppress(FileNotFoundError):
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError), _borrowed(int(name)) as connection:
+                if _is_ours(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.append(int(name))
+    return found
+
+
+@contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """A socket object over a descriptor that somebody else goes on using.
+
+    Raises:
+        OSError: when there is no such descriptor, or it is no socket's.
+    """
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+        raise OSError(errno.ENOTSOCK, "not a socket")
+    copy = os.dup(fd)
+    try:
+        connection = socket.socket(fileno=copy)
+    except BaseException:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
+
+
+def _is_ours(connection: socket.socket, bound: Address) -> bool:
+    name = connection.getsockname()
+    if bound.scheme == "tcp":
+        return connection.family in (socket.AF_INET, socket.AF_INET6) and name[1] == bound.port
+    return connection.family == socket.AF_UNIX and name == bound.name
+
+
+def descriptor_of(frame: zmq.Frame) -> int:
+    """The descriptor of the connection that a frame came on; -1 on inproc."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
-        return -1  # inproc
+        return -1

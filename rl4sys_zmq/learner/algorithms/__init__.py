@@ -4,6 +4,7 @@ from rl4sys_zmq.learner.algorithms.base import Algorithm, Undoable
 from rl4sys_zmq.learner.algorithms.registry import (
     algorithm_names,
     make_algorithm,
+    planned_policy,
     register_algorithm,
     require_algorithm,
     resolve_algorithm,
@@ -14,6 +15,7 @@ __all__ = [
     "Undoable",
     "algorithm_names",
     "make_algorithm",
+    "planned_policy",
     "register_algorithm",
     "require_algorithm",
     "resolve_algorithm",

@@ -143,10 +143,9 @@ class DQN:
     max_policy_lag: int | None = None
 
     def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
-        if not isinstance(action_space, DiscreteSpace):
-            raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
+        self._spec = self.plan(observation_space, action_space, parameters)
         self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN", extra=_EXTRA)
-        self._spec = PolicySpec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
+        assert isinstance(action_space, DiscreteSpace)
         self.rollout_length = p.rollout_length
         self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
         self._generator = torch.Generator().manual_seed(seed)
@@ -161,6 +160,14 @@ class DQN:
         self._episodes = 0  # ended since `learning_starts`
         self._units = 0  # of training, done
         self._gradient_steps = 0
+
+    @staticmethod
+    def plan(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        """The policy of a DQN with these parameters; nothing is built."""
+        if not isinstance(action_space, DiscreteSpace):
+            raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
+        p = read_parameters(DQNParameters, parameters, algorithm="DQN", extra=_EXTRA)
+        return PolicySpec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
 
     def spec(self) -> PolicySpec:
         """A ``q_values`` head on a plain MLP."""

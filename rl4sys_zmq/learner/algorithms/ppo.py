@@ -54,17 +54,9 @@ class PPO:
     def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
         self.parameters = p = read_ppo_parameters(parameters)
         self.rollout_length = p.segment_length()
-        self._continuous = isinstance(action_space, BoxSpace)
-        self._normalise = p.normalise_observations and isinstance(observation_space, BoxSpace)
-        self._spec = PolicySpec(
-            observation_space,
-            action_space,
-            head="gaussian" if self._continuous else "categorical",
-            hidden_sizes=p.hidden_sizes,
-            activation=p.activation,
-            normalise_observations=self._normalise,
-            squash=p.squash_for(action_space) if self._continuous else "clip",
-        )
+        self._spec = self.plan(observation_space, action_space, parameters)
+        self._continuous = self._spec.head == "gaussian"
+        self._normalise = self._spec.normalise_observations
         self._generator = torch.Generator().manual_seed(seed)
         features, outputs = feature_size(observation_space), self._spec.outputs
         extras = outputs if self._continuous else 0
@@ -82,6 +74,21 @@ class PPO:
         self._taken: list[tuple[Segment, bool]] = []
         self._buffered = 0
         self._trajectories = 0
+
+    @staticmethod
+    def plan(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+        """The policy of a PPO with these parameters; nothing is built."""
+        p = read_ppo_parameters(parameters)
+        continuous = isinstance(action_space, BoxSpace)
+        return PolicySpec(
+            observation_space,
+            action_space,
+            head="gaussian" if continuous else "categorical",
+            hidden_sizes=p.hidden_sizes,
+            activation=p.activation,
+            normalise_observations=p.normalise_observations and isinstance(observation_space, BoxSpace),
+            squash=p.squash_for(action_space) if continuous else "clip",
+        )
 
     def spec(self) -> PolicySpec:
         """A categorical or gaussian perceptron; observation statistics belong to it when they are normalised."""

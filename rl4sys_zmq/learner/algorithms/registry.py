@@ -9,19 +9,24 @@ from typing import cast
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
-from rl4sys_zmq.values import Space
+from rl4sys_zmq.values import PolicySpec, Space
 
 __all__ = [
     "AlgorithmFactory",
     "algorithm_names",
     "make_algorithm",
+    "planned_policy",
     "register_algorithm",
     "require_algorithm",
     "resolve_algorithm",
 ]
 
 AlgorithmFactory = Callable[[Space, Space, Mapping[str, object], int], Algorithm]
-"""``factory(observation_space, action_space, parameters, seed) -> Algorithm``; raises ConfigError for bad parameters."""
+"""``factory(observation_space, action_space, parameters, seed) -> Algorithm``; raises ConfigError for bad parameters.
+
+A factory may have a function ``plan(observation_space, action_space, parameters) -> PolicySpec``, which says what policy it would
+build and builds nothing. Then one that is too large is refused before it takes memory.
+"""
 
 _SHIPPED = {"PPO": "rl4sys_zmq.learner.algorithms.ppo:PPO", "DQN": "rl4sys_zmq.learner.algorithms.dqn:DQN"}
 _registered: dict[str, AlgorithmFactory] = {}
@@ -73,3 +78,15 @@ def make_algorithm(
 ) -> Algorithm:
     """Builds the algorithm `name` for one client."""
     return resolve_algorithm(name)(observation_space, action_space, parameters, seed)
+
+
+def planned_policy(
+    name: str, observation_space: Space, action_space: Space, parameters: Mapping[str, object]
+) -> PolicySpec | None:
+    """The policy that the algorithm `name` would build, by arithmetic alone; None for one that does not say.
+
+    Raises:
+        ConfigError: for an unknown algorithm or bad parameters.
+    """
+    plan = getattr(resolve_algorithm(name), "plan", None)
+    return None if plan is None else cast(PolicySpec, plan(observation_space, action_space, parameters))

@@ -1,19 +1,44 @@
-"""A learner with a run directory, and so much memory left, when it begins to serve."""
+"""A learner with a run directory, and so much memory left when it begins to serve; it may be made to waste some."""
 
 from __future__ import annotations
 
-import resource
-from pathlib import Path
+import threading
 
 from talk import obey, options, say
 
+from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.memory import resident_bytes
 from rl4sys_zmq.testing import FakeAlgorithm
 
 given = options()
 register_algorithm("SIEGE", FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
-with Learner(LearnerConfig(bind=given["bind"], run_dir=given["run_dir"])) as learner:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + given["spare_bytes"],) * 2)
-    say({"address": learner.address})
-    obey(status=learner.status)
+limit_bytes = resident_bytes() + given["spare_bytes"]
+wasted: list[bytes] = []
+
+
+def waste(count: int) -> int:
+    """Holds so many bytes, which nobody can free."""
+    wasted.append(b"\1" * count)
+    return resident_bytes()
+
+
+def watch(learner: Learner, over: threading.Event) -> None:
+    """Says why the learner has ended, as `serve` would."""
+    while not over.wait(0.05):
+        try:
+            learner.raise_if_dead()
+        except RL4SysError as exc:
+            say({"ended": type(exc).__name__, "why": str(exc)})
+            return
+
+
+over = threading.Event()
+config = LearnerConfig(bind=given["bind"], run_dir=given["run_dir"], max_memory_bytes=limit_bytes)
+with Learner(config) as learner:
+    watcher = threading.Thread(target=watch, args=(learner, over))
+    watcher.start()
+    say({"address": learner.address, "limit_bytes": limit_bytes})
+    obey(status=learner.status, waste=waste)
+    over.set()
+    watcher.join()

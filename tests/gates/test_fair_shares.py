@@ -1,0 +1,336 @@
+"""Who floods a learner without keys gets no more than a share of it: of its time, of its memory, and of what it can train on."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import Ack, Hello, Message, Refused, Status, StatusRequest, Welcome
+
+from .conftest import PATIENCE_S, Child, Spawn, Tier, agent_options, join, play, resident_kib, until
+from .siege import ALGORITHM, GoodClient, segment, submit
+from .test_malicious import endless
+from .zmtp import dial, frame, greeting, hear_ready, ready
+
+pytestmark = pytest.mark.timeout(600)
+
+FLOODS = ("garbage", "heartbeat", "status", "fetch", "wants", "submit", "hello")
+"""What `processes/flood.py` can say; ``hello`` is last, since the actors that it makes up stay for a while."""
+
+SHARE_QUICK, SHARE_LONG = 0.25, 0.6
+"""What is left to the good client, of what it has beside a process that is as busy and says nothing. Before there were shares it was
+0.02 to 0.23, and 0 with ``wants``."""
+
+SOCKETS = 20
+GROWTH_KIB = 64 * 1024
+
+
+# ---- time
+
+
+def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learner: Any) -> None:
+    """A good client beside a process of 20 sockets that says nothing, then beside the same one when it floods."""
+    fake = {"steps_per_update": 2000, "rollout_length": 50}
+    process, address = learner(forgetful=True, config={"pacing_lag": 8}, **fake)
+    good = spawn("diligent", {"agent": agent_options(address, overflow="wait")})
+    good.hear()
+    flood = spawn("flood", {"address": address, "sockets": SOCKETS})
+    flood.hear()
+    until(lambda: good.ask("steps"), "the first segments")
+    before_kib = resident_kib(process.pid)
+    shares: dict[str, float] = {}
+    rounds, window_s = (5, 2.0) if tier.long else (3, 0.7)
+    rates = [rate(flood, good, "busy", window_s)]
+    for kind in FLOODS:
+        pairs: list[float] = []
+        for _ in range(rounds):
+            rates.append(rate(flood, good, "busy", window_s))
+            quiet = rates[-1] if tier.long else statistics.median(rates)
+            pairs.append(rate(flood, good, kind, window_s) / max(quiet, 1.0))
+            if not tier.long and pairs[-1] >= SHARE_QUICK:
+                break  # in the quick tier other tests may take the processor at any time
+        shares[kind] = round(statistics.median(pairs) if tier.long else max(pairs), 2)
+    flood.ask("change", "busy")
+    counters = process.ask("status")["counters"]
+    growth_kib = resident_kib(process.pid) - before_kib
+    stats = good.ask("stats")
+    report(
+        share=shares,
+        quiet_steps_per_s=round(statistics.median(rates)),
+        growth_mib=growth_kib >> 10,
+        refused=counters.get("refused.quota", 0),
+    )
+    least = SHARE_LONG if tier.long else SHARE_QUICK
+    assert all(share >= least for kind, share in shares.items() if kind != "submit"), shares
+    assert shares["submit"] > 0, "a second client with twenty actors is no flood; what it has credit for is trained on"
+    assert (stats["state"], stats["error"], stats["counters"]["joined"]) == ("joined", "", 1), stats
+    assert growth_kib < GROWTH_KIB
+
+
+def rate(flood: Child, good: Child, kind: str, window_s: float) -> float:
+    """The steps per second of the good client while the other process does something."""
+    flood.ask("change", kind)
+    pause = threading.Event()
+    pause.wait(0.5 if kind == "busy" else 1.0)  # what is left of the flood before is read then, and what this one had saved up
+    steps, began = good.ask("steps"), time.monotonic()
+    pause.wait(window_s)
+    return float((good.ask("steps") - steps) / (time.monotonic() - began))
+
+
+# ---- many records
+
+
+RECORDS = 1000
+
+
+def test_a_thousand_records_slow_nothing(report: Any) -> None:
+    register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+    with Learner(LearnerConfig(bind="inproc://fair", run_dir=None)), Caller("inproc://fair") as good:
+        good.join("good")
+        few_s = good.time_submits()
+        with contextlib.ExitStack() as stack:
+            for number in range(RECORDS):  # each of them live, but one connection speaks for one actor
+                if number % 10 == 0:
+                    crowd = stack.enter_context(Caller("inproc://fair"))
+                crowd.join(f"crowd-{number}")
+            many_s = good.time_submits()
+            status = good.ask_status()
+            began = time.monotonic()
+            for _ in range(50):
+                good.ask_status()
+            status_s = (time.monotonic() - began) / 50
+        lab = status["clients"]["lab"]
+    report(submit_ms_few=round(1e3 * few_s, 3), submit_ms_many=round(1e3 * many_s, 3), status_ms=round(1e3 * status_s, 3))
+    assert (lab["actors_total"], len(lab["actors"])) == (RECORDS + 1, 100)
+    assert lab["actors_live"] == 1 + RECORDS // 10
+    assert many_s < 10 * few_s + 2e-3
+    assert status_s < 5e-3
+
+
+class Caller:
+    """A DEALER that waits for answers."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = Socket.dealer(address, send_hwm=10_000, recv_hwm=10_000)
+        self._poller = Poller()
+        self._poller.register(self._socket)
+        self._seq = 0
+
+    def __enter__(self) -> Caller:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._poller.close()
+        self._socket.close()
+
+    def hear(self, *kinds: type[Message]) -> Any:
+        """The next message of these kinds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            frames = self._socket.recv(256)
+            if frames is None:
+                self._poller.poll(1.0)
+            elif isinstance(message := decode(frames), kinds):
+                return message
+        raise AssertionError(f"no {kinds}")
+
+    def join(self, actor_id: str) -> None:
+        """HELLO and WELCOME."""
+        spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+        self._socket.send(encode(Hello("lab", actor_id, 1, 0, 0, 0, algorithm_name=ALGORITHM, **spaces)))
+        answer = self.hear(Welcome, Refused)
+        assert isinstance(answer, Welcome), answer
+
+    def time_submits(self) -> float:
+        """The time until a segment is acknowledged, as it is when nobody else needs the processor, in seconds."""
+        took = []
+        for _ in range(100):
+            began = time.monotonic()
+            self._socket.send(submit(self._seq, segment(3)))
+            self._seq += 1
+            while (answer := self.hear(Ack, Refused)) and (isinstance(answer, Refused) or answer.received < self._seq):
+                assert isinstance(answer, Ack), answer
+            took.append(time.monotonic() - began)
+        return sorted(took)[len(took) // 10]
+
+    def ask_status(self) -> dict[str, Any]:
+        """The learner's document."""
+        self._socket.send(encode(StatusRequest()))
+        document: dict[str, Any] = self.hear(Status).report
+        return document
+
+
+# ---- parameters
+
+
+@pytest.mark.parametrize("name", ["PPO", "DQN"])
+def test_parameters_are_counted_before_anything_is_built(name: str, report: Any, learner: Any) -> None:
+    pytest.importorskip("torch")
+    process, address = learner()
+    with contextlib.closing(join(address, client_id="small", algorithm_name=name, algorithm_parameters={"hidden_sizes": [8]})):
+        pass  # torch is imported now, and counts no more
+    before_kib, peak_kib = resident_kib(process.pid), [0]
+    began = time.monotonic()
+    with Caller(address) as caller, sampled(process, peak_kib):
+        spaces = {"observation_space": space_to_json(BoxSpace((4,))), "action_space": space_to_json(DiscreteSpace(2))}
+        sizes = {"hidden_sizes": [30_000, 30_000]}
+        hello = Hello("huge", "a", 1, 0, 0, 0, algorithm_name=name, algorithm_parameters=sizes, **spaces)
+        caller._socket.send(encode(hello))
+        refused = caller.hear(Refused, Welcome)
+    took_s, growth_kib = time.monotonic() - began, max(peak_kib[0], resident_kib(process.pid)) - before_kib
+    report(seconds=round(took_s, 3), growth_mib=growth_kib >> 10, said=refused.reason)
+    assert refused.code == "config"
+    assert "max_parameters" in refused.reason and "900" in refused.reason
+    assert growth_kib < GROWTH_KIB and took_s < 10.0
+
+
+@contextlib.contextmanager
+def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
+    """Notes the greatest memory of a process."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            with contextlib.suppress(OSError, IndexError):
+                peak_kib[0] = max(peak_kib[0], resident_kib(process.pid))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+# ---- memory
+
+SPARE = 96 << 20
+
+
+@pytest.mark.parametrize("attack", ["half-sent frames", "a message without end", "empty frames without end"])
+def test_unfinished_messages_end_with_their_connections(attack: str, tmp_path: Path, report: Any, spawn: Spawn) -> None:
+    """They go when memory runs out, and nobody else does."""
+    learner = spawn("besieged", {"run_dir": str(tmp_path / "run"), "bind": "tcp://127.0.0.1:0", "spare_bytes": SPARE})
+    said = learner.hear()
+    peak_kib, before_kib = [0], resident_kib(learner.pid)
+    with join(said["address"], algorithm_name=ALGORITHM, actor_id="good") as agent:
+        good = GoodClient(agent)
+        good.start()
+        try:
+            good.served(5)
+            with sampled(learner, peak_kib):
+                sent = ATTACKS[attack](said["address"])
+                limit_kib = said["limit_bytes"] >> 10
+                until(lambda: resident_kib(learner.pid) < limit_kib, "memory that is free again")
+            good.served(5)
+        finally:
+            good.stop()
+        agent.flush(PATIENCE_S)
+        counters, joined = learner.ask("status")["counters"], agent.stats()["counters"]["joined"]
+    report(
+        sent_mib=sent >> 20, before_mib=before_kib >> 10, limit_mib=limit_kib >> 10, peak_mib=peak_kib[0] >> 10,
+        after_mib=resident_kib(learner.pid) >> 10, cut=counters["connections.cut"],
+    )  # fmt: skip
+    assert counters["connections.cut"] >= 1
+    assert joined == 1, "the good client was not disturbed"
+
+
+def half_sent(address: str) -> int:
+    """150 frames of 8 MiB, each of which lacks its end."""
+    sent = 0
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        connections = [stack.enter_context(dial(address)) for _ in range(150)]
+        for connection in connections:
+            connection.sendall(greeting() + ready())
+        for connection in connections:
+            assert hear_ready(connection)
+            connection.settimeout(PATIENCE_S)
+            connection.sendall(frame(bytes(8 << 20), declared=(8 << 20) + 100))
+            sent += 8 << 20
+        while True:  # until the learner hangs up
+            for connection in connections:
+                if not connection.recv(1 << 16):
+                    return sent
+    return sent
+
+
+def empty_frames(address: str) -> int:
+    """10 million frames of nothing in one message."""
+    sent, chunk = 0, frame(b"", 1) * 100_000
+    with dial(address) as connection, contextlib.suppress(OSError):
+        connection.sendall(greeting() + ready())
+        assert hear_ready(connection)
+        connection.settimeout(PATIENCE_S)
+        for _ in range(100):
+            connection.sendall(chunk)
+            sent += len(chunk)
+        while connection.recv(1 << 16):
+            pass
+    return sent
+
+
+ATTACKS = {"half-sent frames": half_sent, "a message without end": endless, "empty frames without end": empty_frames}
+
+
+def test_a_connection_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl4sys_zmq.learner.reception.TIDY_S", 0.05)
+    monkeypatch.setattr("rl4sys_zmq.learner.reception.IDLE_CONNECTION_S", 2.5)
+    monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
+    register_algorithm(ALGORITHM, FakeAlgorithm.factory(steps_per_update=16, rollout_length=16))
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as learner:
+        with join(learner.address, algorithm_name=ALGORITHM) as agent, dial(learner.address) as half:
+            half.sendall(greeting() + ready())
+            assert hear_ready(half)
+            half.sendall(frame(bytes(1000), declared=1 << 20))
+            half.settimeout(PATIENCE_S)
+            with contextlib.suppress(ConnectionError):
+                while half.recv(1 << 16):
+                    pass
+            play(agent, 16)
+            agent.flush(PATIENCE_S)
+            assert agent.stats()["counters"]["joined"] == 1
+        assert learner.status()["counters"]["connections.cut"] == 1
+
+
+def test_a_learner_that_cannot_shed_memory_ends_and_says_why(tmp_path: Path, report: Any, spawn: Spawn) -> None:
+    """Its supervisor starts it again; nothing that was acknowledged is lost."""
+    options = {"run_dir": str(tmp_path / "run"), "spare_bytes": SPARE}
+    learner = spawn("besieged", {**options, "bind": "tcp://127.0.0.1:0"})
+    address = learner.hear()["address"]
+    with join(address, algorithm_name=ALGORITHM, actor_id="good") as agent:
+        good = GoodClient(agent)
+        good.start()
+        try:
+            good.served(5)
+            learner.tell("waste", 2 * SPARE)
+            learner.hear()
+            began = time.monotonic()
+            ended = learner.hear()
+            took_s = time.monotonic() - began
+            learner.end(expect="MemoryExceeded")
+            before = agent.version
+            learner = spawn("besieged", {**options, "bind": address})
+            assert learner.hear()["address"] == address
+            until(lambda: agent.version > before, "a version after the restart")
+            good.served(5)
+        finally:
+            good.stop()
+        agent.flush(PATIENCE_S)
+        client, after = learner.ask("status")["clients"]["lab"], agent.stats()
+    report(ended=ended["ended"], ended_after_s=round(took_s, 1), why=ended["why"])
+    assert ended["ended"] == "MemoryExceeded" and "--max-memory" in ended["why"]
+    assert (client["rolled_back"], client["gap"], after["in_doubt"]) == (0, 0, 0)
+    assert client["accepted"] == after["accepted"] == after["submitted"]

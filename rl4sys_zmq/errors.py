@@ -31,6 +31,7 @@
     ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
     ├── RunDirectoryError           the run directory cannot be written
     ├── JournalError                the journal cannot be opened or read (names the file and the mend)
+    │   └── JournalLost             it lacks what marks or checkpoints know of it (says how much)
     ├── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
     ├── StoreEmpty                  a data store holds nothing that could be sampled yet
     └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the mend)
@@ -41,6 +42,7 @@ the ``__cause__`` of one of these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "DataError",
     "HandshakeRefused",
     "JournalError",
+    "JournalLost",
     "LearnerUnavailable",
     "MaskError",
     "ObservationError",
@@ -406,6 +409,24 @@ class JournalError(RL4SysError):
     def __init__(self, path: str, problem: str, mend: str) -> None:
         self.path = path
         super().__init__(f"{path}: {problem}; {mend}")
+
+
+class JournalLost(JournalError):
+    """The journal, or a part of it, is gone: its file of marks, or checkpoints, know of more than it does.
+
+    Nothing was changed. A start with ``resume: accept-loss`` goes on without what is gone, and counts it.
+
+    Attributes:
+        segments: by client, how many acknowledged segments the journal does not know.
+    """
+
+    def __init__(self, path: str, problem: str, segments: Mapping[str, int]) -> None:
+        self.segments = dict(segments)
+        mend = (
+            "bring the files back, or start once with --resume accept-loss (resume: accept-loss): "
+            "it goes on from the checkpoints, and counts what is gone as rolled back"
+        )
+        super().__init__(path, problem, mend)
 
 
 class SpoolError(RL4SysError):

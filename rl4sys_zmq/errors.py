@@ -414,18 +414,14 @@ class JournalError(RL4SysError):
 class JournalLost(JournalError):
     """The journal, or a part of it, is gone: its file of marks, or checkpoints, know of more than it does.
 
-    Nothing was changed. A start with ``resume: accept-loss`` goes on without what is gone, and counts it.
+    Nothing was changed. A learner's start with ``resume: accept-loss`` goes on without what is gone, and counts it.
 
     Attributes:
         segments: by client, how many acknowledged segments the journal does not know.
     """
 
-    def __init__(self, path: str, problem: str, segments: Mapping[str, int]) -> None:
+    def __init__(self, path: str, problem: str, mend: str, segments: Mapping[str, int]) -> None:
         self.segments = dict(segments)
-        mend = (
-            "bring the files back, or start once with --resume accept-loss (resume: accept-loss): "
-            "it goes on from the checkpoints, and counts what is gone as rolled back"
-        )
         super().__init__(path, problem, mend)
 
 

@@ -13,9 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
-from rl4sys_zmq.delivery.journal_file import Connect, Fsync, JournalFile, Opening, connect, open_journal_file, reopen
+from rl4sys_zmq.delivery.journal_file import (
+    NO_RECOVERY,
+    Connect,
+    Fsync,
+    JournalFile,
+    Opening,
+    Recovery,
+    connect,
+    open_journal_file,
+    reopen,
+)
 from rl4sys_zmq.delivery.journal_image import Changes
-from rl4sys_zmq.delivery.journal_loss import Loss, Witness
+from rl4sys_zmq.delivery.journal_loss import Loss
 from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Read, Trim, Write
 from rl4sys_zmq.delivery.ledger import ClientRow, Entry, LedgerState, Page, Restored, StreamRow
 from rl4sys_zmq.errors import JournalError
@@ -61,8 +71,7 @@ class Journal(Worker):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
-        accept_loss: bool = False,
-        witnesses: Sequence[Witness] = (),
+        recovery: Recovery = NO_RECOVERY,
     ) -> None:
         """Args:
         path: the file, in a folder that exists; `path` + ".lock" keeps other processes out.
@@ -71,14 +80,13 @@ class Journal(Worker):
         wake: called in the journal's thread when `committed` or `state` has news.
         retry_s: how long to wait after a failure, in seconds.
         connect: makes the connection.
-        accept_loss: opens a journal that lacks something all the same; `loss` tells what.
-        witnesses: what checkpoints remember of it.
+        recovery: what to do when something of it is gone.
         """
         super().__init__("rl4sys-journal")
         self.ledger_id = 0
         self.loss: Loss | None = None
         self._path = Path(path)
-        self._opening = Opening(self._path, fsync, connect, accept_loss, witnesses)
+        self._opening = Opening(self._path, fsync, connect, recovery)
         self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
         self._opened = threading.Event()
         self._restored: Restored | None = None

@@ -19,7 +19,7 @@ from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
 from rl4sys_zmq.delivery.ledger import new_ledger_id
 from rl4sys_zmq.errors import JournalError, JournalLost
 
-__all__ = ["Connect", "Fsync", "JournalFile", "Opening", "connect", "open_journal_file"]
+__all__ = ["NO_RECOVERY", "Connect", "Fsync", "JournalFile", "Opening", "Recovery", "connect", "open_journal_file", "reopen"]
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,24 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @dataclass(frozen=True, slots=True)
+class Recovery:
+    """What to do about a journal of which something is gone.
+
+    Attributes:
+        accept_loss: go on without it, and count it.
+        witnesses: what checkpoints remember of the journal.
+        mend: what else a person can do, for the refusal.
+    """
+
+    accept_loss: bool = False
+    witnesses: Sequence[Witness] = ()
+    mend: str = "bring the files back, or move them all away, with the file of marks, to begin anew"
+
+
+NO_RECOVERY = Recovery()
+
+
+@dataclass(frozen=True, slots=True)
 class Opening:
     """How to open a journal.
 
@@ -45,15 +63,13 @@ class Opening:
         path: the file.
         fsync: "normal" survives the process, "always" also the machine's loss of power.
         connect: makes the connection.
-        accept_loss: goes on without what is gone, and counts it.
-        witnesses: what checkpoints remember of it.
+        recovery: what to do when something of it is gone.
     """
 
     path: Path
     fsync: Fsync = "normal"
     connect: Connect = connect
-    accept_loss: bool = False
-    witnesses: Sequence[Witness] = ()
+    recovery: Recovery = NO_RECOVERY
 
 
 @dataclass(slots=True)
@@ -180,7 +196,7 @@ def _examine(opening: Opening) -> Found:
         JournalError: when the file can't be read and nothing tells what was in it, or it is another version's.
         OSError, sqlite3.Error: when it can't be opened.
     """
-    path = opening.path
+    path, recovery = opening.path, opening.recovery
     remembered = read_marks(marks_path(path)) or Remembered()
     if remembered.damaged:
         log.warning("%s: %d lines are damaged and are left out", marks_path(path), remembered.damaged)
@@ -188,13 +204,13 @@ def _examine(opening: Opening) -> Found:
     if found.repaired:
         _repair(path, found, remembered.rows)
     usable = None if found.is_new or found.broken else found.known
-    loss = find_loss(usable, remembered.rows, opening.witnesses)
-    if found.broken and not loss and not opening.accept_loss:
+    loss = find_loss(usable, remembered.rows, recovery.witnesses)
+    if found.broken and not loss and not recovery.accept_loss:
         raise damaged(path, found.broken)
     if loss or found.broken:
         _say_lost(opening, found, loss)
         found.loss, found.rewrite = loss, True
-        found.known = merge(usable or KnownRows(remembered.rows.ledger_id), remembered.rows, opening.witnesses)
+        found.known = merge(usable or KnownRows(remembered.rows.ledger_id), remembered.rows, recovery.witnesses)
     found.known.ledger_id = found.known.ledger_id or new_ledger_id()
     return found
 
@@ -210,8 +226,8 @@ def _say_lost(opening: Opening, found: Found, loss: Loss) -> None:
     else:
         what = "knows less than was acknowledged"
     problem = f"{what}: {loss.words()}"
-    if not opening.accept_loss:
-        raise JournalLost(str(path), problem, loss.segments)
+    if not opening.recovery.accept_loss:
+        raise JournalLost(str(path), problem, opening.recovery.mend, loss.segments)
     log.error("%s %s; accepted (resume: accept-loss)", path, problem)
 
 

@@ -81,7 +81,8 @@ class LearnerConfig:
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client for which nobody names one."""
     resume: str = option(text, "auto")
-    """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it."""
+    """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it;
+    ``accept-loss``: as ``auto``, though a part of the journal is gone, which is counted."""
     ledger: str | None = option(optional(one_of("memory", "sqlite")), None)
     """Where what was received is recorded; None: ``sqlite`` with a run directory, else ``memory``."""
     fsync: str = option(one_of("normal", "always"), "normal")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rl4sys_zmq.delivery.journal_image import KnownRows, RowKey
 from rl4sys_zmq.delivery.ledger import ClientRow
@@ -20,14 +21,12 @@ class Witness:
         ledger_id: the lineage that it belongs to.
         judged: how many accepted segments it covers.
         marks: up to where, by (actor_id, origin).
-        name: of the checkpoint, for people.
     """
 
     client_id: str
     ledger_id: int
     judged: int
     marks: Mapping[tuple[str, int], int]
-    name: str = ""
 
 
 @dataclass(slots=True)
@@ -60,6 +59,10 @@ class Loss:
         if self.streams:
             parts.append(f"{self.streams} streams stand below what their actors were told")
         return "; ".join(parts) or "it can't be told how much"
+
+    def figures(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"segments": dict(self.segments), "uncovered": dict(self.uncovered), "streams": self.streams}
 
     def _gone(self, client_id: str) -> str:
         gone = self.uncovered.get(client_id)

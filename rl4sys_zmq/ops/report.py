@@ -58,6 +58,10 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"!! ledger: {ledger['error']}"
         if ledger["damaged"]:
             yield f"!! ledger: {ledger['damaged']:,} damaged entries"
+        if lost := ledger.get("lost", 0):
+            yield f"!! ledger: {lost:,} acknowledged segments were gone from it at the start, which was accepted"
+        if rescued := ledger.get("rescued", 0):
+            yield f"!! ledger: its file was deleted, moved or replaced {rescued:,} times under the learner, and made anew"
     if (security := report.get("security")) is not None:
         denied = _named(security, "denied.")
         yield f"security: {security['listed']:,} keys listed" + (f"; denied: {denied}" if denied else "")

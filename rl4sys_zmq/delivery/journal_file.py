@@ -354,7 +354,7 @@ def rebuild(path: Path, found: Found) -> None:
         tables = Tables(db)
         db.execute("BEGIN IMMEDIATE")
         tables.create(found.known)
-        with contextlib.suppress(sqlite3.DatabaseError), read_only(path) as old:  # as far as it can be read at all
+        with contextlib.suppress(sqlite3.DatabaseError, ValueError), read_only(path) as old:  # as far as it can be read
             tables.take_over(Tables(old).sound_entries())
         (count,) = db.execute("SELECT count(*) FROM entries").fetchone()
         db.execute("COMMIT")

@@ -183,7 +183,7 @@ class Tables:
                 entry = self._entry(row)
                 if entry is not None:
                     yield entry
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of SQLite's own message, about damaged names
             log.warning("no more entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[Entry]) -> None:

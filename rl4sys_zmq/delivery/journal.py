@@ -96,6 +96,7 @@ class Journal(Worker):
         self._file: JournalFile
         self._unmarked: list[Changes] = []
         self._unsaid: list[Entry | Page] = []
+        self._look_at = 0.0
         # Shared, under the lock.
         self._news = threading.Condition()
         self._incoming: deque[Operation] = deque()
@@ -272,6 +273,10 @@ class Journal(Worker):
         Raises:
             JournalError, OSError, sqlite3.Error: when that can't be done now.
         """
+        now = time.monotonic()
+        if not self._problem and now < self._look_at:
+            return  # whatever is committed is told after another look
+        self._look_at = now + LOOK_S
         missing = self._file.missing()
         if not missing:
             if not self._file.marks.present:
@@ -296,7 +301,7 @@ class Journal(Worker):
             del self._unmarked[0]
         if not self._unsaid:
             return
-        if missing := self._file.missing():
+        if missing := self._file.missing(thorough=False):
             raise FileNotFoundError(f"{missing} was deleted, moved or replaced")
         fresh, self._unsaid = self._unsaid, []
         with self._news:

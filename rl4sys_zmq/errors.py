@@ -32,6 +32,7 @@
     ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
     ├── RunDirectoryError           the run directory cannot be written
     ├── JournalError                the journal cannot be opened or read (names the file and the mend)
+    │   └── JournalLost             it lacks what marks or checkpoints know of it (says how much)
     ├── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
     ├── StoreEmpty                  a data store holds nothing that could be sampled yet
     └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the mend)
@@ -42,6 +43,7 @@ the ``__cause__`` of one of these.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "DataError",
     "HandshakeRefused",
     "JournalError",
+    "JournalLost",
     "LearnerUnavailable",
     "MaskError",
     "MemoryExceeded",
@@ -441,6 +444,20 @@ class JournalError(RL4SysError):
     def __init__(self, path: str, problem: str, mend: str) -> None:
         self.path = path
         super().__init__(f"{path}: {problem}; {mend}")
+
+
+class JournalLost(JournalError):
+    """The journal, or a part of it, is gone: its file of marks, or checkpoints, know of more than it does.
+
+    Nothing was changed. A learner's start with ``resume: accept-loss`` goes on without what is gone, and counts it.
+
+    Attributes:
+        segments: by client, how many acknowledged segments the journal does not know.
+    """
+
+    def __init__(self, path: str, problem: str, mend: str, segments: Mapping[str, int]) -> None:
+        self.segments = dict(segments)
+        super().__init__(path, problem, mend)
 
 
 class SpoolError(RL4SysError):

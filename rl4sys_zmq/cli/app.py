@@ -34,7 +34,7 @@ option = functools.partial(click.option, show_envvar=True)
 """An option that shows its environment variable in ``--help``."""
 
 
-class Size(click.ParamType):
+class Size(click.ParamType[int]):
     """A number of bytes: 0, 800MB, 8GiB, 1.5T."""
 
     name = "size"

@@ -36,8 +36,9 @@ def main() -> None:
 @option("--run-dir", type=FILE, help="Files go here, and a run that is here goes on.  [default: runs/learner]")
 @option(
     "--resume",
-    metavar="auto|never|PATH",
-    help="Go on with what the run directory holds; begin another run; or go back to a checkpoint's folder.  [default: auto]",
+    metavar="auto|never|accept-loss|PATH",
+    help="Go on with what the run directory holds; begin another run; go on though a part of the journal is gone; or go back to "
+    "a checkpoint's folder.  [default: auto]",
 )
 @option(
     "--keys", type=FILE, metavar="DIR", help="The learner's keys, from `rl4sys-learner keys DIR`: encrypt, and know everyone."

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner.resume import JOURNAL
 from rl4sys_zmq.private import make_private, open_private
@@ -46,8 +47,8 @@ def fresh_run_dir(preferred: Path) -> Iterator[Path]:
             log = run_dir / "log.jsonl"
             if not log.exists() or not log.stat().st_size:
                 log.unlink(missing_ok=True)
-                for journal in run_dir.glob(f"{JOURNAL}*"):  # made in this start, and nobody has written into it
-                    journal.unlink()
+                for journal in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL)):
+                    journal.unlink(missing_ok=True)  # made in this start, and nobody has written into it
                 (run_dir / "config.json").unlink()
                 run_dir.rmdir()
         raise

@@ -19,7 +19,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.memory import available_bytes, keep_freed_memory
-from rl4sys_zmq.learner.resume import JOURNAL, state_dir
+from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 
 __all__ = ["await_status", "serve", "warm_up"]
 
@@ -55,7 +55,7 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
     with start(config) as learner:
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"
         say(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
-        if learner.config.run_dir != config.run_dir and config.resume in ("auto", "never"):
+        if learner.config.run_dir != config.run_dir and config.resume in (AUTO, NEVER):
             say(f"{config.run_dir} holds an earlier run, which is left as it is")
         _say_resumed(learner)
         with make_progress(debug=debug) as progress:
@@ -72,6 +72,8 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
 def _say_resumed(learner: Learner) -> None:
     if learner.resumed_clients:
         say(f"goes on with the run that is there: {', '.join(learner.resumed_clients)}")
+    if learner.loss is not None:
+        say(f"accepts that a part of the journal is gone: {learner.loss.words()}; what no checkpoint covers is rolled back")
     back = learner.rollback
     if back is not None:
         newer = f"{len(back.abandoned)} newer checkpoint(s) are put aside" if back.abandoned else "it was the newest"
@@ -86,9 +88,9 @@ def start(config: LearnerConfig) -> Learner:
     """A learner that is bound, in a run directory of its own, or in that of the run that it goes on with."""
     if config.run_dir is None:
         return Learner(config).start()
-    if config.resume not in ("auto", "never"):
+    if config.resume not in (AUTO, NEVER, ACCEPT_LOSS):
         return Learner(replace(config, run_dir=state_dir(Path(config.resume)))).start()
-    if config.resume == "auto" and config.durable and (config.run_dir / JOURNAL).exists():
+    if config.resume != NEVER and config.durable and has_state(config.run_dir):
         return Learner(config).start()
     with fresh_run_dir(config.run_dir) as run_dir:
         return Learner(replace(config, run_dir=run_dir)).start()

@@ -86,7 +86,8 @@ class LearnerConfig:
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client for which nobody names one."""
     resume: str = option(text, "auto")
-    """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it."""
+    """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it;
+    ``accept-loss``: as ``auto``, though a part of the journal is gone, which is counted."""
     ledger: str | None = option(optional(one_of("memory", "sqlite")), None)
     """Where what was received is recorded; None: ``sqlite`` with a run directory, else ``memory``."""
     fsync: str = option(one_of("normal", "always"), "normal")
@@ -104,9 +105,9 @@ class LearnerConfig:
     """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
-    max_magnitude: float = option(number(0, above=True), 1e15)
+    max_magnitude: float = option(number(0, 1e30, above=True), 1e15)
     """The greatest absolute value of an observation or a raw action, where the space has no bound of its own."""
-    max_reward: float = option(number(0, above=True), 1e12)
+    max_reward: float = option(number(0, 1e30, above=True), 1e12)
     """The greatest absolute value of a reward."""
     pacing_lag: int = option(integer(0, 1024), 1)
     """How many batches simulators may collect ahead of the one that is trained on."""
@@ -126,10 +127,10 @@ class LearnerConfig:
     """How many actors a client may have."""
     max_parameters: int = option(integer(1, 1 << 36), 50_000_000)
     """How many numbers a policy may have."""
-    messages_per_s: float = option(number(0, above=True), 100.0)
+    messages_per_s: float = option(number(0, 1e9, above=True), 100.0)
     """How many messages a second each connection without a key may send over tcp or ipc, besides data that it has credit for, which
     is free. Twice as many at once; a handshake counts as 20, a request for the status as 10."""
-    bytes_per_s: float = option(number(0, above=True), 256e6)
+    bytes_per_s: float = option(number(0, 1e15, above=True), 256e6)
     """How many bytes of them, likewise."""
     max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)
     """From which resident size of the process on connections are ended, and then the learner; None: it is not watched."""

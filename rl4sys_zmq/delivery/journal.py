@@ -13,8 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
-from rl4sys_zmq.delivery.journal_file import Connect, Fsync, connect, open_journal_file
-from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Tables, Trim, Write
+from rl4sys_zmq.delivery.journal_file import (
+    NO_RECOVERY,
+    Connect,
+    Fsync,
+    JournalFile,
+    Opening,
+    Recovery,
+    connect,
+    open_journal_file,
+    reopen,
+)
+from rl4sys_zmq.delivery.journal_image import Changes
+from rl4sys_zmq.delivery.journal_loss import Loss
+from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Trim, Write
 from rl4sys_zmq.delivery.ledger import ClientRow, Entry, LedgerState, Page, Restored, StreamRow
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.resource import Worker
@@ -22,6 +34,9 @@ from rl4sys_zmq.resource import Worker
 __all__ = ["Journal"]
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often a journal with nothing to do looks whether its file is still in its place, in seconds."""
 
 
 class Journal(Worker):
@@ -34,8 +49,13 @@ class Journal(Worker):
     `state().error` says why, and they are tried again each `retry_s` seconds. Trims, drops and reads do not wait behind
     entries for which there is no room. The queue itself has no bound; its owner watches `state().queued_bytes` and stops credit.
 
+    Beside it lies ``journal.marks``, which says what every commit has led to, before anybody is told of the commit. `open`
+    compares the two, and refuses a journal that lacks something (`JournalLost`) unless it is to accept that. A file that is
+    deleted, moved or replaced under the open journal is noticed at the next commit, or within a second, before anything more
+    is told. It is then made anew from what the connection still holds, which is everything.
+
     `max_bytes` counts the stored messages, not SQLite's own 200 to 300 bytes for each entry. The pages that a trim frees are
-    used again; the file never shrinks, and beside it lies a write-ahead log of some tens of MB. One entry that is larger than
+    used again; the file never shrinks, and beside it lies a write-ahead log of some MB. One entry that is larger than
     `max_bytes` is taken when nothing else is stored, so that it can't stop the journal for good. SQLite refuses an entry of
     1 GB or more.
     """
@@ -51,6 +71,7 @@ class Journal(Worker):
         wake: Callable[[], None],
         retry_s: float = 0.5,
         connect: Connect = connect,
+        recovery: Recovery = NO_RECOVERY,
     ) -> None:
         """Args:
         path: the file, in a folder that exists; `path` + ".lock" keeps other processes out.
@@ -59,19 +80,23 @@ class Journal(Worker):
         wake: called in the journal's thread when `committed` or `state` has news.
         retry_s: how long to wait after a failure, in seconds.
         connect: makes the connection.
+        recovery: what to do when something of it is gone.
         """
         super().__init__("rl4sys-journal")
         self.ledger_id = 0
+        self.loss: Loss | None = None
         self._path = Path(path)
-        self._fsync, self._max_bytes, self._retry_s = fsync, max_bytes, retry_s
-        self._wake, self._connect = wake, connect
+        self._opening = Opening(self._path, fsync, connect, recovery)
+        self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
         self._opened = threading.Event()
         self._restored: Restored | None = None
         self._refusal: JournalError | None = None
         # The thread's own.
         self._backlog = Backlog()
-        self._db: sqlite3.Connection
-        self._tables: Tables
+        self._file: JournalFile
+        self._unmarked: list[Changes] = []
+        self._unsaid: list[Entry | Page] = []
+        self._look_at = 0.0
         # Shared, under the lock.
         self._news = threading.Condition()
         self._incoming: deque[Operation] = deque()
@@ -79,7 +104,7 @@ class Journal(Worker):
         self._stopping = self._hurry = False
         self._problem = ""
         self._queued_items = self._queued_bytes = self._used_bytes = 0
-        self._commits = self._failures = self._damaged = 0
+        self._commits = self._failures = self._damaged = self._rescued = 0
         self._commit_s = 0.0
 
     # What the owner calls.
@@ -90,6 +115,7 @@ class Journal(Worker):
         Entries are not read here: damage among them shows when they are.
 
         Raises:
+            JournalLost: when the journal, or a part of it, is gone, and that was not to be accepted.
             JournalError: when the file is held by another process, can't be written, or is no journal of this version.
         """
         self.start()
@@ -172,6 +198,8 @@ class Journal(Worker):
                 failures=self._failures,
                 commit_s=self._commit_s,
                 damaged=self._damaged,
+                lost=sum(self.loss.segments.values()) if self.loss is not None else 0,
+                rescued=self._rescued,
             )
 
     def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
@@ -187,9 +215,11 @@ class Journal(Worker):
     def run(self) -> None:
         """Opens the file, does what is queued until `stop`, closes it."""
         try:
-            with open_journal_file(self._path, self._fsync, self._connect) as opened:
-                self._db, self._tables, self._restored = opened.db, opened.tables, opened.restored
-                self._used_bytes, self.ledger_id = opened.used_bytes, opened.restored.ledger_id
+            with open_journal_file(self._opening) as opened:
+                self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
+                self.loss = opened.loss
+                self._restored = opened.tables.image.rows.restored()
+                self.ledger_id = self._restored.ledger_id
                 self._opened.set()
                 self._serve()
         except JournalError as error:
@@ -206,20 +236,19 @@ class Journal(Worker):
     def _serve(self) -> None:
         while True:
             stopping = self._gather()
-            if not self._backlog:
-                return
             done = self._work()
-            if stopping and not done:
-                log.error("%s: %d operations were never committed: %s", self._path, len(self._backlog), self._problem)
+            if stopping and not (done and self._backlog):
+                if not done:
+                    log.error("%s: %d operations were never committed: %s", self._path, len(self._backlog), self._problem)
                 return
 
     def _gather(self) -> bool:
-        """Waits until there is something to do, or to try again; returns whether this is the end."""
+        """Waits until there is something to do, to look at, or to try again; returns whether this is the end."""
         with self._news:
             if self._problem:
                 self._news.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
             else:
-                self._news.wait_for(lambda: self._stopping or self._incoming or self._backlog)
+                self._news.wait_for(lambda: self._stopping or self._incoming or self._backlog, LOOK_S)
             self._hurry = False
             self._backlog.extend(self._incoming)
             self._incoming.clear()
@@ -227,7 +256,10 @@ class Journal(Worker):
 
     def _work(self) -> bool:
         """Commits one group, after what frees room if the last one failed; returns whether that went well."""
+        group: list[Operation] = []
         try:
+            self._stay()
+            self._say()
             group = self._backlog.next_group(self._used_bytes, self._max_bytes)
             if self._problem or not group:
                 while relief := self._backlog.relief():
@@ -239,11 +271,56 @@ class Journal(Worker):
             raise  # a fault of this code: trying again will not mend it
         except (sqlite3.Error, OSError) as error:
             return self._settle(f"{self._path} can't be written: {error}")
+        except JournalError as error:
+            return self._settle(str(error))
         if not group and self._backlog:
             return self._settle(
                 f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; a checkpoint frees room, or a larger limit"
             )
         return self._settle("")
+
+    def _stay(self) -> None:
+        """Puts the file back in its place when it is not there any more: deleted, moved, or replaced.
+
+        Raises:
+            JournalError, OSError, sqlite3.Error: when that can't be done now.
+        """
+        now = time.monotonic()
+        if not self._problem and now < self._look_at:
+            return  # whatever is committed is told after another look
+        self._look_at = now + LOOK_S
+        missing = self._file.missing()
+        if not missing:
+            if not self._file.marks.present:
+                log.warning("the marks of %s were deleted or replaced, and are written anew", self._path)
+                self._file.marks.renew()
+            return
+        self._settle(f"{missing} was deleted, moved or replaced under the running learner; nothing is acknowledged meanwhile")
+        reopen(self._file)
+        with self._news:
+            self._rescued += 1
+        log.error("%s was made anew from what was open; nothing of it is lost", self._path)
+
+    def _say(self) -> None:
+        """Tells what has been committed, once the marks say it too and the file is known to be in its place.
+
+        Raises:
+            FileNotFoundError: when it is not.
+            OSError: when the marks can't be written.
+        """
+        while self._unmarked:
+            self._file.marks.note(self._unmarked[0])
+            del self._unmarked[0]
+        if not self._unsaid:
+            return
+        if missing := self._file.missing(thorough=False):
+            raise FileNotFoundError(f"{missing} was deleted, moved or replaced")
+        fresh, self._unsaid = self._unsaid, []
+        with self._news:
+            self._fresh += fresh
+            self._queued_items -= len(fresh)
+            self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, Entry))
+        self._wake()
 
     def _settle(self, problem: str) -> bool:
         with self._news:
@@ -260,7 +337,7 @@ class Journal(Worker):
         fresh: list[Entry | Page]
         rest: list[Trim] = []
         if isinstance(group[0], Read):
-            fresh, grown, seconds = [self._tables.read(group[0])], 0, None
+            fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
         else:
             began = time.monotonic()
             grown, rest = self._transact([operation for operation in group if not isinstance(operation, Read)])
@@ -268,26 +345,28 @@ class Journal(Worker):
             fresh = [operation for operation in group if isinstance(operation, Entry)]
         self._backlog.done(group)
         self._backlog.extend(rest)
+        self._unsaid += fresh
         with self._news:
-            self._fresh += fresh
             self._used_bytes += grown
-            self._queued_items += len(rest) - len(group)
-            self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, Entry))
-            self._damaged = len(self._tables.damaged)
+            self._queued_items += len(rest) + len(fresh) - len(group)  # what was committed counts until it is told
+            self._damaged = len(self._file.tables.damaged) + self._file.repaired
             if seconds is not None:
                 self._commits += 1
                 self._commit_s = seconds
-        if fresh:
-            self._wake()
+        self._say()
 
     def _transact(self, group: Sequence[Write]) -> tuple[int, list[Trim]]:
-        self._db.execute("BEGIN IMMEDIATE")
+        db, tables = self._file.db, self._file.tables
+        db.execute("BEGIN IMMEDIATE")
         try:
-            result = self._tables.apply(group)
-            self._db.execute("COMMIT")
+            result = tables.apply(group)
+            self._file.marks.drop(tables.image.changes)
+            db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:
+            tables.image.revert()
+            if db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):  # the first error is the one to tell
-                    self._db.execute("ROLLBACK")
+                    db.execute("ROLLBACK")
             raise
+        self._unmarked.append(tables.image.commit())
         return result

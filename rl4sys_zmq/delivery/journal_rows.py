@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import sqlite3
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
-from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Page, Restored, StreamRow, new_ledger_id
+from rl4sys_zmq.delivery.journal_image import Image, KnownRows
+from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Page, StreamRow
 from rl4sys_zmq.wire.messages import Frame
 
 __all__ = [
@@ -27,19 +29,22 @@ __all__ = [
     "stored_bytes",
 ]
 
-SCHEMA_VERSION = 2
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 3
 TRIM_ROWS = 2_000
 """How many entries one operation deletes at once; what is left of it goes on in the next transaction."""
 INSERT_ROWS = 64
-"""How many entries one statement inserts. The GIL is given up per statement, and taking it back can cost 5 ms."""
+"""How many rows one statement inserts. The GIL is given up per statement, and taking it back can cost 5 ms."""
 
 _SCHEMA = (
-    "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE clients (client_id TEXT PRIMARY KEY, generation INTEGER NOT NULL, settings TEXT NOT NULL,"
-    " accepted INTEGER NOT NULL, refused INTEGER NOT NULL, gap INTEGER NOT NULL, expired INTEGER NOT NULL) WITHOUT ROWID",
+    " accepted INTEGER NOT NULL, refused INTEGER NOT NULL, gap INTEGER NOT NULL, expired INTEGER NOT NULL,"
+    " checksum INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE streams (client_id TEXT, actor_id TEXT, origin INTEGER, incarnation INTEGER NOT NULL,"
     " first_seq INTEGER NOT NULL, received INTEGER NOT NULL, accepted_steps INTEGER NOT NULL, refused INTEGER NOT NULL,"
-    " submits INTEGER NOT NULL, spooled INTEGER NOT NULL, owner TEXT NOT NULL,"
+    " submits INTEGER NOT NULL, spooled INTEGER NOT NULL, owner TEXT NOT NULL, checksum INTEGER NOT NULL,"
     " PRIMARY KEY (client_id, actor_id, origin)) WITHOUT ROWID",
     "CREATE TABLE entries (row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, actor_id TEXT NOT NULL, origin INTEGER NOT NULL,"
     " first_seq INTEGER NOT NULL, end_seq INTEGER NOT NULL, steps INTEGER NOT NULL, skip INTEGER NOT NULL,"
@@ -47,36 +52,6 @@ _SCHEMA = (
     "CREATE INDEX entries_by_mark ON entries (client_id, actor_id, origin, end_seq, nbytes)",
     "CREATE INDEX entries_by_client ON entries (client_id)",
 )
-_STREAM = (
-    "client_id",
-    "actor_id",
-    "origin",
-    "incarnation",
-    "first_seq",
-    "received",
-    "accepted_steps",
-    "refused",
-    "submits",
-    "spooled",
-    "owner",
-)
-_CLIENT_UPSERT = "INSERT INTO clients VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (client_id) DO UPDATE SET "
-_STREAM_UPSERT = (
-    f"INSERT INTO streams ({', '.join(_STREAM)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-    " ON CONFLICT (client_id, actor_id, origin) DO UPDATE SET "
-)
-_PUT_CLIENT = _CLIENT_UPSERT + "generation = max(generation, excluded.generation), settings = excluded.settings"
-_PUT_STREAM = _STREAM_UPSERT + (
-    "incarnation = max(incarnation, excluded.incarnation), first_seq = max(first_seq, excluded.first_seq),"
-    " received = max(received, excluded.received), submits = excluded.submits, spooled = excluded.spooled,"
-    " owner = excluded.owner"
-)
-_SUM = "{0} = min({0} + excluded.{0}, 9223372036854775807)"  # beyond it SQLite would go on with a float
-_ADD_TO_CLIENT = _CLIENT_UPSERT + ", ".join(map(_SUM.format, ("accepted", "refused", "gap")))
-_ADD_TO_STREAM = _STREAM_UPSERT + ", ".join(
-    ("received = max(received, excluded.received)", *map(_SUM.format, ("accepted_steps", "refused")))
-)
-_RETIRE = "UPDATE streams SET incarnation = 0, spooled = 0, owner = '' WHERE client_id = ? AND actor_id = ?"
 _OF_STREAM = "client_id = ? AND actor_id = ? AND origin = ?"
 
 
@@ -173,40 +148,105 @@ class Tables:
     """The tables behind one connection, whose owner begins and ends the transactions.
 
     Attributes:
-        damaged: the rows whose bytes are not those that were written, as far as they have been met.
+        image: the clients and streams, which are in memory too: `apply` writes the rows that change, whole.
+        damaged: the rows of entries whose bytes are not those that were written, as far as they have been met.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
+        self.image = Image(KnownRows())
         self.damaged: set[int] = set()
 
-    def create(self) -> None:
-        """Makes the tables of an empty file."""
+    def create(self, known: KnownRows) -> None:
+        """Makes the tables of an empty file, with these clients and streams."""
         for statement in _SCHEMA:
             self._db.execute(statement)
-        self._db.execute("INSERT INTO meta VALUES ('ledger_id', ?), ('opened', 0)", (new_ledger_id(),))
         self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self.replace(known)
 
-    def restore(self) -> tuple[Restored, int]:
-        """What the tables know, and how many bytes the entries take. Counts that they were opened."""
-        self._db.execute("UPDATE meta SET value = value + 1 WHERE key = 'opened'")
-        (ledger_id,) = self._db.execute("SELECT value FROM meta WHERE key = 'ledger_id'").fetchone()
-        clients = [
-            ClientRow(client_id, generation, json.loads(settings), *totals)
-            for client_id, generation, settings, *totals in self._db.execute("SELECT * FROM clients")
-        ]
-        streams = [
-            StreamRow(*(*numbers, bool(submits), bool(spooled), owner))
-            for *numbers, submits, spooled, owner in self._db.execute(f"SELECT {', '.join(_STREAM)} FROM streams")
-        ]
+    def known(self) -> tuple[KnownRows, int]:
+        """The clients and streams that the tables know, and how many of their rows are not what was written.
+
+        The lineage is 0 when that is not what was written.
+        """
+        meta = dict(self._sound("SELECT * FROM meta"))
+        lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
+        rows = KnownRows(meta.get("ledger_id", 0), lineages)
+        for client_id, generation, settings, *totals in self._sound("SELECT * FROM clients"):
+            rows.clients[client_id] = ClientRow(client_id, generation, rows.read_settings(settings), *totals)
+        for *numbers, submits, spooled, owner in self._sound("SELECT * FROM streams"):
+            row = StreamRow(*(*numbers, bool(submits), bool(spooled), owner))
+            rows.streams[row.client_id, row.actor_id, row.origin] = row
+        counted = "SELECT (SELECT count(*) FROM clients) + (SELECT count(*) FROM streams)"
+        (count,) = self._db.execute(counted).fetchone()
+        return rows, count - len(rows.clients) - len(rows.streams)
+
+    def size(self) -> tuple[int, int]:
+        """How many bytes the entries take, and the number of the last one; 0 when there is none."""
         (used,) = self._db.execute("SELECT coalesce(sum(nbytes), 0) FROM entries INDEXED BY entries_by_mark").fetchone()
         (last,) = self._db.execute("SELECT coalesce(max(row), 0) FROM entries").fetchone()
-        self._next_row = last + 1
-        return Restored(ledger_id, tuple(clients), tuple(streams)), used
+        return int(used), int(last)
+
+    def _sound(self, query: str) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query that are what was written, without their checksums."""
+        for *values, checksum in self._db.execute(query):
+            if checksum == _checksum(tuple(values), b""):
+                yield tuple(values)
+
+    def replace(self, known: KnownRows) -> None:
+        """Puts these clients and streams in the place of those that are there."""
+        for table in ("meta", "clients", "streams"):
+            self._db.execute(f"DELETE FROM {table}")
+        lineages = [(f"lineage {ledger_id}", 1) for ledger_id in sorted(known.lineages)]
+        self._put("meta", [("ledger_id", known.ledger_id), *lineages])
+        self.image = Image(known)
+        self._put("clients", map(self.image.client_values, known.clients.values()))
+        self._put("streams", map(self.image.stream_values, known.streams.values()))
+
+    def restore(self, known: KnownRows, last_row: int) -> None:
+        """Goes on with what is there: the rows as `known` told them, and entries up to `last_row`."""
+        self.image = Image(known)
+        self._next_row = last_row + 1
+        self._put("meta", [("ledger_id", known.ledger_id)])  # a file that can't be written shows at once
+
+    def sound_entries(self) -> Iterator[Entry]:
+        """All entries that are what was written, in order, as far as the file can be read."""
+        try:
+            rows = self._db.execute("SELECT row FROM entries NOT INDEXED ORDER BY row")
+            for (row,) in rows:
+                entry = self._entry(row)
+                if entry is not None:
+                    yield entry
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of SQLite's own message, about damaged names
+            log.warning("no more entries of the damaged journal can be read: %s", error)
+
+    def take_over(self, entries: Iterable[Entry]) -> None:
+        """Stores entries of another file; those that `image` has not counted yet are counted."""
+        for entry in entries:
+            stream = self.image.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
+            if stream is not None and entry.end_seq <= stream.received:
+                self._store([entry])
+            else:
+                self.apply([entry])
+                self.image.commit()
+
+    def go_on_with(self, connection: sqlite3.Connection) -> None:
+        """Takes another connection, to a copy of the same file."""
+        self._db = connection
+
+    def _put(self, table: str, rows: Iterable[tuple[object, ...]]) -> None:
+        """Writes whole rows with their checksums, in few statements."""
+        whole = [(*row, _checksum(row, b"")) for row in rows]
+        for chunk in (whole[i : i + INSERT_ROWS] for i in range(0, len(whole), INSERT_ROWS)):
+            places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
+            self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
     def apply(self, operations: Sequence[Write]) -> tuple[int, list[Trim]]:
-        """Does operations in order; returns by how much the entries grew, and what is left to trim."""
+        """Does operations in order; returns by how much the entries grew, and what is left to trim.
+
+        What changes in `image` is kept there apart, until its `commit` or `revert`.
+        """
         grown, left, run = 0, [], []
         for operation in operations:
             if isinstance(operation, Entry):
@@ -216,43 +256,42 @@ class Tables:
             run = []
             match operation:
                 case ClientRow():
-                    self._put_client(_PUT_CLIENT, operation)
+                    self.image.put_client(operation)
                 case StreamRow():
-                    self._put_stream(_PUT_STREAM, operation)
+                    self.image.put_stream(operation)
                 case Gap():
-                    self._put_client(_ADD_TO_CLIENT, ClientRow(operation.client_id, 0, {}, operation.count, 0, operation.count))
+                    self.image.add_to_client(operation.client_id, operation.count, 0, operation.count)
                     if operation.stream is not None:
-                        self._put_stream(_PUT_STREAM, operation.stream)
+                        self.image.put_stream(operation.stream)
                 case DropStream():
                     grown -= self._drop(operation)
                 case DropClient():
                     grown -= self._drop_entries(operation.client_id)
                     self._db.execute("DELETE FROM streams WHERE client_id = ?", (operation.client_id,))
                     self._db.execute("DELETE FROM clients WHERE client_id = ?", (operation.client_id,))
+                    self.image.drop_client(operation.client_id)
                 case DropEntries():
                     grown -= self._drop_entries(operation.client_id)
                 case RetireActor():
-                    self._db.execute(_RETIRE, (operation.client_id, operation.actor_id))
+                    self.image.retire_actor(operation.client_id, operation.actor_id)
                 case Trim():
                     freed, rest = self._trim(operation)
                     grown -= freed
                     left.extend(rest)
-        return grown + self._insert(run), left
+        grown += self._insert(run)
+        changes = self.image.changes
+        self._put("clients", map(self.image.client_values, changes.clients.values()))
+        self._put("streams", map(self.image.stream_values, changes.streams.values()))
+        return grown, left
 
     def _insert(self, entries: Sequence[Entry]) -> int:
         """Stores entries and moves their streams and clients, with few statements however many they are."""
         if not entries:
             return 0
-        rows: list[Sequence[object]] = []
+        grown = self._store(entries)
         streams: dict[tuple[str, str, int], list[int]] = {}
         clients: dict[str, list[int]] = {}
-        grown = 0
         for e in entries:
-            blob = _pack(e.frames)
-            metadata = (e.client_id, e.actor_id, e.origin, e.first_seq, e.end_seq, e.steps, e.skip, e.refused)
-            rows.append((self._next_row, *metadata, len(blob), _checksum(metadata, blob), blob))
-            self._next_row += 1
-            grown += len(blob)
             stream = streams.setdefault((e.client_id, e.actor_id, e.origin), [e.first_seq, 0, 0, 0])
             stream[1] = max(stream[1], e.end_seq)
             stream[2] += e.steps
@@ -260,30 +299,32 @@ class Tables:
             client = clients.setdefault(e.client_id, [0, 0])
             client[0] += e.accepted
             client[1] += e.refused
+        for key, (first, received, steps, refused) in streams.items():
+            self.image.add_to_stream(key, first, received, steps, refused)
+        for client_id, (accepted, refused) in clients.items():
+            self.image.add_to_client(client_id, accepted, refused, 0)
+        return grown
+
+    def _store(self, entries: Sequence[Entry]) -> int:
+        rows: list[Sequence[object]] = []
+        grown = 0
+        for e in entries:
+            blob = _pack(e.frames)
+            metadata = (e.client_id, e.actor_id, e.origin, e.first_seq, e.end_seq, e.steps, e.skip, e.refused)
+            rows.append((self._next_row, *metadata, len(blob), _checksum(metadata, blob), blob))
+            self._next_row += 1
+            grown += len(blob)
         for chunk in (rows[i : i + INSERT_ROWS] for i in range(0, len(rows), INSERT_ROWS)):
             places = ", ".join(["(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"] * len(chunk))
             self._db.execute(f"INSERT INTO entries VALUES {places}", [value for row in chunk for value in row])
-        for (client_id, actor_id, origin), (first, received, steps, refused) in streams.items():
-            row = StreamRow(client_id, actor_id, origin, origin, first, received, steps, refused, submits=True, spooled=False)
-            self._put_stream(_ADD_TO_STREAM, row)
-        for client_id, (accepted, refused) in clients.items():
-            self._put_client(_ADD_TO_CLIENT, ClientRow(client_id, 0, {}, accepted, refused, 0))
         return grown
-
-    def _put_client(self, statement: str, row: ClientRow) -> None:
-        settings = json.dumps(row.settings, sort_keys=True)
-        self._db.execute(statement, (row.client_id, row.generation, settings, row.accepted, row.refused, row.gap, row.expired))
-
-    def _put_stream(self, statement: str, row: StreamRow) -> None:
-        self._db.execute(statement, [getattr(row, name) for name in _STREAM])
 
     def _drop(self, drop: DropStream) -> int:
         key = (drop.client_id, drop.actor_id, drop.origin)
         (freed,) = self._db.execute(f"SELECT coalesce(sum(nbytes), 0) FROM entries WHERE {_OF_STREAM}", key).fetchone()
         self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM}", key)
         self._db.execute(f"DELETE FROM streams WHERE {_OF_STREAM}", key)
-        if drop.expires:
-            self._db.execute("UPDATE clients SET expired = max(expired, ?) WHERE client_id = ?", (drop.origin, drop.client_id))
+        self.image.drop_stream(key, expires=drop.expires)
         return int(freed)
 
     def _drop_entries(self, client_id: str) -> int:

@@ -151,7 +151,9 @@ class LedgerState:
         commits: how many transactions were committed.
         failures: how many attempts failed, those included that found the ledger full.
         commit_s: how long the last transaction took, in seconds.
-        damaged: how many damaged entries have been met.
+        damaged: how many damaged entries have been met, and damaged rows of clients and streams were made good.
+        lost: how many acknowledged segments it did not know when it was opened, which the operator has accepted.
+        rescued: how often its file was gone or another one, and was made anew from the one that was open.
     """
 
     durable: bool
@@ -164,6 +166,8 @@ class LedgerState:
     failures: int
     commit_s: float
     damaged: int
+    lost: int = 0
+    rescued: int = 0
 
 
 class Ledger(Protocol):

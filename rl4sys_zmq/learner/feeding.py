@@ -41,6 +41,7 @@ class Feeder:
         self.heard: Callable[[Page], bool] = lambda page: False
         self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
+        self._rescued = 0
 
     def dispatch(self) -> None:
         """Hands what the ledger has made safe, or gives back, to the learner threads."""
@@ -113,14 +114,28 @@ class Feeder:
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Asks for checkpoints while the ledger fills up, for they let it forget; near its end after training partial batches."""
+        """Asks for checkpoints while the ledger fills up, for they let it forget; near its end after training partial batches.
+
+        And once when its file was gone.
+        """
         state = self._ledger.state()
+        if state.rescued > self._rescued:
+            self._rescued = state.rescued
+            self._after_rescue()
         if not state.max_bytes or state.used_bytes + state.queued_bytes < LEDGER_FILLS * state.max_bytes:
             return
         partial = state.used_bytes + state.queued_bytes > LEDGER_FULL * state.max_bytes
         for client in self._roster:
             if client.state is ClientState.RUNNING and not client.replaying and not client.backlog and client.accepted:
                 client.backlog.append(encode(Save(0, partial)))
+
+    def _after_rescue(self) -> None:
+        """The ledger's file was gone from under it. The checkpoints may be gone too, so new ones are written."""
+        self._counters.add("ledger_rescued")
+        self._sink.event("ledger_rescued", times=self._rescued)
+        for client in self._roster:
+            if client.state is ClientState.RUNNING and not client.replaying:
+                client.backlog.append(encode(Save(0, partial=False)))
 
     def expire(self, client: Client, now: float) -> None:
         """Forgets the streams of a client that can't go on."""

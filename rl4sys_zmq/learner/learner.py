@@ -15,6 +15,7 @@ from rl4sys_zmq.calls.door import Door
 from rl4sys_zmq.config import AccessList, LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.journal_loss import Loss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.layout import tidy
@@ -52,12 +53,14 @@ class Learner(Resource):
     Attributes:
         config: as given.
         resumed_clients: those that the run directory knew at the start.
+        loss: what of the journal is gone, and was accepted (``resume: accept-loss``); None when nothing is.
         rollback: what going back to the checkpoint that ``config.resume`` names has undone; None when it names none.
     """
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
         self.config = config if config is not None else LearnerConfig()
         self.rollback: Rollback | None = None
+        self.loss: Loss | None = None
         self.resumed_clients: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
         self._door: Door | None = None
@@ -73,6 +76,7 @@ class Learner(Resource):
         Raises:
             AddressInUse, TransportError: when something else is bound there, or nothing can be.
             RunDirectoryError: when the run directory cannot be written.
+            JournalLost: when the journal, or a part of it, is gone; ``resume: accept-loss`` goes on without it.
             JournalError, CheckpointError: when its state cannot be used, or another learner uses it.
             ConfigError: when the run directory needs an extra that is not installed, or what it holds contradicts the
                 configuration.
@@ -89,6 +93,9 @@ class Learner(Resource):
             try:
                 self._tidy(sink)
                 self._ledger, restored = open_ledger(self.config, self._wake)
+                self.loss = self._ledger.loss if isinstance(self._ledger, Journal) else None
+                if self.loss is not None:
+                    sink.event("loss_accepted", **self.loss.figures())
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
                 if self.config.keys is not None and self.config.access_file is not None:

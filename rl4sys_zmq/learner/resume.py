@@ -12,16 +12,36 @@ from typing import Literal, cast
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger, Restored
 from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.journal_file import Recovery
+from rl4sys_zmq.delivery.journal_loss import Witness
+from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_checkpoint, read_manifest
 from rl4sys_zmq.private import make_private
+from rl4sys_zmq.wire.messages import Verdict
 
-__all__ = ["CHECKPOINTS", "JOURNAL", "Rollback", "go_back", "open_ledger", "state_dir"]
+__all__ = [
+    "ACCEPT_LOSS",
+    "AUTO",
+    "CHECKPOINTS",
+    "JOURNAL",
+    "NEVER",
+    "Rollback",
+    "go_back",
+    "has_state",
+    "open_ledger",
+    "state_dir",
+]
 
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.db"
 CHECKPOINTS = "checkpoints"
+AUTO, NEVER, ACCEPT_LOSS = "auto", "never", "accept-loss"
+MEND = (
+    "bring the files back, or start once with --resume accept-loss (resume: accept-loss), which goes on with the weights of "
+    "the checkpoints and counts what is gone as rolled back, or begin anew with --resume never"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +75,8 @@ def state_dir(checkpoint: Path) -> Path:
     path = checkpoint.resolve()
     if len(path.parents) < 3 or path.parent.parent.name != CHECKPOINTS or not path.is_dir():
         raise ConfigError(
-            f"resume: {checkpoint} is no checkpoint; give auto, never, or a folder like RUN/{CHECKPOINTS}/CLIENT/00000012",
+            f"resume: {checkpoint} is no checkpoint; give auto, never, accept-loss, or a folder like "
+            f"RUN/{CHECKPOINTS}/CLIENT/00000012",
             key="resume",
         )
     return path.parent.parent.parent
@@ -70,7 +91,7 @@ def go_back(config: LearnerConfig) -> Rollback | None:
         ConfigError: when it is none of this run directory.
         CheckpointError: when it does not verify, or the newer ones cannot be put aside.
     """
-    if config.resume in ("auto", "never") or config.run_dir is None:
+    if config.resume in (AUTO, NEVER, ACCEPT_LOSS) or config.run_dir is None:
         return None
     path = Path(config.resume)
     if state_dir(path) != config.run_dir.resolve():
@@ -106,6 +127,7 @@ def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journa
         wake: called, from the ledger's thread, when there is something to hear from it.
 
     Raises:
+        JournalLost: when it, or a part of it, is gone, and ``resume`` is not ``accept-loss``.
         JournalError: when the file cannot be used, or another learner uses it.
         RunDirectoryError: when the directory cannot be written.
     """
@@ -114,19 +136,38 @@ def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journa
     run_dir = config.run_dir
     try:
         make_private(run_dir)
-        if config.resume == "never":
+        if config.resume == NEVER:
             _set_aside(run_dir)
     except OSError as exc:
         message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
-    journal = Journal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake)
+    recovery = Recovery(config.resume == ACCEPT_LOSS, _witnesses(run_dir), MEND)
+    journal = Journal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     return journal, journal.open()
+
+
+def has_state(run_dir: Path) -> bool:
+    """A learner was here: its journal, what tells of one, or checkpoints."""
+    journal = run_dir / JOURNAL
+    return journal.exists() or marks_path(journal).exists() or bool(_witnesses(run_dir))
+
+
+def _witnesses(run_dir: Path) -> list[Witness]:
+    """What the newest checkpoint of each client says of the journal."""
+    found = []
+    for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
+        manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
+        if manifest is not None:
+            judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
+            marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
+            found.append(Witness(manifest.client_id, manifest.ledger_id, judged, marks))
+    return found
 
 
 def _set_aside(run_dir: Path) -> None:
     """Moves an earlier run's state out of the way; nothing is deleted."""
-    there = [p for p in (*run_dir.glob(f"{JOURNAL}*"), run_dir / CHECKPOINTS) if p.exists()]
+    there = [p for p in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS) if p.exists()]
     if there:
         aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
         aside.mkdir(mode=0o700)

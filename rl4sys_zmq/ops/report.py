@@ -58,6 +58,10 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"!! ledger: {ledger['error']}"
         if ledger["damaged"]:
             yield f"!! ledger: {ledger['damaged']:,} damaged entries"
+        if lost := ledger.get("lost", 0):
+            yield f"!! ledger: {lost:,} acknowledged segments were gone from it at the start, which was accepted"
+        if rescued := ledger.get("rescued", 0):
+            yield f"!! ledger: its file was deleted, moved or replaced {rescued:,} times under the learner, and made anew"
     security = report.get("security")
     for warning in (*report.get("warnings", ()), *(security or {}).get("warnings", ())):
         yield f"!! {warning}"

@@ -642,6 +642,7 @@ def test_settings_that_are_no_json_are_damage(bench, tmp_path):
     one.ledger.put_client(ClientRow("c", 1, {}, 0, 0, 0))
     one.close()
     damage(tmp_path / "journal.db", lambda db: db.execute("UPDATE clients SET settings = '{'"))
+    (tmp_path / "journal.marks").unlink()
     with pytest.raises(JournalError, match="damaged"):
         bench()
 

@@ -1,0 +1,176 @@
+"""Finding out that a journal is not what it was: by its file of marks, and by what others remember of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rl4sys_zmq.delivery.journal_image import KnownRows, RowKey
+from rl4sys_zmq.delivery.ledger import ClientRow
+
+__all__ = ["Loss", "Witness", "find_loss", "merge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """What a client's checkpoint remembers of the journal.
+
+    Attributes:
+        client_id: whose checkpoint.
+        ledger_id: the lineage that it belongs to.
+        judged: how many accepted segments it covers.
+        marks: up to where, by (actor_id, origin).
+    """
+
+    client_id: str
+    ledger_id: int
+    judged: int
+    marks: Mapping[tuple[str, int], int]
+
+
+@dataclass(slots=True)
+class Loss:
+    """What a journal lacks.
+
+    Attributes:
+        whole: there is no journal that can be read, though something is remembered of one.
+        segments: by client, how many accepted segments it should have counted and has not.
+        streams: how many streams stand below a mark that was acknowledged.
+        uncovered: by client, how many of the segments no checkpoint covers either: those are gone. As far as can be told.
+        strangers: the lineages of marks and checkpoints that it knows nothing of.
+    """
+
+    whole: bool = False
+    segments: dict[str, int] = field(default_factory=dict)
+    uncovered: dict[str, int] = field(default_factory=dict)
+    streams: int = 0
+    strangers: set[int] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.segments or self.streams or self.strangers)
+
+    def words(self) -> str:
+        """The figures in one line."""
+        parts = [
+            f"client {client_id!r}: {count} acknowledged segments, {self._gone(client_id)}"
+            for client_id, count in sorted(self.segments.items())
+        ]
+        if self.streams:
+            parts.append(f"{self.streams} streams stand below what their actors were told")
+        return "; ".join(parts) or "it can't be told how much"
+
+    def figures(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {"segments": dict(self.segments), "uncovered": dict(self.uncovered), "streams": self.streams}
+
+    def _gone(self, client_id: str) -> str:
+        gone = self.uncovered.get(client_id)
+        if gone is None:
+            return "and what came after its newest checkpoint"
+        return f"of which {gone} are in no checkpoint"
+
+
+def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> Loss:
+    """What a journal lacks of what is remembered elsewhere.
+
+    Args:
+        found: the clients and streams in the journal; None when there is no journal that can be read.
+        remembered: those in its file of marks; None when there is none. Streams and clients that were dropped on purpose are
+            in neither: the file of marks forgets them first.
+        witnesses: the newest checkpoints.
+    """
+    loss = Loss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
+    known = found or remembered or KnownRows()
+    ours = {known.ledger_id, *known.lineages}
+    have = found or KnownRows()
+    if remembered is not None and remembered.ledger_id:
+        if remembered.ledger_id == known.ledger_id:
+            _compare(have, remembered, loss)
+        elif remembered.ledger_id not in ours and (remembered.clients or remembered.streams):
+            loss.strangers.add(remembered.ledger_id)
+            _compare(KnownRows(), remembered, loss)
+    for witness in witnesses:
+        if witness.ledger_id not in ours:
+            loss.strangers.add(witness.ledger_id)
+            loss.segments.setdefault(witness.client_id, witness.judged)
+        elif witness.ledger_id == have.ledger_id:
+            _compare_checkpoint(have, witness, loss)
+    _cover(loss, have, remembered, witnesses)
+    return loss
+
+
+def _compare(have: KnownRows, remembered: KnownRows, loss: Loss) -> None:
+    for client_id, row in remembered.clients.items():
+        known = have.clients.get(client_id)
+        missing = row.accepted - (known.accepted if known is not None else 0)
+        if missing > 0 or known is None:
+            loss.segments[client_id] = max(0, missing)
+    for key, stream in remembered.streams.items():
+        other = have.streams.get(key)
+        loss.streams += other is None or other.received < stream.received
+
+
+def _compare_checkpoint(have: KnownRows, witness: Witness, loss: Loss) -> None:
+    known = have.clients.get(witness.client_id)
+    missing = witness.judged - (known.accepted if known is not None else 0)
+    if missing > 0:
+        loss.segments[witness.client_id] = max(missing, loss.segments.get(witness.client_id, 0))
+    for (actor_id, origin), mark in witness.marks.items():
+        stream = have.streams.get((witness.client_id, actor_id, origin))  # one that was dropped may still be in a checkpoint
+        loss.streams += stream is not None and stream.received < mark
+
+
+def _cover(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> None:
+    if remembered is None:
+        return
+    judged = {w.client_id: w.judged for w in witnesses if w.ledger_id == remembered.ledger_id}
+    for client_id, missing in loss.segments.items():
+        if client_id in remembered.clients:
+            known = have.clients.get(client_id)
+            beyond = judged.get(client_id, 0) - (known.accepted if known is not None else 0)
+            loss.uncovered[client_id] = max(0, missing - max(0, beyond))
+
+
+def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> KnownRows:
+    """The rows of a journal that goes on after a loss: its own, raised to all that is remembered of the same lineage.
+
+    What lies between is then missing in its entries, and so is counted as rolled back. Other lineages are given up.
+    """
+    rows = KnownRows(found.ledger_id, set(found.lineages), dict(found.clients), dict(found.streams))
+    if remembered is not None and remembered.ledger_id == rows.ledger_id:
+        rows.lineages |= remembered.lineages
+        for client_id, row in remembered.clients.items():
+            rows.clients[client_id] = _higher_client(rows.clients.get(client_id), row)
+        for key, stream in remembered.streams.items():
+            known = rows.streams.get(key)
+            if known is None or known.received < stream.received:
+                rows.streams[key] = stream
+    elif remembered is not None and remembered.ledger_id:
+        rows.lineages.add(remembered.ledger_id)
+    for witness in witnesses:
+        if witness.ledger_id != rows.ledger_id:
+            rows.lineages.add(witness.ledger_id)
+        else:
+            _raise_to(rows, witness)
+    return rows
+
+
+def _higher_client(known: ClientRow | None, row: ClientRow) -> ClientRow:
+    if known is None:
+        return row
+    generation, expired = max(known.generation, row.generation), max(known.expired, row.expired)
+    best = row if row.accepted > known.accepted else known
+    settings = known.settings or row.settings
+    return replace(best, generation=generation, expired=expired, settings=settings)
+
+
+def _raise_to(rows: KnownRows, witness: Witness) -> None:
+    client = rows.clients.get(witness.client_id)
+    if client is not None and client.accepted < witness.judged:
+        rows.clients[witness.client_id] = replace(client, accepted=witness.judged)
+    for (actor_id, origin), mark in witness.marks.items():
+        key: RowKey = (witness.client_id, actor_id, origin)
+        stream = rows.streams.get(key)
+        if stream is not None and stream.received < mark:
+            rows.streams[key] = replace(stream, received=mark)

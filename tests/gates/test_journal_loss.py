@@ -1,0 +1,379 @@
+"""The journal's files are damaged, taken away or replaced, at rest or under a running learner: said, counted, or made good.
+
+Nothing that was acknowledged may vanish without a word: it is in the lineage that survives, or it is counted as rolled back
+after an operator has accepted that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.errors import JournalError
+from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.learner.resume import open_ledger
+from rl4sys_zmq.testing import Child
+
+from .conftest import PACKAGE, Tier
+from .kill_lab import Lab
+from .test_state_faults import assert_exact, checkpoints, flip_a_bit, more, two_actors
+
+pytestmark = pytest.mark.timeout(600)
+
+Report = Callable[..., None]
+FILES = ("journal.db", "journal.db-wal", "journal.marks")
+DEADLINE_S = 20.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rl4j-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def contents(run_dir: Path) -> dict[str, bytes]:
+    """The journal's files."""
+    return {path.name: path.read_bytes() for path in run_dir.glob("journal.*") if path.name != "journal.db.lock"}
+
+
+def refusal(run_dir: Path) -> str:
+    """What a learner's start is refused with; the files stay as they are, and a second start is refused as well."""
+    before = contents(run_dir)
+    for _ in range(2):
+        with pytest.raises(JournalError, match="resume accept-loss") as caught:
+            Learner(LearnerConfig(bind="inproc://refused", run_dir=run_dir)).start().close()
+    assert contents(run_dir) == before
+    return str(caught.value)
+
+
+# ---- at rest
+
+
+def flip_the_log_s_header(run_dir: Path, dice: random.Random) -> None:
+    path = run_dir / "journal.db-wal"
+    data = bytearray(path.read_bytes())
+    data[dice.randrange(32)] ^= 1 << dice.randrange(8)
+    path.write_bytes(data)
+
+
+def log_matters(run_dir: Path) -> bool:
+    """Whether something is in the write-ahead log alone. Now and then a kill comes just after it was folded into the file."""
+    totals = []
+    with tempfile.TemporaryDirectory() as place:
+        for names in (FILES[:1], FILES[:2]):
+            for name in names:
+                shutil.copy(run_dir / name, place)
+            with closing(sqlite3.connect(Path(place) / FILES[0])) as db:
+                totals.append(db.execute("SELECT sum(received) FROM streams").fetchone())
+            for path in Path(place).iterdir():
+                path.unlink()
+    return totals[0] != totals[1]
+
+
+def zero(run_dir: Path, dice: random.Random) -> None:
+    """Both files: the write-ahead log alone would bring back what is in it."""
+    for name in FILES[:2]:
+        path = run_dir / name
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def empty(run_dir: Path, dice: random.Random) -> None:
+    (run_dir / FILES[0]).write_bytes(b"")
+
+
+def delete(run_dir: Path, dice: random.Random) -> None:
+    for name in FILES[:2]:
+        (run_dir / name).unlink()
+
+
+AT_REST = {"header": flip_the_log_s_header, "zeros": zero, "empty": empty, "deleted": delete}
+
+
+@pytest.mark.parametrize("harm", AT_REST)
+@pytest.mark.parametrize("saved", [True, False], ids=["saved", "unsaved"])
+def test_a_journal_that_is_lost_is_refused_and_then_counted(
+    folder: Path, seed: int, report: Report, harm: str, saved: bool
+) -> None:
+    with Lab(folder, seed, checkpoint_every_s=0.2 if saved else 600.0) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, 300)
+        if saved:
+            lab.loop.until(lambda: bool(checkpoints(lab)), DEADLINE_S, "a checkpoint")
+        lab.learner.kill()
+        while harm == "header" and not log_matters(lab.run_dir):
+            lab.serving()
+            more(lab, 10)
+            lab.learner.kill()
+        AT_REST[harm](lab.run_dir, random.Random(seed))
+        said = refusal(lab.run_dir)
+        assert "client 'on'" in said and "acknowledged" in said
+        lab.reconfigure(resume="accept-loss")
+        lab.serving()
+        more(lab, 50)
+        status = lab.finish(*actors)
+        lost = assert_exact(lab, status, actors, gap=False)
+        assert lost >= 300 or saved or harm == "header"  # most of that was in the file itself
+        assert status["ledger"]["lost"] >= lost
+        assert '"loss_accepted"' in (lab.run_dir / "log.jsonl").read_text()
+        report(
+            harm=harm,
+            saved=saved,
+            unknown_to_the_journal=status["ledger"]["lost"],
+            lost_and_counted=lost,
+            said=said.partition(": ")[2][:200],
+        )
+
+
+def test_checkpoints_without_journal_and_marks(folder: Path, seed: int, report: Report) -> None:
+    """How much is gone nobody can tell then; what the actors were told shows when they come back."""
+    with Lab(folder, seed) as lab:
+        lab.reconfigure(seed=1)  # the client is made anew, and a fake algorithm's weights are made from its seed
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, 200)
+        lab.loop.until(lambda: bool(checkpoints(lab)), DEADLINE_S, "a checkpoint")
+        lab.learner.kill()
+        for path in lab.run_dir.glob("journal.*"):
+            path.unlink()
+        said = refusal(lab.run_dir)
+        assert "client 'on'" in said
+        lab.reconfigure(resume="accept-loss")
+        lab.serving()
+        more(lab, 50)
+        lab.learner.kill()
+        lab.reconfigure(resume="auto")
+        lab.serving()  # what was accepted once is not asked for again
+        numbers = lab.finish(*actors)["clients"]["on"]
+        assert numbers["accepted"] == numbers["verdicts"]["trained"] + numbers["rolled_back"]
+        assert numbers["rolled_back"] == numbers["gap"] >= 200
+        report(gap=numbers["gap"], trained=numbers["verdicts"]["trained"], said=said.partition(": ")[2][:200])
+
+
+def test_an_older_journal_is_put_beside_its_checkpoints(folder: Path, seed: int, report: Report) -> None:
+    """With the file of marks of now it is behind that; with its own, behind the checkpoints."""
+    lost = {}
+    for with_marks in (False, True):
+        with Lab(folder / str(with_marks), seed) as lab:
+            lab.serving()
+            actors = two_actors(lab)
+            more(lab, 50)
+            lab.learner.kill()
+            old = contents(lab.run_dir)
+            lab.serving()
+            more(lab, 100)
+            newest = checkpoints(lab)[-1].name
+            lab.loop.until(lambda lab=lab, n=newest: checkpoints(lab)[-1].name > n, DEADLINE_S, "a newer checkpoint")
+            lab.learner.kill()
+            for path in lab.run_dir.glob("journal.*"):
+                if with_marks or path.suffix != ".marks":
+                    path.unlink()
+            for name, data in old.items():
+                if with_marks or not name.endswith(".marks"):
+                    (lab.run_dir / name).write_bytes(data)
+            said = refusal(lab.run_dir)
+            lab.reconfigure(resume="accept-loss")
+            lab.serving()
+            more(lab, 50)
+            numbers = lab.finish(*actors)["clients"]["on"]
+            assert numbers["pending"] == 0
+            assert numbers["accepted"] == numbers["verdicts"]["trained"] + numbers["rolled_back"]
+            lost[with_marks] = numbers["rolled_back"], said.partition(": ")[2][:120]
+    report(beside_newer_marks=lost[False], beside_newer_checkpoints=lost[True])
+
+
+def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None:
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, 50)
+        lab.stop(*actors)
+        lab.learner.kill()
+        for name in FILES[:2]:
+            (lab.run_dir / name).unlink()
+        command = [sys.executable, "-m", "rl4sys_zmq.cli.learner", "serve", "--port", "0", "--run-dir", str(lab.run_dir)]
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60.0, env=environment, check=False)
+        assert done.returncode == 2, done.stderr
+        assert "--resume accept-loss" in done.stderr and "acknowledged segments" in done.stderr
+        assert not lab.run_dir.with_name("run-2").exists()
+
+
+# ---- flipped bits
+
+
+class Opened:
+    """A ledger that was opened on a run directory, and all that it gives back."""
+
+    def __init__(self, run_dir: Path, resume: str = "auto") -> None:
+        news = threading.Event()
+        ledger, restored = open_ledger(LearnerConfig(run_dir=run_dir, resume=resume), news.set)
+        assert restored is not None
+        try:
+            self.rows = (
+                restored.ledger_id,
+                sorted((c.client_id, c.accepted, c.refused, json.dumps(c.settings, sort_keys=True)) for c in restored.clients),
+                sorted((s.client_id, s.actor_id, s.origin, s.received) for s in restored.streams),
+            )
+            self.entries: dict[tuple[str, int, int], tuple[int, bytes]] = {}
+            self.damaged = 0
+            for client in restored.clients:
+                after, more_to_come = 0, True
+                while more_to_come:
+                    ledger.read(client.client_id, 1, after, 1 << 20)
+                    page = self._page(ledger, news)
+                    for e in page.entries:
+                        body = b"".join(map(bytes, e.frames))
+                        self.entries[e.actor_id, e.origin, e.first_seq] = e.end_seq, body
+                    self.damaged += page.damaged
+                    after, more_to_come = page.last_row, page.more
+        finally:
+            ledger.stop()
+            assert ledger.join(DEADLINE_S)
+
+    def _page(self, ledger: Any, news: threading.Event) -> Any:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (found := ledger.committed()):
+            assert news.wait(max(0.0, deadline - time.monotonic())), ledger.state()
+            news.clear()
+        (page,) = found
+        return page
+
+
+def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Report) -> None:
+    """A start is refused in plain words, or knows every client and mark as before: then what is missing is counted.
+
+    For the law of conservation needs no more than the totals and the marks; and no entry may differ from what was written.
+    """
+    dice = random.Random(seed)
+    with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, 150)
+        lab.stop(*actors)
+        lab.learner.kill()  # the write-ahead log has nearly everything
+        killed = lab.run_dir.rename(folder / "killed")
+    copy = folder / "copy"
+    shutil.copytree(killed, copy)
+    whole = Opened(copy)
+    folded = copy.rename(folder / "folded")  # opened and closed: all is in the file
+    outcomes: dict[str, int] = {}
+    for number in range(tier.size(60, 2_000)):
+        source = killed if number % 2 else folded
+        name = dice.choice([name for name in FILES if (source / name).exists()])
+        shutil.copytree(source, copy)
+        flip_a_bit(copy / name, dice)
+        outcome = f"{name}: {after_a_flip(copy, whole)}"
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+        shutil.rmtree(copy)
+    report(**dict(sorted(outcomes.items())))
+    assert not any("refused" in outcome for outcome in outcomes if outcome.startswith("journal.marks")), outcomes
+
+
+def after_a_flip(run_dir: Path, whole: Opened) -> str:
+    """What became of a damaged run directory, in a word or two."""
+    resumed = "auto"
+    try:
+        found = Opened(run_dir)
+    except JournalError as exc:
+        assert "damaged" in str(exc) or "acknowledged" in str(exc) or "schema version" in str(exc) or "written" in str(exc), exc
+        if "accept-loss" not in str(exc):
+            return "refused as no journal of ours"
+        resumed = "accept-loss"
+        found = Opened(run_dir, resumed)
+    assert found.rows == whole.rows
+    assert found.entries.items() <= whole.entries.items()
+    missing = len(whole.entries) - len(found.entries)
+    if resumed == "accept-loss":
+        return "refused, then counted"
+    return "a counted part lost" if missing or found.damaged else "nothing lost"
+
+
+# ---- under a running learner
+
+
+def remove_the_file(lab: Lab) -> None:
+    (lab.run_dir / FILES[0]).unlink()
+
+
+def remove_both_files(lab: Lab) -> None:
+    for name in FILES[:2]:
+        (lab.run_dir / name).unlink()
+
+
+def remove_the_log(lab: Lab) -> None:
+    (lab.run_dir / FILES[1]).unlink()
+
+
+def remove_the_directory(lab: Lab) -> None:
+    lab.run_dir.rename(lab.folder / "doomed")  # at once, or the learner would make it anew between two files
+    shutil.rmtree(lab.folder / "doomed")
+
+
+def move_the_directory(lab: Lab) -> None:
+    lab.run_dir.rename(lab.folder / "elsewhere")
+
+
+def replace_the_file(lab: Lab) -> None:
+    other = lab.folder / "other.db"
+    other.write_bytes((lab.run_dir / FILES[0]).read_bytes())
+    other.rename(lab.run_dir / FILES[0])
+
+
+UNDER_IT = {
+    "file": remove_the_file,
+    "both files": remove_both_files,
+    "log": remove_the_log,
+    "directory": remove_the_directory,
+    "directory moved": move_the_directory,
+    "replaced": replace_the_file,
+}
+
+
+@pytest.mark.parametrize("harm", UNDER_IT)
+def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, report: Report, harm: str) -> None:
+    """It is noticed before anything more is acknowledged, and comes back whole: a kill afterwards loses nothing uncounted."""
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors: list[Child] = two_actors(lab)
+        more(lab)
+        lab.loop.until(lambda: len(checkpoints(lab)) >= 2, DEADLINE_S, "checkpoints")
+        began = time.monotonic()
+        UNDER_IT[harm](lab)
+        lab.loop.until(lambda: lab.ask("status")["ledger"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")
+        took = time.monotonic() - began
+        lab.learner.kill()
+        lab.serving()
+        more(lab)
+        status = lab.finish(*actors)
+        lost = assert_exact(lab, status, actors, gap=False)
+        assert not lost or harm.startswith("directory"), "only checkpoints that are gone may lose what they alone had"
+        report(harm=harm, noticed_and_mended_s=round(took, 3), lost_and_counted=lost)
+
+
+def test_an_idle_learner_notices_too(folder: Path, seed: int) -> None:
+    with Lab(folder, seed) as lab:
+        lab.serving()
+        actors = two_actors(lab)
+        more(lab, 50)
+        lab.stop(*actors)
+        remove_both_files(lab)
+        lab.loop.until(lambda: lab.ask("status")["ledger"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")
+        lab.learner.kill()
+        lab.serving()
+        assert assert_exact(lab, lab.finish(), actors, gap=False) == 0

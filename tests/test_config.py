@@ -189,6 +189,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "publish_every_updates": None,
     "weights": WeightsConfig(),
     "lease_s": 30.0,
+    "idle_client_s": 60.0,
     "shutdown_timeout_s": 1.5,
     "max_clients": 64,
     "max_actors": 1024,

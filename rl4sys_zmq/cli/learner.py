@@ -128,7 +128,16 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
     show_status(address, timeout, keys=keys, as_json=json, watch=watch)
 
 
-@main.group()
+class _OfClient(click.Group):
+    """A group with arguments of its own; the help of a command is there without them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts the names of the arguments where they would stand, if only help is asked for."""
+        asks = args[1:] and args[0] in self.commands and set(args[1:]) & set(ctx.help_option_names)
+        return super().parse_args(ctx, ["ADDRESS", "ID", *args] if asks else args)
+
+
+@main.group(cls=_OfClient)
 @click.argument("address")
 @click.argument("client_id", metavar="ID")
 @click.pass_context

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Page
-from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, Refusal
+from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.feeding import Feeder
@@ -34,6 +34,7 @@ FIRST_TOKEN = 1 << 32
 """Of the ledger's pages that say that all before them is safe; those that feed a learner thread have small numbers."""
 
 LAST_ROW = 1 << 62
+MAX_RUNNING = 64
 LOOK_S = 0.05
 NAMED = 10
 """How many names an error lists at most."""
@@ -140,9 +141,13 @@ class Operator:
 
         Returns:
             What becomes of it: when it is done, and safe on the disk if there is one; or a `ConfigError` when there is no such
-            command, client or actor, `ClientFailed` when the client fails again, `CheckpointError`, `Closed`.
+            command, client or actor, `ProtocolError` (``QUOTA``) when too many are under way, `ClientFailed` when the client
+            fails again, `CheckpointError`, `Closed`.
         """
         future: Future[CommandDone] = Future()
+        if len(self._running) >= MAX_RUNNING:
+            future.set_exception(ProtocolError(Refusal.QUOTA, f"{MAX_RUNNING} commands are under way; wait for them"))
+            return future
         running = _Running(self._steps(command), lambda: True, future)
         if self._advance(running):
             self._running.append(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import Counter
@@ -349,6 +350,8 @@ class Reception:
                 self._send(peer, done.result())
             case ConfigError():
                 self.refuse(peer, Refusal.CONFIG, str(error), field=error.key)
+            case ProtocolError():
+                self.refuse(peer, error.code, error.detail)
             case Closed():
                 self.refuse(peer, Refusal.CLOSING, str(error))
             case RL4SysError():
@@ -536,6 +539,7 @@ class Reception:
             self.hang_up(peer, *session)
 
 
+@functools.lru_cache
 def _advertised(uri: str, host: str | None) -> str:
     """An address as an actor should dial it; a ``*`` stands for the host that the actor dialled."""
     address = Address.parse(uri)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.calls.answers import Answers
-from rl4sys_zmq.calls.desk import LONG_S, MOST_PATIENCE_S, PATIENCE, SESSION_S, Desk, Method
+from rl4sys_zmq.calls.desk import LONG_S, MOST_PATIENCE_S, PATIENCE, SESSION_S, Desk, Method, Refuse
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.wire.calls import Call, Reply, decode_call
 from rl4sys_zmq.wire.messages import Frame
@@ -146,6 +146,17 @@ def test_a_lane_is_known_to_take_long_by_its_last_job() -> None:
         table.desk.finish(job, [[]], now + took_s)
         assert not table.desk.busy
     assert known == [False, False, True, False]
+
+
+def test_a_method_that_is_taken_away_leaves_its_lane_to_the_next() -> None:
+    table = Table()
+    table.ask(1, now=0.0)
+    table.desk.unregister("m")
+    with pytest.raises(Refuse, match="m"):
+        table.ask(2, now=0.0)
+    table.desk.register(Method("m", list, "m"))
+    table.ask(3, now=0.0)
+    assert [table.batch(0.0), table.batch(0.0)] == [[1], [3]], "a call of the one before runs alone"
 
 
 def test_a_batch_may_have_one_call_twice_late_and_in_time() -> None:

@@ -1,0 +1,281 @@
+"""The file of marks: what it remembers, what a loss is and is not, and what the journal does without it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rl4sys_zmq.delivery import journal_marks
+from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Recovery
+from rl4sys_zmq.delivery.journal_image import Changes, KnownRows
+from rl4sys_zmq.delivery.journal_loss import Witness
+from rl4sys_zmq.delivery.journal_marks import MarksFile, read_marks
+from rl4sys_zmq.delivery.ledger import ClientRow, Entry, StreamRow
+from rl4sys_zmq.errors import JournalError, JournalLost
+
+DEADLINE_S = 10.0
+
+
+class Bench:
+    """A journal of one client, whose one stream grows by what is appended."""
+
+    def __init__(self, folder: Path, recovery: Recovery = NO_RECOVERY) -> None:
+        self.news = threading.Event()
+        path = folder / "journal.db"
+        self.ledger = Journal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
+        self.restored = self.ledger.open()
+
+    def append(self, first: int, end: int, actor: str = "a") -> None:
+        """Returns when these segments are told to be committed."""
+        self.ledger.append([Entry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
+        deadline = time.monotonic() + DEADLINE_S
+        while not self.ledger.committed():
+            assert self.news.wait(max(0.0, deadline - time.monotonic())), self.ledger.state()
+            self.news.clear()
+
+    def close(self) -> None:
+        self.ledger.stop()
+        assert self.ledger.join(DEADLINE_S)
+
+
+def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
+    """A journal in which a client has so many segments; returns its lineage."""
+    bench = Bench(folder)
+    if client:
+        bench.ledger.put_client(ClientRow("c", 3, {"seed": 7}, 0, 0, 0))
+    bench.append(0, segments)
+    bench.close()
+    return bench.restored.ledger_id
+
+
+# ---- the file itself
+
+
+def rows(received: int = 5, streams: int = 1) -> KnownRows:
+    known = KnownRows(77, {3}, {"c": ClientRow("c", 3, {"seed": 7}, received * streams, 1, 0)})
+    for n in range(streams):
+        known.streams["c", f"a{n}", 1] = StreamRow("c", f"a{n}", 1, 2, 0, received, 50, 1, True, False, "user")
+    return known
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path, known = tmp_path / "journal.marks", rows(streams=200)
+    marks = MarksFile(path, known, flush=True)
+    changes = Changes(
+        {"c": ClientRow("c", 4, {"seed": 8}, 2_000, 1, 0)}, {("c", "a0", 1): StreamRow("c", "a0", *range(1, 7), True, True)}
+    )
+    changes.apply_to(known.clients, known.streams)
+    marks.note(changes)
+    gone = Changes(dropped_streams={("c", "a1", 1)})
+    marks.drop(gone)
+    gone.apply_to(known.clients, known.streams)
+    marks.close()
+    found = read_marks(path)
+    assert found is not None
+    assert (found.rows, found.damaged) == (known, 0)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
+    marks = MarksFile(tmp_path / "journal.marks", rows(), flush=False)
+    marks.drop(Changes(dropped_clients={"c"}))
+    marks.close()
+    found = read_marks(tmp_path / "journal.marks")
+    assert found is not None
+    assert (found.rows.ledger_id, found.rows.clients, found.rows.streams) == (77, {}, {})
+
+
+def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_marks, "SPARE_BYTES", 4_096)
+    path, known = tmp_path / "journal.marks", rows()
+    marks = MarksFile(path, known, flush=False)
+    for received in range(6, 500):
+        changes = Changes(dict(rows(received).clients), dict(rows(received).streams))
+        changes.apply_to(known.clients, known.streams)
+        marks.note(changes)
+    marks.close()
+    found = read_marks(path)
+    assert found is not None
+    assert found.rows.streams["c", "a0", 1].received == found.rows.clients["c"].accepted == 499
+    assert path.stat().st_size < 8_192
+
+
+def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
+    path = tmp_path / "journal.marks"
+    MarksFile(path, rows(), flush=False).close()
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(b'"a0"') + 1] ^= 1
+    path.write_bytes(raw)
+    found = read_marks(path)
+    assert found is not None
+    assert (found.damaged, list(found.rows.clients), found.rows.streams) == (1, ["c"], {})
+
+
+# ---- a journal and its marks
+
+
+def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path: Path) -> None:
+    lineage = written(tmp_path)
+    (tmp_path / "journal.db").unlink()
+    with pytest.raises(JournalLost, match="'c': 10 acknowledged segments") as caught:
+        Bench(tmp_path)
+    assert caught.value.segments == {"c": 10}
+    assert not (tmp_path / "journal.db").exists()
+    bench = Bench(tmp_path, Recovery(accept_loss=True))
+    bench.close()
+    assert bench.restored.ledger_id == lineage
+    assert bench.restored.clients == (ClientRow("c", 3, {"seed": 7}, 10, 0, 0),)
+    assert bench.restored.streams[0].received == 10
+    assert bench.ledger.state().lost == 10
+    again = Bench(tmp_path)
+    again.close()
+    assert (again.ledger.loss, again.restored) == (None, bench.restored)
+
+
+def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -> None:
+    written(tmp_path, 5)
+    old = (tmp_path / "journal.marks").read_bytes()
+    bench = Bench(tmp_path)
+    bench.append(5, 9)
+    bench.close()
+    for marks in (old, b"", b"garbage\n" * 100, None):
+        if marks is None:
+            (tmp_path / "journal.marks").unlink()
+        else:
+            (tmp_path / "journal.marks").write_bytes(marks)
+        again = Bench(tmp_path)
+        again.close()
+        assert again.restored.streams[0].received == 9
+        found = read_marks(tmp_path / "journal.marks")
+        assert found is not None
+        assert found.rows.streams["c", "a", 1].received == 9
+
+
+def test_what_is_dropped_on_purpose_is_no_loss(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.ledger.put_client(ClientRow("c", 3, {}, 0, 0, 0))
+    bench.append(0, 4)
+    bench.append(0, 4, "b")
+    bench.ledger.drop_stream("c", "a", 1)
+    bench.close()
+    again = Bench(tmp_path)
+    again.close()
+    assert [row.actor_id for row in again.restored.streams] == ["b"]
+
+
+def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    written(tmp_path)
+    theirs = written(tmp_path / "x", 3)
+    (tmp_path / "x" / "journal.db").rename(tmp_path / "journal.db")
+    with pytest.raises(JournalLost, match="is another one than"):
+        Bench(tmp_path)
+    bench = Bench(tmp_path, Recovery(accept_loss=True))
+    bench.close()
+    assert bench.restored.ledger_id == theirs
+    Bench(tmp_path).close()
+
+
+def test_checkpoints_tell_too(tmp_path: Path) -> None:
+    lineage = written(tmp_path)
+    ahead = Witness("c", lineage, 14, {("a", 1): 14, ("dropped", 1): 5})
+    for harmless in (Witness("c", lineage, 10, {("a", 1): 10}), Witness("unknown", lineage, 0, {})):
+        Bench(tmp_path, Recovery(witnesses=[harmless])).close()
+    with pytest.raises(JournalLost, match="'c': 4 acknowledged segments"):
+        Bench(tmp_path, Recovery(witnesses=[ahead]))
+    bench = Bench(tmp_path, Recovery(accept_loss=True, witnesses=[ahead, Witness("other", 99, 3, {})]))
+    bench.close()
+    assert (bench.restored.clients[0].accepted, bench.restored.streams[0].received) == (14, 14)
+    Bench(tmp_path, Recovery(witnesses=[ahead, Witness("other", 99, 3, {})])).close()  # 99 was given up
+    with pytest.raises(JournalLost, match="'third': 3 acknowledged segments, and what came after"):
+        Bench(tmp_path, Recovery(witnesses=[Witness("third", 98, 3, {})]))
+
+
+def test_a_journal_that_can_t_be_read_is_made_anew_with_what_can(tmp_path: Path) -> None:
+    written(tmp_path)
+    path = tmp_path / "journal.db"
+    raw = bytearray(path.read_bytes())
+    at = raw.index(b"CREATE TABLE clients")
+    raw[at : at + 6] = b"CRXATE"
+    path.write_bytes(raw)
+    with pytest.raises(JournalLost, match=r"is damaged .*'c': 10 acknowledged segments"):
+        Bench(tmp_path)
+    assert path.read_bytes() == raw
+    bench = Bench(tmp_path, Recovery(accept_loss=True))
+    bench.close()
+    assert bench.restored.streams[0].received == 10
+    assert (tmp_path / "journal.db.damaged").read_bytes() == raw
+    (tmp_path / "journal.marks").unlink()
+    path.write_bytes(raw)
+    with pytest.raises(JournalError, match="is not a journal, or is damaged"):
+        Bench(tmp_path)
+
+
+def test_nothing_is_told_before_the_marks_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+    bench.append(0, 1)
+    full = threading.Event()
+    full.set()
+    write = journal_marks._write
+
+    def refuse(file: int, data: bytes, at: int) -> None:
+        if full.is_set():
+            raise OSError(28, os.strerror(28))
+        write(file, data, at)
+
+    monkeypatch.setattr(journal_marks, "_write", refuse)
+    bench.ledger.append([Entry("c", "a", 1, 1, 4, 10, 0, 0, (b"frame",))])
+    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    while not bench.ledger.state().failures:
+        assert time.monotonic() < deadline
+        pause.wait(0.005)
+    assert bench.ledger.committed() == []
+    assert "No space" in bench.ledger.state().error
+    full.clear()
+    while not (told := bench.ledger.committed()):
+        assert time.monotonic() < deadline
+        pause.wait(0.005)
+    assert len(told) == 1
+    bench.close()
+    again = Bench(tmp_path)
+    again.close()
+    assert (again.restored.streams[0].received, again.restored.clients[0].accepted) == (4, 4)
+
+
+def test_marks_that_are_deleted_under_it_are_written_again(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.append(0, 3)
+    (tmp_path / "journal.marks").unlink()
+    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    while not (tmp_path / "journal.marks").exists():
+        assert time.monotonic() < deadline
+        pause.wait(0.01)
+    bench.close()
+    found = read_marks(tmp_path / "journal.marks")
+    assert found is not None
+    assert found.rows.streams["c", "a", 1].received == 3
+
+
+def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) -> None:
+    """The folder is moved, and another learner begins in its old place: the first one stops acknowledging and says why."""
+    place = tmp_path / "run"
+    place.mkdir()
+    one = Bench(place)
+    one.append(0, 3)
+    place.rename(tmp_path / "elsewhere")
+    place.mkdir()
+    two = Bench(place)
+    one.ledger.append([Entry("c", "a", 1, 3, 5, 10, 0, 0, (b"frame",))])
+    deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+    while "in use by another learner" not in one.ledger.state().error:
+        assert time.monotonic() < deadline, one.ledger.state()
+        pause.wait(0.005)
+    assert one.ledger.committed() == []
+    two.append(0, 1)
+    two.close()
+    one.close()

@@ -134,7 +134,8 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
         raise ConfigError(
-            f"algorithm_parameters.seed: expected an integer from 0 on, not {seed!r:.80}", key="algorithm_parameters.seed"
+            f"algorithm_parameters.seed: expected an integer from 0 to {2**63 - 1}, not {seed!r:.80}",
+            key="algorithm_parameters.seed",
         )
     return ClientConfig.from_mapping({key: parameters[key] for key in _LEARNING_KEYS if parameters.get(key) is not None})
 

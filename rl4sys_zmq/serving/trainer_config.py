@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,9 @@ from rl4sys_zmq.serving.addresses import address_of
 from rl4sys_zmq.transports import Address
 
 __all__ = ["TrainerConfig", "check_config"]
+
+MAX_RATE = 1e9
+"""Of requests, a second."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,11 @@ class TrainerConfig:
         object.__setattr__(self, "request_types", tuple(self.request_types))
         if len(set(self.request_types)) < len(self.request_types):
             raise ConfigError(f"request_types has a name twice: {', '.join(self.request_types)}", key="request_types")
-        if self.rate_limit is not None and not (_is_number(self.rate_limit) and 0 < self.rate_limit < math.inf):
-            raise ConfigError(f"rate_limit is more than 0 a second, or None, not {self.rate_limit!r:.60}", key="rate_limit")
+        if self.rate_limit is not None and not (_is_number(self.rate_limit) and 0 < self.rate_limit <= MAX_RATE):
+            raise ConfigError(
+                f"rate_limit is more than 0 and at most {MAX_RATE:g} a second, or None, not {self.rate_limit!r:.60}",
+                key="rate_limit",
+            )
         if not isinstance(self.version, str):
             raise ConfigError(f"version is a string, not {self.version!r:.60}", key="version")
         if self.bind_address() == self.broadcast_address() and not self.bind_address().is_fresh:

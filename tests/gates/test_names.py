@@ -87,8 +87,8 @@ def test_a_run_starts_again_whatever_its_clients_are_called(spawn: Spawn, run_di
     lives.child.end()
 
     found = {path.name for path in run_dir.iterdir() if not path.name.startswith("journal.db")}
-    assert found <= OURS, f"names from outside in the run directory: {sorted(found - OURS)}"
-    assert all(path.is_file() for path in run_dir.glob("journal.db*"))
+    assert not (found - OURS) & set(NAMES), f"names from outside in the run directory: {sorted(found - OURS)}"
+    assert all(path.is_file() for path in (*run_dir.glob("journal.db*"), run_dir / "config.json", run_dir / "log.jsonl"))
     for folder in ("tensorboard", "checkpoints"):
         folders = [path.name for path in (run_dir / folder).iterdir()]
         assert len({name.lower() for name in folders}) == len(folders) == len(NAMES)

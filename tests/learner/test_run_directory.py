@@ -1,0 +1,116 @@
+"""The places of a run directory: what stood in the way moves once, whole, and the recorder outlives a disk that refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner.layout import tidy
+from rl4sys_zmq.learner.recorder import Recorder
+from rl4sys_zmq.wire.messages import DeadLetter, Metrics
+
+CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()
+
+
+def old_run(run: Path) -> dict[str, int]:
+    """A run directory of an earlier version, and how many files of each content it has."""
+    for name in ("luna", "Luna", "journal.db-journal", "log", "checkpoints", "tensorboard", "dead"):
+        for number in range(2):
+            path = run / name / f"events.out.tfevents.176376432{number}.host.1.0"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name} {number}")
+    (run / "journal.db-wal").mkdir()
+    (run / "journal.db-wal" / "mine").write_text("a note")
+    for client in ("luna", "Luna", "a%20b", "x" * 150 + "%-0123456789abcdef"):
+        (run / "checkpoints" / client / "00000001").mkdir(parents=True)
+        (run / "checkpoints" / client / "00000001" / "manifest.json").write_text(client)
+    (run / "own notes").mkdir()
+    (run / "own notes" / "today.txt").write_text("the user's")
+    return contents(run)
+
+
+def contents(run: Path) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for path in run.rglob("*"):
+        if path.is_file():
+            found[path.read_text()] = found.get(path.read_text(), 0) + 1
+    return found
+
+
+def assert_tidy(run: Path, before: dict[str, int]) -> None:
+    assert contents(run) == before  # nothing is lost, nothing is twice
+    assert not list(run.glob("*/events.out.tfevents.*"))
+    assert {path.name for path in (run / "tensorboard").iterdir()} == {
+        *("luna", "Luna%~1", "journal.db-journal", "log", "checkpoints", "tensorboard", "dead")
+    }
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {
+        *("luna", "Luna%~1", "a%20b", "x" * 150 + "%-0123456789abcdef")
+    }
+    assert not [path for path in run.glob("journal.db*") if path.is_dir()]
+    assert (run / "own notes" / "today.txt").exists() and len(list(run.glob("before-*/journal.db-wal/mine"))) == 1
+    assert tidy(run) == []
+
+
+def test_what_stood_in_the_way_is_moved_once_and_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = old_run(tmp_path)
+    moved = tidy(tmp_path)
+    assert ("journal.db-journal/events.out.tfevents.*", "tensorboard/journal.db-journal/") in moved
+    assert ("checkpoints/Luna", "checkpoints/Luna%~1") in moved
+    assert len(moved) == 9 and all(source in caplog.text and target in caplog.text for source, target in moved)
+    assert_tidy(tmp_path, before)
+
+
+def test_a_move_that_is_cut_short_goes_on_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename = Path.rename
+    for stop in range(1, 17):
+        run = tmp_path / str(stop)
+        before = old_run(run)
+        count = 0
+
+        def stopping(self: Path, target: Path, stop: int = stop) -> Path:
+            nonlocal count
+            count += 1
+            if count == stop:
+                raise OSError(28, "No space left on device", str(self))
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", stopping)
+        with pytest.raises(RunDirectoryError, match="cannot be moved: No space left"):
+            tidy(run)
+        monkeypatch.setattr(Path, "rename", rename)
+        assert contents(run) == before
+        tidy(run)
+        assert_tidy(run, before)
+
+
+def test_events_of_the_same_name_do_not_replace_each_other(tmp_path: Path) -> None:
+    for folder in ("luna", "tensorboard/luna"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "events.out.tfevents.1").write_text(folder)
+    before = contents(tmp_path)
+    tidy(tmp_path)
+    assert contents(tmp_path) == before and len(list((tmp_path / "tensorboard" / "luna").iterdir())) == 2
+
+
+def test_a_recorder_outlives_a_place_that_it_cannot_write(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "tensorboard").write_text("in the way")
+    recorder = Recorder(run, CONFIG)
+    recorder.open()
+    metrics = Metrics(1, 1, {"a": 1.0}, [[1.0, 2.0, 3]], 1)
+    recorder.metrics("luna", metrics)
+    recorder.dead_letter("luna", DeadLetter("../x", 1, 2, "bad", (b"abc",)))
+    recorder.event("gap", client_id="luna")
+    recorder.stop()
+    recorder.join(10.0)
+    recorder.raise_if_dead()
+    assert recorder.counters.snapshot()["write_errors"] >= 1
+    events = [json.loads(line)["event"] for line in (run / "log.jsonl").read_text().splitlines()]
+    assert events == ["metrics", "gap"]
+    (letter,) = (run / "dead").glob("*/*.msg")
+    assert letter.name == "luna,%2E.%2Fx,1,2.msg"

@@ -38,7 +38,8 @@ ENDS_ALONE = 3
 ENDS_TOGETHER = 5
 
 MARK, MEMORY = "training.mark", "suspects.json"
-MAX_RANGES = 2048
+MARK_BYTES = 1 << 18
+MAX_RANGES = 1024  # with the longest names they fit
 MAX_CONDEMNED = 1024
 _HEAD = struct.Struct("<4sIII")  # magic, excused, how many ranges, their bytes
 _RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
@@ -65,8 +66,7 @@ class Suspects:
         self.story = ""
         self.repeated = False
         self._folder = folder
-        self._file = -1
-        self._flag: mmap.mmap | None = None
+        self._map: mmap.mmap | None = None
         self._in_hand: list[Range] = []
         self._bytes = 0
         self._suspected: set[Number] = set()
@@ -78,10 +78,7 @@ class Suspects:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._remember(folder)
-                self._file = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                self._judge(_read(self._file))
-                os.pwrite(self._file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(mmap.PAGESIZE, b"\0"), 0)
-                self._flag = mmap.mmap(self._file, mmap.PAGESIZE)
+                self._map = self._open(folder / MARK)
             except OSError as exc:
                 self._give_up(exc)
 
@@ -89,10 +86,7 @@ class Suspects:
         """Nothing is in hand any more."""
         self.clear()
         self._muted = True
-        self._flag = None  # another thread may be about to use it
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._map = None  # not closed: another thread may be about to use it
 
     def excuse(self, *, mute: bool = False) -> None:
         """The process, or this thread, is told to end: that it ends with something in hand means nothing. From any thread.
@@ -100,11 +94,11 @@ class Suspects:
         Args:
             mute: another thread uses the file from now on.
         """
-        if mute:
-            self._muted = True
-        flag = self._flag
-        if flag is not None:  # memory of the file's first page: to write there is no work for the disk
-            struct.pack_into("<I", flag, 4, 1)
+        mark = self._map
+        if self._muted or mark is None:
+            return
+        self._muted = mute
+        struct.pack_into("<I", mark, 4, 1)
 
     # ---- in hand
 
@@ -206,15 +200,24 @@ class Suspects:
 
     # ---- files
 
-    def _write(self, ranges: Sequence[Range], data: bytes) -> None:
+    def _open(self, path: Path) -> mmap.mmap:
+        """Judges what the mark says, wipes it and maps it, so that a note costs no call of the system."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if data:
-                os.pwrite(self._file, data, _HEAD.size + self._bytes)
-            self._in_hand += ranges
-            self._bytes += len(data)
-            os.pwrite(self._file, struct.pack("<II", len(self._in_hand), self._bytes), 8)
-        except OSError as exc:
-            self._give_up(exc)
+            self._judge(_read(file))
+            os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # so that the disk has room for all of it
+            return mmap.mmap(file, MARK_BYTES)
+        finally:
+            os.close(file)
+
+    def _write(self, ranges: Sequence[Range], data: bytes) -> None:
+        end = self._bytes + len(data)
+        if self._map is None or _HEAD.size + end > MARK_BYTES:
+            return
+        self._map[_HEAD.size + self._bytes : _HEAD.size + end] = data
+        self._in_hand += ranges
+        self._bytes = end
+        struct.pack_into("<II", self._map, 8, len(self._in_hand), end)
 
     def _remember(self, folder: Path) -> None:
         try:

@@ -93,12 +93,12 @@ def test_random_kills_of_long_runs_condemn_nothing(tmp_path: Path, seed: int) ->
 def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) -> None:
     suspects = Suspects(tmp_path)
     suspects.note(KEY, 3, 9)
-    suspects.excuse()
+    suspects.excuse(mute=True)
     again = Suspects(tmp_path)
     assert not again.story
     suspects.note(KEY, 3, 9)
-    suspects.excuse(mute=True)
     suspects.clear()
+    suspects.excuse()
     again.note(KEY, 20, 21)
     third = Suspects(tmp_path)
     assert "1 segments" in third.story and third.suspects(KEY, 20) and not third.suspects(KEY, 3)

@@ -102,6 +102,8 @@ class Learning:
         self._say(self._ready)
         self._publish()
         if self._suspects.story:
+            log.warning("client %s: %s", self._assign.client_id, self._suspects.story)
+        if self._suspects.repeated:
             self._alarm(PROCESS_KILLER, self._suspects.story)
         self._tell()
         while True:
@@ -292,7 +294,7 @@ class Learning:
                 self._train()  # a batch was full in the middle of the message
             place = self._take_some(read, place)
         self._teller.taken_messages += 1
-        if self._suspects.any:
+        if self._suspects.concerns(read.key, batch.first_seq, batch.first_seq + len(batch)):
             self._train()  # with nothing else in hand
         if not self._trainer.held:
             self._barrier()
@@ -306,7 +308,7 @@ class Learning:
         drops = self._assign.on_lag == "drop"
         self._progress.take(key, first, first)
         observed = []
-        careful = self._suspects.any
+        careful = self._suspects.concerns(key, first, batch.first_seq + len(batch))
         if not careful:
             self._suspects.note(key, first, batch.first_seq + len(batch))
         for place, segment in enumerate(taken.segments[start:], start):

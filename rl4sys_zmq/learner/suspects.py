@@ -9,8 +9,8 @@ tries the two halves of them apart, an off-policy one takes them one at a time. 
 both times are suspected further, at most half of them: a batch of n segments takes about log2(n) ends. What was suspected and is
 then trained on without an end is suspected no longer. Condemned is
 
-- a segment that is alone under suspicion after `ENDS_ALONE` ends in a row, with it in hand at each;
-- a group that can't be told apart, because its halves do no harm, after `ENDS_TOGETHER` more ends.
+- a segment that is alone under suspicion, after `ENDS_ALONE` ends in a row that left nothing else;
+- a group that can't be told apart, because its halves do no harm, after `ENDS_TOGETHER` likewise.
 
 To condemn what is innocent, kills from outside would have to hit each of these trainings in turn, for one that completes acquits.
 An orderly end excuses what is in hand.
@@ -35,10 +35,11 @@ __all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "Suspects"]
 log = logging.getLogger(__name__)
 
 ENDS_ALONE = 3
-ENDS_TOGETHER = 4
+ENDS_TOGETHER = 5
 
 MARK, MEMORY = "training.mark", "suspects.json"
-MAX_RANGES = 2048
+MARK_BYTES = 1 << 18
+MAX_RANGES = 1024  # with the longest names they fit
 MAX_CONDEMNED = 1024
 _HEAD = struct.Struct("<4sIII")  # magic, excused, how many ranges, their bytes
 _RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
@@ -53,6 +54,7 @@ class Suspects:
 
     Attributes:
         story: what was found at the start, in words; empty if the process before ended well.
+        repeated: whether it is not the first of its kind.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -62,12 +64,13 @@ class Suspects:
             folder: the client's checkpoints; None: nothing is noted, because what was received does not outlive the process.
         """
         self.story = ""
+        self.repeated = False
         self._folder = folder
-        self._file = -1
-        self._flag: mmap.mmap | None = None
+        self._map: mmap.mmap | None = None
         self._in_hand: list[Range] = []
         self._bytes = 0
         self._suspected: set[Number] = set()
+        self._spans: dict[Key, tuple[int, int]] = {}
         self._condemned: dict[Number, str] = {}
         self._ends = self._same = 0
         self._muted = folder is None
@@ -75,10 +78,7 @@ class Suspects:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._remember(folder)
-                self._file = os.open(folder / MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                self._judge(_read(self._file))
-                os.pwrite(self._file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(mmap.PAGESIZE, b"\0"), 0)
-                self._flag = mmap.mmap(self._file, mmap.PAGESIZE)
+                self._map = self._open(folder / MARK)
             except OSError as exc:
                 self._give_up(exc)
 
@@ -86,10 +86,7 @@ class Suspects:
         """Nothing is in hand any more."""
         self.clear()
         self._muted = True
-        self._flag = None  # another thread may be about to use it
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._map = None  # not closed: another thread may be about to use it
 
     def excuse(self, *, mute: bool = False) -> None:
         """The process, or this thread, is told to end: that it ends with something in hand means nothing. From any thread.
@@ -97,11 +94,11 @@ class Suspects:
         Args:
             mute: another thread uses the file from now on.
         """
-        if mute:
-            self._muted = True
-        flag = self._flag
-        if flag is not None:  # memory of the file's first page: to write there is no work for the disk
-            struct.pack_into("<I", flag, 4, 1)
+        mark = self._map
+        if self._muted or mark is None:
+            return
+        self._muted = mute
+        struct.pack_into("<I", mark, 4, 1)
 
     # ---- in hand
 
@@ -140,10 +137,10 @@ class Suspects:
 
     # ---- suspicion
 
-    @property
-    def any(self) -> bool:
-        """Whether some segments are suspected."""
-        return bool(self._suspected)
+    def concerns(self, key: Key, first: int, end: int) -> bool:
+        """Tells if there may be suspects among the segments ``[first, end)`` of a stream."""
+        least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
+        return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
         """Tells if a segment is suspected."""
@@ -169,16 +166,18 @@ class Suspects:
         self._same = self._same + 1 if both and both == self._suspected else 0
         self._ends = self._ends + 1 if both else 1
         self._suspected = both or now
+        self.repeated = bool(both)
         count = len(self._suspected)
         self.story = (
             f"the process ended while {len(now)} segments were trained on; {count} are suspected, after {self._ends} ends"
         )
-        if (count == 1 and self._ends >= ENDS_ALONE) or self._same >= ENDS_TOGETHER:
+        if self._same + 1 >= (ENDS_ALONE if count == 1 else ENDS_TOGETHER):
             alone = "it" if count == 1 else f"it, or one of {count} that were trained on together,"
             why = f"{alone} ended the learner's process {self._ends} times in a row while it was trained on"
             self._condemned.update(dict.fromkeys(sorted(self._suspected), why))
             self.story = f"{count} segments are condemned: they ended the process {self._ends} times in a row"
             self._forget()
+        self._span()
         self._save()
 
     def _acquit(self, numbers: set[Number]) -> None:
@@ -186,22 +185,39 @@ class Suspects:
             self._suspected -= numbers
             if not self._suspected:
                 self._forget()
+            self._span()
             self._save()
+
+    def _span(self) -> None:
+        """Notes between which numbers the suspects of each stream lie."""
+        self._spans = {}
+        for actor_id, origin, seq in self._suspected:
+            least, most = self._spans.get((actor_id, origin), (seq, seq))
+            self._spans[actor_id, origin] = min(least, seq), max(most, seq)
 
     def _forget(self) -> None:
         self._suspected, self._ends, self._same = set(), 0, 0
 
     # ---- files
 
-    def _write(self, ranges: Sequence[Range], data: bytes) -> None:
+    def _open(self, path: Path) -> mmap.mmap:
+        """Judges what the mark says, wipes it and maps it, so that a note costs no call of the system."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if data:
-                os.pwrite(self._file, data, _HEAD.size + self._bytes)
-            self._in_hand += ranges
-            self._bytes += len(data)
-            os.pwrite(self._file, struct.pack("<II", len(self._in_hand), self._bytes), 8)
-        except OSError as exc:
-            self._give_up(exc)
+            self._judge(_read(file))
+            os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # so that the disk has room for all of it
+            return mmap.mmap(file, MARK_BYTES)
+        finally:
+            os.close(file)
+
+    def _write(self, ranges: Sequence[Range], data: bytes) -> None:
+        end = self._bytes + len(data)
+        if self._map is None or _HEAD.size + end > MARK_BYTES:
+            return
+        self._map[_HEAD.size + self._bytes : _HEAD.size + end] = data
+        self._in_hand += ranges
+        self._bytes = end
+        struct.pack_into("<II", self._map, 8, len(self._in_hand), end)
 
     def _remember(self, folder: Path) -> None:
         try:
@@ -209,6 +225,7 @@ class Suspects:
             self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
             self._condemned = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
             self._ends, self._same = int(known["ends"]), int(known["same"])
+            self._span()
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as exc:

@@ -78,7 +78,10 @@ class Algorithm(Protocol):
         """
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state` of an algorithm with the same parameters; from there on, equal segments give equal bits."""
+        """Goes back to a `state` of an algorithm with the same parameters; from there on, equal segments give equal bits.
+
+        An on-policy algorithm forgets the segments that wait for its next update.
+        """
 
 
 @runtime_checkable

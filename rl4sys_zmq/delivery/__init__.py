@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
     from rl4sys_zmq.delivery.intake import Intake, replay_entry, take_submit
     from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
-    from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
+    from rl4sys_zmq.delivery.session import (
+        Action,
+        ActorSession,
+        Joined,
+        Raised,
+        Redial,
+        Rejected,
+        Renewed,
+        Send,
+        SessionState,
+        Waiting,
+    )
     from rl4sys_zmq.delivery.stream import Key, Stream
     from rl4sys_zmq.delivery.table import Opened, StreamTable
 
@@ -35,6 +46,7 @@ __all__ = [
     "MemoryLedger",
     "Opened",
     "Page",
+    "Raised",
     "Redial",
     "Rejected",
     "Renewed",
@@ -72,6 +84,7 @@ __getattr__ = load_late(
             "Action",
             "ActorSession",
             "Joined",
+            "Raised",
             "Redial",
             "Rejected",
             "Renewed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
 from rl4sys_zmq.delivery.ledger import StreamRow
 from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
@@ -90,17 +91,17 @@ class StreamTable:
         """Lets the actor that says HELLO from `peer` go on with its stream, or begin one.
 
         Raises:
-            ProtocolError: ``FENCED`` for an older incarnation than is known, ``CONFLICT`` while another one is live,
-                ``EXPIRED`` for one whose mark is forgotten, ``QUOTA`` when there are too many actors.
+            ProtocolError: ``FENCED`` for a lower incarnation than is known, ``CONFLICT`` while another one is live,
+                ``EXPIRED`` for one whose mark is forgotten, ``QUOTA`` when there are too many actors, ``RANGE`` for a number
+                that is out of reach.
         """
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
-        stream = self._current.get(actor_id)
-        if stream is not None and (stream.incarnation, stream.origin) != (hello.incarnation, origin):
-            if hello.incarnation < stream.incarnation:
-                raise ProtocolError(Refusal.FENCED, f"incarnation {hello.incarnation}; {stream.incarnation} is on record")
-            if actor_id in self._peers and now - stream.last_seen < self._silence_s:
-                raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
-            stream = self._streams.get((actor_id, origin))
+        current = self._current.get(actor_id)
+        if hello.incarnation > max(MAX_FIRST, current.incarnation if current is not None else 0) + MAX_STEP:
+            raise ProtocolError(Refusal.RANGE, f"incarnation {hello.incarnation} would leave none above it")
+        if current is not None:
+            self._check_turn(hello, origin, current, now)
+        stream = self._streams.get((actor_id, origin))
         fresh, received = stream is None, 0 if stream is None else stream.received
         if hello.first_seq > received + MAX_GAP:
             raise ProtocolError(Refusal.RANGE, f"segment {hello.first_seq} is next, says the actor; {received} is known")
@@ -114,10 +115,33 @@ class StreamTable:
         self._peers[actor_id] = peer
         return Opened(stream, old if old != peer else None, gap, fresh=fresh)
 
+    def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
+        """Lets one process at a time speak for an actor: the last that began, and clocks don't say which that is.
+
+        A start that no learner has welcomed yet is new: if its number is too low, its clock is wrong, and it is told what to
+        exceed. One that was welcomed has been overtaken: it may come back when its successor has been silent for a lease, but
+        not if that went on with the very same numbers, as the copy of a spool does.
+        """
+        if hello.incarnation == current.incarnation and origin == current.origin:
+            if hello.welcomed or hello.spooled or not current.received:
+                return
+            another = f"another start has the incarnation {hello.incarnation}, and has sent {current.received} segments"
+            raise ProtocolError(Refusal.FENCED, another, incarnation=current.incarnation)
+        silent_s = now - current.last_seen
+        live = hello.actor_id in self._peers and silent_s < self._silence_s
+        if hello.incarnation < current.incarnation:
+            ended = not live and silent_s >= self._lease_s and origin != current.origin
+            known = current.incarnation if ended or not hello.welcomed else 0
+            words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, heard {silent_s:.1f} s ago"
+            reason = f"{words}; this is {hello.incarnation}: end one of them, or give it an actor_id of its own"
+            raise ProtocolError(Refusal.FENCED, reason, incarnation=known)
+        if live:
+            raise ProtocolError(Refusal.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
+
     def _begin(self, hello: Hello, origin: int, now: float) -> Stream:
         ours = hello.ledger_id and hello.ledger_id == self._ledger_id
-        if ours and not hello.spooled and hello.incarnation <= self.expired:
-            raise ProtocolError(Refusal.EXPIRED, f"incarnation {hello.incarnation} was silent for longer than its lease")
+        if ours and not hello.spooled and origin <= self.expired:
+            raise ProtocolError(Refusal.EXPIRED, f"origin {origin} was silent for longer than its lease")
         if hello.actor_id not in self._current:
             if sum(s.actor_id in self._peers or now - s.last_seen <= self._lease_s for s in self.current()) >= self._max_actors:
                 raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")

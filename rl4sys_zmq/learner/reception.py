@@ -99,7 +99,7 @@ class Reception:
                 self._on_message(peer, sender, decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES), frames[1:])
             except ProtocolError as exc:
                 rights = exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY)
-                self.refuse(peer, exc.code, exc.detail, field="keys" if rights else "")
+                self.refuse(peer, exc.code, exc.detail, field="keys" if rights else "", incarnation=exc.incarnation)
             except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
                 log.exception("a message of one peer was not handled")
                 self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
@@ -299,7 +299,7 @@ class Reception:
             try:
                 self._welcome(peer, client, hello, user)
             except ProtocolError as exc:
-                self.refuse(peer, exc.code, exc.detail)
+                self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def say_goodbye(self) -> None:
         """Tells every actor that the learner ends."""
@@ -326,10 +326,12 @@ class Reception:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
 
-    def refuse(self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0) -> None:
+    def refuse(
+        self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
+    ) -> None:
         """Says no, counted by its code."""
         self._counters.add(f"refused.{code.value}")
-        self._send(peer, Refused(code.value, field, reason, expected_seq))
+        self._send(peer, Refused(code.value, field, reason, expected_seq, incarnation))
 
     def _send(self, peer: bytes, message: Message) -> None:
         sent = self.router.send([peer, *encode(message)])

@@ -208,7 +208,7 @@ def test_the_clock_may_go_back(opened, folder):
     first = opened(clock=Clock(2e9))
     first.close()
     second = opened(clock=Clock(1e9))
-    assert second.incarnation == first.incarnation + 1
+    assert second.incarnation > first.incarnation
     assert second.origin == first.origin
 
 
@@ -525,7 +525,7 @@ def test_a_damaged_file_is_moved_aside_and_another_stream_begins(opened, folder,
     harm(folder / "spool.db")
     second = opened()
     assert second.actor_id != first.actor_id
-    assert second.origin > first.origin
+    assert second.origin != first.origin
     assert (len(second), second.submitted, second.counters.get("spool_damaged_files")) == (0, 0, 1)
     assert len(list(folder.glob("spool.db.damaged-*"))) == 1
     second.put(segments(7))

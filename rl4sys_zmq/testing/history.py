@@ -38,6 +38,7 @@ class History:
         self._untouched: Counter[Key] = Counter()
         self._announced: set[tuple[Key, int]] = set()
         self._estranged: set[Key] = set()
+        self._abandoned: set[Key] = set()
         self._observed: set[int] = set()
         self._last: dict[Key, int] = {}
         self._rolled_back: set[int] = set()
@@ -59,6 +60,10 @@ class History:
         for segment in segments:
             self._doubted.add(segment)
             self.counts["in_doubt"] += 1
+
+    def abandon(self, stream: Key) -> None:
+        """Its actor is gone with its numbers; a HELLO of it that is still on its way can't say all that it had forgotten."""
+        self._abandoned.add(stream)
 
     def assign(self, stream: Key, seq: int, segment: int) -> None:
         """A segment left the queue under a sequence number."""
@@ -107,7 +112,8 @@ class History:
             self._gaps.append((stream, expected, first_seq, self._untouched[stream]))
             self._announced |= lost
             self.counts["gap"] += gap
-        self._estranged.discard(stream)
+        if stream not in self._abandoned:
+            self._estranged.discard(stream)
         self._next[stream] = max(first_seq, expected)
 
     def forget_stream(self, stream: Key, silent_s: float, lease_s: float, *, current: bool) -> None:

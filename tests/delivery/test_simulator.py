@@ -33,6 +33,8 @@ CRASHES = replace(
 )
 FULL_DISKS = replace(CRASHES, learner_restarts=0, thread_restarts=4, stalls=4, faults_s=20.0)
 SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
+CLOCK_STEPS = replace(CALM, durable=True, actor_restarts=4, learner_restarts=2, clock="steps")
+RELICS = replace(CALM, drop=0.05, delay_s=0.2, faults_s=12.0, lease_s=4.0, relics=3, clock="steps", durable=True)
 
 
 def test_no_schedule_breaks_a_guarantee(seed):
@@ -58,6 +60,8 @@ def test_no_schedule_breaks_a_guarantee(seed):
         "gap",
         "reconciled",
         "renewed",
+        "raised",
+        "relics",
     }
     assert SCHEDULES < 400 or happened <= set(totals)
     assert SCHEDULES < 400 or {f"died.{point}" for point in CRASH_POINTS[1:]} <= set(totals)
@@ -152,6 +156,49 @@ class OneStreamForAllIncarnations(StreamTable):
             stream.incarnation = hello.incarnation
             hello = replace(hello, origin=stream.origin)
         return super().open(hello, peer, now)
+
+
+class FencedByTheClock(StreamTable):
+    """An incarnation below the one on record is fenced for good, whoever lives: a clock that once was ahead locks a name."""
+
+    def _check_turn(self, hello, origin, current, now):
+        try:
+            super()._check_turn(hello, origin, current, now)
+        except ProtocolError as exc:
+            raise ProtocolError(exc.code, exc.detail) from exc
+
+
+class LetsTheOvertakenIn(StreamTable):
+    """Whoever is fenced may take a higher number at once: two processes of one name put each other out."""
+
+    def open(self, hello, peer, now):
+        self._peers.pop(hello.actor_id, None)
+        return super().open(replace(hello, welcomed=False), peer, now)
+
+
+class SharesANumber(StreamTable):
+    """Two starts with one incarnation are taken for one."""
+
+    def open(self, hello, peer, now):
+        return super().open(replace(hello, welcomed=True), peer, now)
+
+
+class KeepsItsOrigin(ActorSession):
+    """A start that was fenced numbers under the incarnation that it gave up."""
+
+    def _raise(self, now, known):
+        origin, actions = self.origin, super()._raise(now, known)
+        self._hello = replace(self._hello, origin=origin)
+        return actions
+
+
+class NumbersAnewWhenRaised(ActorSession):
+    """An overtaken one that comes back takes another origin for what it has numbered."""
+
+    def _raise(self, now, known):
+        actions = super()._raise(now, known)
+        self._hello = replace(self._hello, origin=0)
+        return actions
 
 
 class ForgetsBeforeTheLease(StreamTable):
@@ -448,6 +495,12 @@ MUTANTS = TWELVE | {
     "spool_resends_received": ({"actor": ActorParts(spool=ResendsReceived), "schedule": SPOOLS}, {"identity", "gap"}),
     "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"promised", "released"}),
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged", "conserved"}),
+    "fenced_by_the_clock": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": CLOCK_STEPS}, {"wedged"}),
+    "fenced_by_the_clock_relics": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": RELICS}, {"wedged"}),
+    "numbers_anew_when_raised": (
+        {"actor": ActorParts(session=NumbersAnewWhenRaised), "schedule": RELICS},
+        {"identity", "gap", "order", "released", "conserved", "lost"},
+    ),
     "forgets_before_the_lease": (
         {"parts": LearnerParts(table=ForgetsBeforeTheLease), "schedule": LONG_SILENCES},
         {"expired"},

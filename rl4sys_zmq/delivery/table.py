@@ -15,6 +15,8 @@ __all__ = ["Opened", "StreamTable"]
 MAX_SPOOLED = 65_536
 """How many streams with a spool a client may have, live or not: their marks are kept for good."""
 
+EARLIER_SPOOLS = 8
+"""How many earlier streams with a spool are kept of one actor: a spool that was away may come back, and must find its mark."""
 
 MAX_GAP = 1 << 40
 """How many segments may be said to be gone at once: more is no accident."""
@@ -202,18 +204,19 @@ class StreamTable:
     def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
         """Forgets the streams that can't go on, once nothing of them is needed; returns those.
 
-        That are the earlier ones of an actor, and those without a spool whose lease has run out.
+        That are those without a spool whose lease has run out, and the earlier ones of an actor, but for its latest spools.
 
         Args:
             now: the time.
             trimmed: whether the ledger holds nothing of a stream any more: a learner thread that goes back to a checkpoint
                 would be fed that again.
         """
-        gone = []
+        gone, kept = [], self._earlier_spools()
         for stream in self.all():
-            over = self._current.get(stream.actor_id) is not stream or (
-                stream.actor_id not in self._peers and not stream.spooled and now - stream.last_seen > self._lease_s
-            )
+            if self._current.get(stream.actor_id) is stream:
+                over = stream.actor_id not in self._peers and not stream.spooled and now - stream.last_seen > self._lease_s
+            else:
+                over = stream.key not in kept
             if over and not stream.pending and trimmed(stream):
                 gone.append(stream)
         for stream in gone:
@@ -222,3 +225,12 @@ class StreamTable:
             if self._current.get(stream.actor_id) is stream:
                 del self._current[stream.actor_id]
         return gone
+
+    def _earlier_spools(self) -> set[Key]:
+        """The streams with a spool that another of their actor's has followed, as far as they are kept."""
+        found: dict[str, list[Stream]] = {}
+        for stream in self._streams.values():
+            if stream.spooled and self._current.get(stream.actor_id) is not stream:
+                found.setdefault(stream.actor_id, []).append(stream)
+        latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in found.values())
+        return {stream.key for streams in latest for stream in streams}

@@ -38,6 +38,7 @@ class History:
         self._untouched: Counter[Key] = Counter()
         self._announced: set[tuple[Key, int]] = set()
         self._estranged: set[Key] = set()
+        self._replaced: set[Key] = set()
         self._abandoned: set[Key] = set()
         self._observed: set[int] = set()
         self._last: dict[Key, int] = {}
@@ -62,7 +63,7 @@ class History:
             self.counts["in_doubt"] += 1
 
     def abandon(self, stream: Key) -> None:
-        """Its actor is gone with its numbers; a HELLO of it that is still on its way can't say all that it had forgotten."""
+        """Its actor is gone with its numbers: nobody can tell another ledger any more what it had forgotten."""
         self._abandoned.add(stream)
 
     def assign(self, stream: Key, seq: int, segment: int) -> None:
@@ -86,6 +87,7 @@ class History:
         self._gaps.clear()
         if lineage is not None:
             self._estranged.update(self._next)
+            self._replaced.update(self._next)
             self._rolled_back.clear()
             self.lineage = lineage
         self._next = dict(self.lineage.marks)
@@ -112,8 +114,7 @@ class History:
             self._gaps.append((stream, expected, first_seq, self._untouched[stream]))
             self._announced |= lost
             self.counts["gap"] += gap
-        if stream not in self._abandoned:
-            self._estranged.discard(stream)
+        self._estranged.discard(stream)
         self._next[stream] = max(first_seq, expected)
 
     def forget_stream(self, stream: Key, silent_s: float, lease_s: float, *, current: bool) -> None:
@@ -223,7 +224,8 @@ class History:
             raise Violation("disposed", f"{len(owed)} segments in the ledger met no verdict, such as {min(owed)}")
         for stream, seq in self._released:
             gone = self.assigned[stream, seq] not in self.lineage.accepted | self.lineage.refused
-            if gone and (stream, seq) not in self._announced and stream not in self._estranged:
+            untold = self._estranged | (self._replaced & self._abandoned)
+            if gone and (stream, seq) not in self._announced and stream not in untold:
                 raise Violation("lost", f"{seq} of {stream}")
 
     def check_books(self, books: Books) -> None:

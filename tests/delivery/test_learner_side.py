@@ -542,6 +542,17 @@ def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_fo
     assert fence(streams, make(8, origin=8, ledger_id=OURS, welcomed=True), 40.0) == 0
 
 
+def test_the_marks_of_a_spool_outlive_its_successors():
+    """Two spools take turns under one name; a relic that wakes up again has one, too."""
+    streams = table()
+    for origin in range(1, 13):
+        stream = streams.open(spooled(origin, origin=origin), b"p", 9.0 * origin).stream
+        take(stream, 2)
+        stream.dispose([[0, 2]], Verdict.TRAINED)
+    assert [s.key for s in streams.expire(1e6, lambda s: True)] == [("a", 1), ("a", 2), ("a", 3)]
+    assert streams.open(spooled(99, 1, origin=4, ledger_id=OURS), b"p", 1e6).gap == 0
+
+
 def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back():
     """The copy of a spool has taken them up: what they mean to it nobody knows."""
     streams = table()

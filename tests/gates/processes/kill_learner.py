@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stepped_clock import step_clock
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery.journal import Journal
@@ -237,6 +238,7 @@ def main() -> int:
     options = json.loads(sys.argv[1])
     if SPARE in os.environ and not sys.stdin.readline():
         return 0
+    step_clock(options.get("clock_s", 0.0))
     parameters = options.get("parameters", {})
     records = {"RECORD_ON": Records(Recorder, **parameters), "RECORD_OFF": Records(OffPolicyRecorder, **parameters)}
     for name, factory in records.items():

@@ -1,4 +1,4 @@
-"""Numbers for the starts of an actor: unique by chance, in order by the learner's word, and by the clock only where that is right.
+"""Numbers for the starts of an actor: unique by chance, and in order by the learner's word where the clock is wrong.
 
 A start takes the time and random bits (`first_incarnation`). A clock that went back, or stands still, so gives a number that no
 other start has, but perhaps one that is too low. The learner then names the one on record, and the actor takes one above it

@@ -1,4 +1,4 @@
-"""Clocks that are wrong: an actor under its old name gets in soon, whatever time it and the learner read, and nobody takes its place.
+"""Clocks that are wrong: an actor gets in under its old name, whatever time it and its learner read, and no other takes its place.
 
 The quick tier is the whole gate; its waits are those of the protocol (3 s of silence, the lease), not of the machine.
 """
@@ -160,7 +160,9 @@ def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: 
         lab.stop(*newer)
         ended = time.monotonic()
         lab.loop.until(
-            lambda: all(r["live"] and r["incarnation"] > own[name] for name, r in clocks.robots().items()), 30.0, "the relics' return"
+            lambda: all(r["live"] and r["incarnation"] > own[name] for name, r in clocks.robots().items()),
+            30.0,
+            "the relics' return",
         )
         returned_s = round(time.monotonic() - ended, 2)
         lab.stop(*relics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 __all__ = ["CLOCKS", "CRASH_POINTS", "Schedule"]
 
@@ -39,7 +39,8 @@ class Schedule:
         copies: how often a dead learner's disk is replaced by a copy made earlier.
         wipes: how often it is replaced by an empty one.
         clock: one of `CLOCKS`.
-        relics: how often an actor's process is stopped, another starts under its name, and the first one wakes up again.
+        relics: how often an actor's process is stopped, another starts under its name (with a
+            spool of its own, if there are any), and the first one wakes up again.
     """
 
     actors: int
@@ -79,7 +80,7 @@ class Schedule:
     def draw(cls, rng: random.Random) -> Schedule:
         """A random schedule."""
         bad, durable = rng.random() < 0.8, rng.random() < 0.65
-        drawn = cls(
+        return cls(
             actors=rng.randint(1, 3),
             segments=rng.randint(5, 25),
             faults_s=rng.choice([4.0, 10.0, 20.0]),
@@ -104,5 +105,5 @@ class Schedule:
             copies=rng.choice([0, 0, 0, 1]) if durable else 0,
             wipes=rng.choice([0, 0, 0, 0, 1]) if durable else 0,
             clock=rng.choice(CLOCKS),
+            relics=rng.choice([0, 0, 1, 2]),
         )
-        return drawn if drawn.spooled else replace(drawn, relics=rng.choice([0, 0, 1, 2]))

@@ -168,28 +168,11 @@ class FencedByTheClock(StreamTable):
             raise ProtocolError(exc.code, exc.detail) from exc
 
 
-class LetsTheOvertakenIn(StreamTable):
-    """Whoever is fenced may take a higher number at once: two processes of one name put each other out."""
+class ForgetsEarlierSpools(StreamTable):
+    """An overtaken spool that comes back finds no mark."""
 
-    def open(self, hello, peer, now):
-        self._peers.pop(hello.actor_id, None)
-        return super().open(replace(hello, welcomed=False), peer, now)
-
-
-class SharesANumber(StreamTable):
-    """Two starts with one incarnation are taken for one."""
-
-    def open(self, hello, peer, now):
-        return super().open(replace(hello, welcomed=True), peer, now)
-
-
-class KeepsItsOrigin(ActorSession):
-    """A start that was fenced numbers under the incarnation that it gave up."""
-
-    def _raise(self, now, known):
-        origin, actions = self.origin, super()._raise(now, known)
-        self._hello = replace(self._hello, origin=origin)
-        return actions
+    def _earlier_spools(self):
+        return set()
 
 
 class NumbersAnewWhenRaised(ActorSession):
@@ -497,6 +480,10 @@ MUTANTS = TWELVE | {
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged", "conserved"}),
     "fenced_by_the_clock": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": CLOCK_STEPS}, {"wedged"}),
     "fenced_by_the_clock_relics": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": RELICS}, {"wedged"}),
+    "forgets_earlier_spools": (
+        {"parts": LearnerParts(table=ForgetsEarlierSpools), "schedule": replace(RELICS, spooled=True)},
+        {"gap", "identity", "order", "released", "conserved"},
+    ),
     "numbers_anew_when_raised": (
         {"actor": ActorParts(session=NumbersAnewWhenRaised), "schedule": RELICS},
         {"identity", "gap", "order", "released", "conserved", "lost"},

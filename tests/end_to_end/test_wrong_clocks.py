@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,10 +31,11 @@ def step_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
+    """Waits for a condition that nobody announces."""
+    deadline, pause = time.monotonic() + timeout_s, threading.Event()
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        pause.wait(0.01)
 
 
 def test_a_learner_without_a_memory_whose_clock_went_back_begins_a_later_generation(

@@ -230,7 +230,7 @@ class StreamTable:
         """The streams with a spool that another of their actor's has followed, as far as they are kept."""
         found: dict[str, list[Stream]] = {}
         for stream in self._streams.values():
-            if stream.spooled and self._current.get(stream.actor_id) is not stream:
+            if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:
                 found.setdefault(stream.actor_id, []).append(stream)
         latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in found.values())
         return {stream.key for streams in latest for stream in streams}

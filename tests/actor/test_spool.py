@@ -212,6 +212,16 @@ def test_the_clock_may_go_back(opened, folder):
     assert second.origin == first.origin
 
 
+def test_a_higher_incarnation_is_kept(opened, folder):
+    """The learner knew of one above its own; the next start is above both."""
+    first = opened(folder)
+    raised = first.incarnation + 10**15
+    first.set_incarnation(raised)
+    assert first.incarnation == raised
+    first.close()
+    assert opened(folder).incarnation > raised
+
+
 # ---- drops
 
 

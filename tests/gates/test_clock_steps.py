@@ -1,4 +1,4 @@
-"""Clocks that are wrong: an actor gets in under its old name, whatever time it and its learner read, and no other takes its place.
+"""Wrong clocks: an actor gets in under its old name, whatever time it and its learner read, and no other takes its place.
 
 The quick tier is the whole gate; its waits are those of the protocol (3 s of silence, the lease), not of the machine.
 """

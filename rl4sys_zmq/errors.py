@@ -353,7 +353,7 @@ class Refusal(StrEnum):
     RANGE = "range"  # a number outside its range
     DIRECTION = "direction"  # a message that only the other side may send
     NO_SESSION = "no_session"  # data before a handshake: say HELLO again
-    FENCED = "fenced"  # an incarnation older than the one on record
+    FENCED = "fenced"  # an incarnation below the one on record: take one above it if that is named
     CONFLICT = "conflict"  # two live incarnations of one actor
     EXPIRED = "expired"  # an incarnation whose mark ran out with its lease: take a new one
     GAP = "gap"  # a sequence number beyond the mark
@@ -373,11 +373,13 @@ class ProtocolError(RL4SysError):
 
     Attributes:
         code: which rule they break.
+        incarnation: with ``FENCED``: the one on record, if the actor may take one above it; else 0.
     """
 
-    def __init__(self, code: Refusal, detail: str) -> None:
+    def __init__(self, code: Refusal, detail: str, *, incarnation: int = 0) -> None:
         self.code = code
         self.detail = detail
+        self.incarnation = incarnation
         super().__init__(f"{code.value}: {detail}")
 
 

@@ -26,6 +26,7 @@ from rl4sys_zmq.actor.trajectory import Life, RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
+from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Resource
@@ -41,7 +42,6 @@ __all__ = ["AGENTS", "AgentCore", "Baseline"]
 
 log = logging.getLogger(__name__)
 
-_starts = itertools.count()
 AGENTS: weakref.WeakSet[AgentCore] = weakref.WeakSet()
 """Those of this process, so that a forked child can tell them."""
 
@@ -113,12 +113,10 @@ class AgentCore(Resource):
         config = self.config
         spaces = (config.observation_space, config.action_space)
         observation, action = (space_to_json(s) if s is not None else {} for s in spaces)
-        # Later starts in one process get later incarnations even within one tick of the clock.
-        incarnation = time.time_ns() + next(_starts)
         return Hello(
             config.client_id,
             self.actor_id,
-            incarnation,
+            first_incarnation(time.time(), random.SystemRandom()),
             0,
             0,
             0,

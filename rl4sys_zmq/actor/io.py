@@ -23,7 +23,7 @@ from rl4sys_zmq.actor.supply import MemorySupply, Supply
 from rl4sys_zmq.actor.terms import Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
+from rl4sys_zmq.delivery import Action, ActorSession, Joined, Raised, Redial, Rejected, Renewed, Send, SessionState, Waiting
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
@@ -227,7 +227,14 @@ class ActorIO(Worker):
             from rl4sys_zmq.actor.spool_supply import SpoolSupply
 
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
-            spool = Spool(config.spool, config.client_id, limits, actor_id=config.actor_id)
+            began_s = time.time() - time.monotonic()  # a clock that is set meanwhile makes no segment older
+            spool = Spool(
+                config.spool,
+                config.client_id,
+                limits,
+                actor_id=config.actor_id,
+                clock=lambda: began_s + time.monotonic(),
+            )
             self._supply = SpoolSupply(self._outbox, spool)
             self._hello = replace(
                 self._hello,
@@ -404,6 +411,8 @@ class ActorIO(Worker):
                 case Renewed(in_doubt):
                     words = "%s: silent for longer than the lease; %d segments are in doubt, the rest goes on"
                     log.warning(words, self._config.client_id, in_doubt)
+                case Raised(incarnation):
+                    self._on_raised(incarnation)
                 case Rejected(refused):
                     self._on_rejected(refused)
                 case Waiting(refused):
@@ -458,6 +467,14 @@ class ActorIO(Worker):
         self._pace.give_way()  # to whoever waited for it
         if self._last_policy is not None:
             self._last_policy.save(self.terms)
+
+    def _on_raised(self, incarnation: int) -> None:
+        """Its number was too low: an answer to a HELLO with that, which may be on its way, must find no socket."""
+        words = "%s: a start of %s with a later clock is on record; this one goes on as incarnation %d"
+        log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
+        if (spool := self.spool) is not None:
+            spool.set_incarnation(incarnation)
+        self._redial = True
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:

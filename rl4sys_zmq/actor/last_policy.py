@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,9 @@ from rl4sys_zmq.errors import ConfigError, RL4SysError
 __all__ = ["LastPolicy"]
 
 log = logging.getLogger(__name__)
+
+CLOCK_SLACK_S = 60.0
+"""By how much a clock may have been set back without hiding how old a policy is."""
 
 
 class LastPolicy:
@@ -39,7 +43,8 @@ class LastPolicy:
         """Has the follower begin with it.
 
         Returns:
-            The terms that it was trained under, and its age in seconds; None when there is none to begin with.
+            The terms that it was trained under, and its age in seconds, infinite where it was saved by a clock that was ahead of
+            this one; None when there is none to begin with.
         """
         cached = self._cache.load()
         if cached is None:
@@ -60,7 +65,8 @@ class LastPolicy:
             self._counters.add("policy_cache.refused")
             log.warning("%s: the policy in %s is not used: %s", config.client_id, config.cache_file, exc)
             return None
-        return terms, max(0.0, time.time() - cached.saved_unix_s)
+        age_s = time.time() - cached.saved_unix_s
+        return terms, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
 
     def save(self, terms: Terms | None, *, force: bool = False) -> None:
         """Saves the follower's policy, if there is one; by `force` at once, unless that has been done."""

@@ -39,6 +39,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import random
 import sqlite3
 import time
 import uuid
@@ -51,6 +52,7 @@ from pathlib import Path
 from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, Damaged, Entry, Meta, SpoolFile, is_damage, placeholder
 from rl4sys_zmq.actor.supply import Head
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire import PackedSegment
@@ -338,6 +340,13 @@ class Spool(Resource):
             self._dirty = True
             self._sync()
 
+    def set_incarnation(self, incarnation: int) -> None:
+        """Notes the higher incarnation that this start goes on as, so that the next one is higher still."""
+        self.incarnation = incarnation
+        self._meta = replace(self._meta, incarnation=incarnation)
+        self._dirty = True
+        self._sync()
+
     def count_dropped(self, reason: str, count: int) -> None:
         """Counts segments that were submitted and dropped before they came here; stored with the next change."""
         dropped = {**self._meta.dropped, reason: self._meta.dropped.get(reason, 0) + count}
@@ -393,11 +402,12 @@ class Spool(Resource):
                 self.counters.add("spool_damaged_files")
                 log.error("the spool %s is damaged (%s): it is now %s, and what it held is not sent", self._file.path, exc, aside)
                 meta = self._file.open()
-            start = int(self._clock() * 1e9)
+            dice = random.SystemRandom()
+            start = first_incarnation(self._clock(), dice)
             if meta is None:
                 meta = Meta(client_id, actor_id or uuid.uuid4().hex, start, start)
             else:
-                meta = replace(meta, incarnation=max(meta.incarnation + 1, start))
+                meta = replace(meta, incarnation=max(next_incarnation(meta.incarnation, dice), start))
                 meta = meta if meta.sure_from is not None else replace(meta, sure_from=meta.next_id)
             self._file.write(meta, self._first_id(meta))
         except (sqlite3.Error, OSError) as exc:

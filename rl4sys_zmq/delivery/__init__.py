@@ -18,7 +18,18 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
     from rl4sys_zmq.delivery.intake import Intake, Replay, replay_entry, take_submit
     from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
-    from rl4sys_zmq.delivery.session import Action, ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, Waiting
+    from rl4sys_zmq.delivery.session import (
+        Action,
+        ActorSession,
+        Joined,
+        Raised,
+        Redial,
+        Rejected,
+        Renewed,
+        Send,
+        SessionState,
+        Waiting,
+    )
     from rl4sys_zmq.delivery.stall import STALL_S, StallWatch, stall_reason
     from rl4sys_zmq.delivery.stream import Key, Stream
     from rl4sys_zmq.delivery.table import Opened, StreamTable
@@ -40,6 +51,7 @@ __all__ = [
     "MemoryLedger",
     "Opened",
     "Page",
+    "Raised",
     "Redial",
     "Rejected",
     "Renewed",
@@ -82,6 +94,7 @@ __getattr__ = load_late(
             "Action",
             "ActorSession",
             "Joined",
+            "Raised",
             "Redial",
             "Rejected",
             "Renewed",

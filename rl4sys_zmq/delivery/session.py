@@ -4,6 +4,7 @@ States::
 
     JOINING ──Welcome──▶ JOINED ──silence, NO_SESSION──▶ JOINING
        │ refused for a reason that waiting may mend: stays JOINING and asks again
+       │ FENCED with the number that is on record: takes a higher one, stays JOINING and asks again
        └─ refused for good ──▶ REFUSED (tries again slowly; never gives up the queue)
 
 A segment gets its sequence number when it leaves the droppable queue for the in-flight window, so a drop makes no gap. The
@@ -20,13 +21,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.delivery.incarnation import next_incarnation
 from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.wire import PackedSegment, join_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
 
-__all__ = ["Action", "ActorSession", "Joined", "Redial", "Rejected", "Renewed", "Send", "SessionState", "Waiting"]
+__all__ = ["Action", "ActorSession", "Joined", "Raised", "Redial", "Rejected", "Renewed", "Send", "SessionState", "Waiting"]
 
 HELLO_RETRY_S = 0.5
 REFUSED_RETRY_S = 2.0
@@ -92,7 +94,14 @@ class Renewed:
     in_doubt: int
 
 
-Action = Send | Joined | Rejected | Waiting | Redial | Renewed
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """This incarnation was too low, and is higher now: make new sockets, so that no answer to the lower one is heard."""
+
+    incarnation: int
+
+
+Action = Send | Joined | Rejected | Waiting | Redial | Renewed | Raised
 
 
 @dataclass(slots=True)
@@ -150,6 +159,7 @@ class ActorSession:
         self._credit_items = 0
         self._credit_bytes = 0
         self._recovers = hello.spooled
+        self._welcomed = hello.welcomed
         self._verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._verdicts_of = 0
         self._earlier = dict.fromkeys(Verdict.ALL, 0)
@@ -273,6 +283,11 @@ class ActorSession:
         return self._next_seq - self.received
 
     @property
+    def origin(self) -> int:
+        """The incarnation that began to number."""
+        return self._hello.origin or self._hello.incarnation
+
+    @property
     def accepted(self) -> int:
         """Segments that the learner has taken, refused ones not counted."""
         return self._earlier_accepted + max(0, self.received - self._refused_of_origin)
@@ -290,17 +305,25 @@ class ActorSession:
         wait = REFUSED_RETRY_S if self.state is SessionState.REFUSED else HELLO_RETRY_S
         self._next_hello = now + wait * self._rng.uniform(0.8, 1.2)
         first = self._window[0].seq if self._window else self._next_seq
-        hello = replace(self._hello, first_seq=first, held_generation=held[0], held_version=held[1], ledger_id=self.ledger_id)
+        hello = replace(
+            self._hello,
+            first_seq=first,
+            held_generation=held[0],
+            held_version=held[1],
+            ledger_id=self.ledger_id,
+            welcomed=self._welcomed,
+        )
         return [self._send(now, hello)]
 
     def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
-        if self.state is SessionState.JOINED and welcome.generation <= self.generation:
+        known = welcome.ledger_id == self.ledger_id and welcome.generation <= self.generation
+        if self.state is SessionState.JOINED and known:
             return []  # a second answer; that of another life of the learner, to a HELLO that it found queued, is news
         beyond = welcome.received > self._next_seq and not self._recovers
         if beyond or welcome.durable > welcome.received:
             self._counters.add("ignored.welcome")
             return []
-        self.state = SessionState.JOINED
+        self.state, self._welcomed = SessionState.JOINED, True
         first = self._window[0].seq if self._window else self._next_seq
         if welcome.gap:
             self._counters.add("gap_segments", welcome.gap)
@@ -369,6 +392,8 @@ class ActorSession:
                 return []  # a message refusal: the mark did not move, the resend timer takes care
         if code is Refusal.EXPIRED:  # a second answer to the same incarnation finds no ledger here any more
             return self._renew(now) if self.ledger_id and not self._hello.spooled else []
+        if code is Refusal.FENCED and refused.incarnation:
+            return self._raise(now, refused.incarnation)
         if code in _PASSING:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # what was refused for good has been mended
@@ -377,6 +402,18 @@ class ActorSession:
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [Rejected(refused)]
+
+    def _raise(self, now: float, known: int) -> list[Action]:
+        """Takes an incarnation above the one on record; what has been numbered keeps its numbers."""
+        hello = self._hello
+        if known < hello.incarnation or (known == hello.incarnation and self._welcomed):
+            return []  # a second answer to a lower one, or to a HELLO from before the first Welcome
+        self._counters.add("raised")
+        incarnation = next_incarnation(known, self._rng)
+        self._hello = replace(hello, incarnation=incarnation, origin=self.origin if self._welcomed or hello.spooled else 0)
+        self.state = SessionState.JOINING
+        self._next_hello = now
+        return [Raised(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
         """Begins anew as another incarnation. What was in the window may have been accepted: nobody can know."""
@@ -393,7 +430,7 @@ class ActorSession:
         self._taken_steps = self._taken_bytes = self._resend_at = 0
         incarnation = self._hello.incarnation + 1
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
-        self.ledger_id = 0
+        self.ledger_id, self._welcomed = 0, False
         self._next_hello = now
         return [Renewed(doubtful)]
 

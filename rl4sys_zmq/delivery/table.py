@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
 from rl4sys_zmq.delivery.ledger import StreamRow
 from rl4sys_zmq.delivery.places import Places
 from rl4sys_zmq.delivery.stream import Key, Stream
@@ -15,6 +16,8 @@ __all__ = ["Opened", "StreamTable"]
 MAX_SPOOLED = 65_536
 """How many streams with a spool a client may have, live or not: their marks are kept for good."""
 
+EARLIER_SPOOLS = 8
+"""How many earlier streams with a spool are kept of one actor: a spool that was away may come back, and must find its mark."""
 
 MAX_GAP = 1 << 40
 """How many segments may be said to be gone at once: more is no accident."""
@@ -95,19 +98,17 @@ class StreamTable:
         """Lets the actor that says HELLO from `peer` go on with its stream, or begin one.
 
         Raises:
-            ProtocolError: ``FENCED`` for an older incarnation than is known, ``CONFLICT`` while another one is live,
-                ``EXPIRED`` for one whose mark is forgotten, ``QUOTA`` when there are too many actors.
+            ProtocolError: ``FENCED`` for a lower incarnation than is known, ``CONFLICT`` while another one is live,
+                ``EXPIRED`` for one whose mark is forgotten, ``QUOTA`` when there are too many actors, ``RANGE`` for a number
+                that is out of reach.
         """
         actor_id, origin = hello.actor_id, hello.origin or hello.incarnation
-        stream = self._current.get(actor_id)
-        if stream is not None and (stream.incarnation, stream.origin) != (hello.incarnation, origin):
-            if hello.incarnation < stream.incarnation:
-                raise ProtocolError(Refusal.FENCED, f"incarnation {hello.incarnation}; {stream.incarnation} is on record")
-            if actor_id in self._peers and now - stream.last_seen < self._silence_s:
-                raise ProtocolError(Refusal.CONFLICT, f"actor {actor_id!r} is live as incarnation {stream.incarnation}")
-            stream = self._streams.get((actor_id, origin))
-        elif stream is None:
-            stream = self._streams.get((actor_id, origin))  # that was retired
+        current = self._current.get(actor_id)
+        if hello.incarnation > max(MAX_FIRST, current.incarnation if current is not None else 0) + MAX_STEP:
+            raise ProtocolError(Refusal.RANGE, f"incarnation {hello.incarnation} would leave none above it")
+        if current is not None:
+            self._check_turn(hello, origin, current, now)
+        stream = self._streams.get((actor_id, origin))
         fresh, received = stream is None, 0 if stream is None else stream.received
         if hello.first_seq > received + MAX_GAP:
             raise ProtocolError(Refusal.RANGE, f"segment {hello.first_seq} is next, says the actor; {received} is known")
@@ -123,10 +124,33 @@ class StreamTable:
         self._places.take(stream)
         return Opened(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
+    def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
+        """Lets one process at a time speak for an actor: the last that began, and clocks don't say which that is.
+
+        A start that no learner has welcomed yet is new: if its number is too low, its clock is wrong, and it is told what to
+        exceed. One that was welcomed has been overtaken: it may come back when its successor has been silent for a lease, but
+        not if that went on with the very same numbers, as the copy of a spool does.
+        """
+        if hello.incarnation == current.incarnation and origin == current.origin:
+            if hello.welcomed or hello.spooled or not current.received:
+                return
+            another = f"another start has the incarnation {hello.incarnation}, and has sent {current.received} segments"
+            raise ProtocolError(Refusal.FENCED, another, incarnation=current.incarnation)
+        silent_s = now - current.last_seen
+        live = hello.actor_id in self._peers and silent_s < self._silence_s
+        if hello.incarnation < current.incarnation:
+            ended = not live and silent_s >= self._lease_s and origin != current.origin
+            known = current.incarnation if ended or not hello.welcomed else 0
+            words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, heard {silent_s:.1f} s ago"
+            reason = f"{words}; this is {hello.incarnation}: end one of them, or give it an actor_id of its own"
+            raise ProtocolError(Refusal.FENCED, reason, incarnation=known)
+        if live:
+            raise ProtocolError(Refusal.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
+
     def _begin(self, hello: Hello, origin: int, now: float) -> tuple[Stream, list[Stream]]:
         ours = hello.ledger_id and hello.ledger_id == self._ledger_id
-        if ours and not hello.spooled and hello.incarnation <= self.expired:
-            raise ProtocolError(Refusal.EXPIRED, f"incarnation {hello.incarnation} was silent for longer than its lease")
+        if ours and not hello.spooled and origin <= self.expired:
+            raise ProtocolError(Refusal.EXPIRED, f"origin {origin} was silent for longer than its lease")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
         forgotten = ours and hello.spooled and origin <= self.expired  # what is below its first was counted then
         first_seq = hello.first_seq if forgotten else 0
@@ -235,18 +259,19 @@ class StreamTable:
     def expire(self, now: float, trimmed: Callable[[Stream], bool]) -> list[Stream]:
         """Forgets the streams that can't go on, once nothing of them is needed; returns those.
 
-        That are the earlier ones of an actor, and those without a spool whose lease has run out.
+        That are those without a spool whose lease has run out, and the earlier ones of an actor, but for its latest spools.
 
         Args:
             now: the time.
             trimmed: whether the ledger holds nothing of a stream any more: a learner thread that goes back to a checkpoint
                 would be fed that again.
         """
-        gone = []
+        gone, kept = [], self._earlier_spools()
         for stream in self.all():
-            over = self._current.get(stream.actor_id) is not stream or (
-                stream.actor_id not in self._peers and not stream.spooled and now - stream.last_seen > self._lease_s
-            )
+            if self._current.get(stream.actor_id) is stream:
+                over = stream.actor_id not in self._peers and not stream.spooled and now - stream.last_seen > self._lease_s
+            else:
+                over = stream.key not in kept
             if over and not stream.pending and trimmed(stream):
                 gone.append(stream)
         for stream in gone:
@@ -256,3 +281,12 @@ class StreamTable:
                 del self._current[stream.actor_id]
                 self._places.drop(stream.actor_id)
         return gone
+
+    def _earlier_spools(self) -> set[Key]:
+        """The streams with a spool that another of their actor's has followed, as far as they are kept."""
+        found: dict[str, list[Stream]] = {}
+        for stream in self._streams.values():
+            if stream.spooled and stream.received and self._current.get(stream.actor_id) is not stream:
+                found.setdefault(stream.actor_id, []).append(stream)
+        latest = (sorted(streams, key=lambda s: s.incarnation)[-EARLIER_SPOOLS:] for streams in found.values())
+        return {stream.key for streams in latest for stream in streams}

@@ -173,7 +173,7 @@ class Reception:
             if line is not None and exc.code is Refusal.QUOTA:
                 self._drop(peer, line, frames, now, exc.detail)
                 return None
-            self._refuse_key(peer, exc)
+            self._refuse_error(peer, exc)
             return 1.0
         cost = 1.0
         try:
@@ -181,14 +181,15 @@ class Reception:
             cost = COSTS.get(type(message), cost)
             return self._on_message(peer, sender, message, frames[1:]) or cost
         except ProtocolError as exc:
-            self._refuse_key(peer, exc)
+            self._refuse_error(peer, exc)
         except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
             log.exception("a message of one peer was not handled")
             self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
         return cost
 
-    def _refuse_key(self, peer: bytes, exc: ProtocolError) -> None:
-        self.refuse(peer, exc.code, exc.detail, field="keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else "")
+    def _refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
+        field = "keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else ""
+        self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def _on_too_many(self, exc: TooManyFrames) -> None:
         self.refuse(exc.first, exc.code, exc.detail)
@@ -265,9 +266,13 @@ class Reception:
                 self._on_command(peer, sender, message)
                 return None
             case Submit() | Heartbeat() | Fetch() | Bye():
-                pass
-            case _:
-                raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+                return self._on_session_message(peer, sender, message, frames)
+        raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+
+    def _on_session_message(
+        self, peer: bytes, sender: Peer | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame]
+    ) -> float | None:
+        """Does what an actor says in its session; returns the same as `_on_message`."""
         session = self._sessions.get(peer)
         if session is None:
             raise ProtocolError(Refusal.NO_SESSION, "say HELLO first")
@@ -492,7 +497,7 @@ class Reception:
             try:
                 self._welcome(peer, client, hello, user)
             except ProtocolError as exc:
-                self.refuse(peer, exc.code, exc.detail)
+                self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def say_goodbye(self) -> None:
         """Tells every actor that the learner ends."""
@@ -521,10 +526,12 @@ class Reception:
         done = time.monotonic()
         client.settles_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
 
-    def refuse(self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0) -> None:
+    def refuse(
+        self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
+    ) -> None:
         """Says no, counted by its code."""
         self._counters.add(f"refused.{code.value}")
-        self._send(peer, Refused(code.value, field, reason, expected_seq))
+        self._send(peer, Refused(code.value, field, reason, expected_seq, incarnation))
 
     def _send(self, peer: bytes, message: Message) -> None:
         self._send_frames(peer, encode(message))

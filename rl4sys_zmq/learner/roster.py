@@ -25,6 +25,8 @@ SILENCE_S = 3.0
 """After how long an actor that says nothing is no longer live, in seconds."""
 
 MAX_STILLBORN = 64
+MAX_TOLD_GENERATION = 1 << 62
+"""The highest generation that a new client takes from its first actor's word."""
 
 
 class Roster:
@@ -90,7 +92,7 @@ class Roster:
         if self.full:
             limit = self._config.max_clients
             raise ProtocolError(Refusal.QUOTA, f"this learner has {limit} clients already (max_clients)")
-        client = self._make(settle(self._config, hello), 0)
+        client = self._make(settle(self._config, hello), min(hello.held_generation, MAX_TOLD_GENERATION))
         self._clients[hello.client_id] = client
         self._stillborn.pop(hello.client_id, None)
         try:

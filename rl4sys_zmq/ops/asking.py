@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.ops.zmtp import Unreachable
@@ -62,7 +64,7 @@ def evaluating_hello(config: AgentConfig) -> Hello:
     return Hello(
         client_id=config.client_id,
         actor_id=f"doctor-{uuid.uuid4().hex[:8]}",
-        incarnation=time.time_ns(),
+        incarnation=first_incarnation(time.time(), random.SystemRandom()),
         first_seq=0,
         held_generation=0,
         held_version=0,

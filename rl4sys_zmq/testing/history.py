@@ -38,6 +38,8 @@ class History:
         self._untouched: Counter[Key] = Counter()
         self._announced: set[tuple[Key, int]] = set()
         self._estranged: set[Key] = set()
+        self._replaced: set[Key] = set()
+        self._abandoned: set[Key] = set()
         self._observed: set[int] = set()
         self._last: dict[Key, int] = {}
         self._rolled_back: set[int] = set()
@@ -60,6 +62,10 @@ class History:
             self._doubted.add(segment)
             self.counts["in_doubt"] += 1
 
+    def abandon(self, stream: Key) -> None:
+        """Its actor is gone with its numbers: nobody can tell another ledger any more what it had forgotten."""
+        self._abandoned.add(stream)
+
     def assign(self, stream: Key, seq: int, segment: int) -> None:
         """A segment left the queue under a sequence number."""
         known, place = self.assigned.setdefault((stream, seq), segment), self._place.setdefault(segment, (stream, seq))
@@ -81,6 +87,7 @@ class History:
         self._gaps.clear()
         if lineage is not None:
             self._estranged.update(self._next)
+            self._replaced.update(self._next)
             self._rolled_back.clear()
             self.lineage = lineage
         self._next = dict(self.lineage.marks)
@@ -217,7 +224,8 @@ class History:
             raise Violation("disposed", f"{len(owed)} segments in the ledger met no verdict, such as {min(owed)}")
         for stream, seq in self._released:
             gone = self.assigned[stream, seq] not in self.lineage.accepted | self.lineage.refused
-            if gone and (stream, seq) not in self._announced and stream not in self._estranged:
+            untold = self._estranged | (self._replaced & self._abandoned)
+            if gone and (stream, seq) not in self._announced and stream not in untold:
                 raise Violation("lost", f"{seq} of {stream}")
 
     def check_books(self, books: Books) -> None:

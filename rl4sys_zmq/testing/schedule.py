@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["CRASH_POINTS", "Schedule"]
+__all__ = ["CLOCKS", "CRASH_POINTS", "Schedule"]
 
 CRASH_POINTS = ("anywhere", "before_commit", "after_commit", "in_checkpoint", "after_checkpoint")
 """Where a learner dies: between two turns; between taking and writing; between writing and acknowledging; with a checkpoint
 half written; with a checkpoint written and the ledger not trimmed."""
+
+CLOCKS = ("right", "steps", "still")
+"""The time that a starting actor reads: the right one; that, a day more or a day less; or always the same."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Schedule:
         stalls: how often the disk takes nothing for a while.
         copies: how often a dead learner's disk is replaced by a copy made earlier.
         wipes: how often it is replaced by an empty one.
+        clock: one of `CLOCKS`.
+        relics: how often an actor's process is stopped, another starts under its name (with a
+            spool of its own, if there are any), and the first one wakes up again.
     """
 
     actors: int
@@ -60,12 +66,14 @@ class Schedule:
     stalls: int = 0
     copies: int = 0
     wipes: int = 0
+    clock: str = "right"
+    relics: int = 0
 
     @property
     def clean(self) -> bool:
         """Nothing goes wrong and nobody is slow: credit is kept to the letter."""
         faults = self.drop, self.repeat, self.damage, self.lie, self.reorder, self.partitions, self.stalls
-        restarts = self.learner_restarts, self.thread_restarts, self.actor_restarts, self.copies, self.wipes
+        restarts = self.learner_restarts, self.thread_restarts, self.actor_restarts, self.copies, self.wipes, self.relics
         return not any(faults) and not any(restarts) and self.delay_s <= 0.2
 
     @classmethod
@@ -96,4 +104,6 @@ class Schedule:
             stalls=rng.choice([0, 0, 1, 2]) if bad else 0,
             copies=rng.choice([0, 0, 0, 1]) if durable else 0,
             wipes=rng.choice([0, 0, 0, 0, 1]) if durable else 0,
+            clock=rng.choice(CLOCKS),
+            relics=rng.choice([0, 0, 1, 2]),
         )

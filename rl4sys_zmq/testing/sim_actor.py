@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, Joined, Key, Redial, Renewed, Send, SessionState
+from rl4sys_zmq.delivery import Action, ActorSession, Joined, Key, Raised, Redial, Renewed, Send, SessionState
+from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.testing.sim_spool import SimSpool
 from rl4sys_zmq.testing.sim_thread import MAX_STEPS
 from rl4sys_zmq.values import Segment
@@ -25,8 +27,10 @@ __all__ = ["ActorParts", "Link", "SimActor"]
 
 QUEUE_ITEMS = 40
 BATCH_ITEMS = 4
-RENEWALS = 1000
-"""A start's incarnation is a multiple of it, as in earnest it is a time: what is renewed lies below the next start's."""
+BEGAN_S = 1.8e9
+DAY_S = 86_400.0
+LOST_SPOOL = 0.25
+"""How likely a start with a wrong clock finds its spool gone."""
 
 
 @dataclass
@@ -60,10 +64,16 @@ class SimActor:
         stream: the actor's id and the origin of its numbers.
         owner: what its segments belong to: the process, or the spool.
         pure: all its segments are in one stream, which one ledger counted.
+        ended: its process is gone, and no other begins here.
     """
 
-    def __init__(self, sim: SimNetwork, index: int) -> None:
-        self.index = index
+    def __init__(self, sim: SimNetwork, index: int, number: int) -> None:
+        """Args:
+        sim: where it is.
+        index: of its name.
+        number: its own, since another one may have its name.
+        """
+        self.index, self.number, self.ended = index, number, False
         self.stream: Key = (f"actor-{index}", 0)
         self.owner = self.stream[0]
         self.pure = True
@@ -71,8 +81,10 @@ class SimActor:
         self._spooled = sim.schedule.spooled
         self._spool = sim.actor_parts.spool()
         self._starts = 0
-        self._serial = itertools.count(index << 32)
+        self._serial = itertools.count(number << 32)
         self._ticks = 0
+        self._incarnation = 0
+        self._stopped: deque[tuple[int, Message]] | None = None
 
     @property
     def held(self) -> int:
@@ -93,18 +105,22 @@ class SimActor:
 
     def start(self) -> None:
         """A process begins, with nothing or with what is in its spool."""
+        rng, wrong = self._sim.rng, self._sim.schedule.clock != "right"
+        again = self._spooled and self._starts > 0 and not (wrong and rng.random() < LOST_SPOOL)
         if not (self._sim.actor_parts.reuse_incarnations and self._starts):
             self._starts += 1
-            self._incarnation = RENEWALS * next(self._sim.starts)
+            least = next_incarnation(self._incarnation, rng) if again else 0
+            self._incarnation = max(least, first_incarnation(self._clock_s(), rng))
         incarnation = self._incarnation
-        if self._spooled and self._starts > 1:
-            self._spool.reopen(self._sim.rng)
+        if again:
+            self._spool.reopen(rng)
         else:
             self._spool = self._sim.actor_parts.spool()
             self._spool.reconciled = not self._spooled
+            self._sim.history.abandon(self.stream)
             self.stream = self.stream[0], incarnation
             self.pure = True
-            self.owner = self.stream[0] if self._spooled else f"{self.stream[0]}/{self._starts}"
+            self.owner = f"{self.stream[0]}/{self.number}/{self._starts}"
         rng = random.Random(self._sim.rng.random())
         hello = Hello(
             "sim",
@@ -123,12 +139,45 @@ class SimActor:
     def restart(self) -> None:
         """It ends, with a word or without, and another process takes its name."""
         self._sim.history.counts["actor_restarts"] += 1
-        if self._sim.rng.random() < 0.5:
+        if self._sim.rng.random() < 0.5 and self._stopped is None:
             self._do(self.session.close(self._sim.now))
+        self._stopped = None
         self.start()
+
+    def end(self) -> None:
+        """It ends, with a word or without."""
+        self.ended = True
+        self._sim.history.abandon(self.stream)
+        if self._sim.rng.random() < 0.5 and self._stopped is None:
+            self._do(self.session.close(self._sim.now))
+        self._stopped = deque()
+
+    def stop(self) -> None:
+        """SIGSTOP: what it is sent waits."""
+        self._stopped = deque() if self._stopped is None else self._stopped
+
+    def wake(self) -> None:
+        """SIGCONT."""
+        if self._stopped is None or self.ended:
+            return
+        waiting, self._stopped = self._stopped, None
+        for life, message in waiting:
+            if life == self._sim.life:  # as with all messages: the connection went with the learner
+                self.on_message(message)
+        self._work()
+
+    def _clock_s(self) -> float:
+        """The time that it reads."""
+        sim = self._sim
+        if sim.schedule.clock == "still":
+            return BEGAN_S
+        step_s = sim.rng.choice([0.0, DAY_S, -DAY_S]) if sim.schedule.clock == "steps" else 0.0
+        return BEGAN_S + sim.now + step_s
 
     def produce(self) -> None:
         """The host hands over a segment; one in ten is longer than the learner takes."""
+        if self._stopped is not None:
+            return
         history = self._sim.history
         steps = MAX_STEPS + 1 if self._sim.rng.random() < 0.1 else self._sim.rng.randint(1, MAX_STEPS)
         segment = next(self._serial)
@@ -142,6 +191,9 @@ class SimActor:
 
     def on_message(self, message: Message) -> None:
         """The learner said something."""
+        if self._stopped is not None:
+            self._stopped.append((self._sim.life, message))
+            return
         self._do(self.session.on_message(self._sim.now, message))
         while self._spool.taken > self.session.in_flight:
             seq, _ = self._spool.release()
@@ -163,6 +215,8 @@ class SimActor:
 
     def _work(self) -> None:
         """What the I/O thread does in a turn."""
+        if self._stopped is not None:
+            return
         now, session, spool = self._sim.now, self.session, self._spool
         while spool.waiting and session.can_take():
             batch: list[PackedSegment] = []
@@ -201,6 +255,11 @@ class SimActor:
                     self._on_renewed()
                     self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
                     return
+                case Raised(incarnation):
+                    self._sim.history.counts["raised"] += 1
+                    self._incarnation, self.stream = incarnation, (self.stream[0], self.session.origin)
+                    self._dial()
+                    return
 
     def _on_joined(self, welcome: Welcome) -> None:
         history, spool = self._sim.history, self._spool
@@ -222,7 +281,7 @@ class SimActor:
     def _on_renewed(self) -> None:
         self._sim.history.counts["renewed"] += 1
         self._sim.history.doubt(self._spool.forget_taken())
-        self.stream = self.stream[0], self.stream[1] + 1
+        self.stream = self.stream[0], self.session.origin
         self.pure = False
 
 

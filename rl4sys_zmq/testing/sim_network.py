@@ -30,8 +30,7 @@ class SimNetwork:
         messages: how many were sent.
         quiet: the faults are over.
         life: of the learner.
-        starts: how often an actor has started.
-        actors: all of them.
+        actors: all of them, two of one name among them.
     """
 
     def __init__(self, seed: int, schedule: Schedule | None, actor_parts: ActorParts) -> None:
@@ -44,10 +43,9 @@ class SimNetwork:
         self.actor_parts = actor_parts
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
-        self.starts = itertools.count(1)
         self._partitioned: dict[int, float] = {}
         self._peers: dict[bytes, tuple[SimActor, Link]] = {}
-        self.actors = [SimActor(self, index) for index in range(self.schedule.actors)]
+        self.actors = [SimActor(self, index, index) for index in range(self.schedule.actors)]
 
     def learner_hears(self, peer: bytes, frames: list[Frame]) -> None:
         """A message has come up; the owner says what that means."""
@@ -71,7 +69,7 @@ class SimNetwork:
 
     def partition(self) -> None:
         """Cuts one actor off for a while."""
-        self._partitioned[self.rng.randrange(len(self.actors))] = self.now + self.rng.choice([1.0, 5.0, 9.0])
+        self._partitioned[self.rng.randrange(self.schedule.actors)] = self.now + self.rng.choice([1.0, 5.0, 9.0])
 
     def deliver(self, answers: Answers) -> None:
         """Sends what the learner says."""

@@ -66,7 +66,7 @@ class SimReception:
         self._history.counts[f"refused.{exc.code}"] += 1
         session = self._sessions.get(peer)
         expected = session.received if session is not None and exc.code is Refusal.GAP else 0
-        return [(peer, Refused(exc.code, "", exc.detail, expected))]
+        return [(peer, Refused(exc.code, "", exc.detail, expected, exc.incarnation))]
 
     def _on_message(self, peer: bytes, message: Message, frames: Sequence[Frame]) -> Answers:
         if isinstance(message, Hello):

@@ -16,9 +16,10 @@ import itertools
 import random
 from collections.abc import Callable
 
+from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.testing.history import History
 from rl4sys_zmq.testing.schedule import CRASH_POINTS, Schedule
-from rl4sys_zmq.testing.sim_actor import ActorParts
+from rl4sys_zmq.testing.sim_actor import ActorParts, SimActor
 from rl4sys_zmq.testing.sim_client import LearnerParts
 from rl4sys_zmq.testing.sim_disk import SimDisk
 from rl4sys_zmq.testing.sim_learner import SimLearner
@@ -35,6 +36,7 @@ QUIET_S = 240.0
 STALL_S = 8.0
 DOOM_S = 3.0
 SETTLE_TURNS = 400
+JOIN_S = 10.0
 
 
 class _Crash(Exception):
@@ -81,8 +83,10 @@ class Simulation(SimNetwork):
         self._sometime(plan.copies, self._back_up)
         self._sometime(plan.copies, self._put_copy_back)
         self._sometime(plan.wipes, self._wipe)
+        self._sometime(plan.relics, self._leave_relic)
         self.play(plan.faults_s)
         self._end_faults()
+        self._check_joined()
         deadline = self.now + QUIET_S
         while self.now < deadline and any(actor.held for actor in self.actors):
             self.play(min(deadline, self.now + 1.0))
@@ -93,12 +97,31 @@ class Simulation(SimNetwork):
         for _ in range(times):
             self.at(self.rng.uniform(0, self.schedule.faults_s), event)
 
+    def _leave_relic(self) -> None:
+        """An actor's process is stopped, another starts under its name, and the first wakes up sooner or later."""
+        relic = self.rng.choice(self.actors)
+        relic.stop()
+        self.at(self.now + self.rng.choice([0.1, 4.0, 12.0]), relic.wake)
+        number = len(self.actors)
+        successor = SimActor(self, relic.index, number)
+        self.actors.append(successor)
+        successor.start()
+        for _ in range(self.schedule.segments // 2):
+            self.at(self.rng.uniform(self.now, max(self.now, self.schedule.faults_s)), successor.produce)
+        self.history.counts["relics"] += 1
+
     # ---- the end
 
     def _end_faults(self) -> None:
         """The faults end; every actor hands over a few more segments, which must get through too."""
         self.calm()
         self._doom = ""
+        for index in range(self.schedule.actors):
+            rivals = [actor for actor in self.actors if actor.index == index]
+            left = self.rng.choice(rivals)  # of those of one name, the last one to live gets in, whichever it is
+            for actor in rivals:
+                actor.wake() if actor is left else actor.end()
+        self.actors = [actor for actor in self.actors if not actor.ended]
         if self._learner is None:
             self._start_learner()
         assert self._learner is not None
@@ -107,6 +130,16 @@ class Simulation(SimNetwork):
             for _ in range(PROBES):
                 self.at(self.now + self.rng.uniform(0, 5), actor.produce)
         self.play(self.now + 5.0)
+
+    def _check_joined(self) -> None:
+        """An actor gets in soon, with nobody else of its name there; one that was overtaken once a lease is over."""
+        deadline = self.now + JOIN_S + (self.schedule.lease_s if self.schedule.relics else 0.0)
+        while self.now < deadline and any(actor.session.state is not SessionState.JOINED for actor in self.actors):
+            self.play(self.now + 1.0)
+        for actor in self.actors:
+            state = actor.session.state
+            if state is not SessionState.JOINED:
+                raise Violation("wedged", f"{actor.stream} is {state.value} {JOIN_S:g} s after the last fault or lease")
 
     def _finish(self) -> None:
         for actor in self.actors:

@@ -74,7 +74,7 @@ class Hello:
     Attributes:
         client_id: the policy and its learner.
         actor_id: this actor.
-        incarnation: grows with each start of this actor; a lower one is fenced off.
+        incarnation: of this start; a lower one than the learner knows is fenced off, or told to take a higher one.
         first_seq: the lowest sequence number that the actor still holds.
         held_generation: the generation of the policy it acts with; 0 for none.
         held_version: the version of that policy.
@@ -89,6 +89,7 @@ class Hello:
         ledger_id: of the learner that last welcomed this origin; 0: none.
         spooled: True when numbering and segments outlive the actor's process.
         weights: what the actor's configuration says of ``wire_dtype`` and ``level``.
+        welcomed: a learner has welcomed this start before; without a spool: this origin.
     """
 
     KIND: ClassVar[int] = 1
@@ -109,6 +110,7 @@ class Hello:
     ledger_id: int = 0
     spooled: bool = False
     weights: Document = field(default_factory=dict)
+    welcomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,7 @@ class Refused:
         field: the configuration field that differs, or empty.
         reason: one line for a person, with the numbers.
         expected_seq: with code ``gap``: what to send next.
+        incarnation: with code ``fenced``: the one on record, if the actor may take one above it; else 0.
     """
 
     KIND: ClassVar[int] = 19
@@ -292,6 +295,7 @@ class Refused:
     field: str
     reason: str
     expected_seq: int = 0
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

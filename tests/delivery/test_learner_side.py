@@ -523,12 +523,100 @@ def test_an_older_incarnation_is_fenced_and_a_live_one_defended():
     assert code_of(streams.open, hello(5), b"p", 99.0) is Refusal.FENCED
 
 
+def fence(streams, hello, now):
+    """The incarnation that a fenced one may exceed."""
+    with pytest.raises(ProtocolError) as caught:
+        streams.open(hello, b"z", now)
+    assert caught.value.code is Refusal.FENCED
+    return caught.value.incarnation
+
+
+def test_a_start_with_a_clock_that_went_back_is_told_what_to_exceed():
+    """Nobody has welcomed it yet, so that it is no relic; it waits like any other for the silence of the one that is live."""
+    streams = table()
+    old = streams.open(hello(90), b"p", 0.0).stream
+    take(old, 2)
+    assert fence(streams, hello(4), 1.0) == 90
+    assert code_of(streams.open, hello(91), b"q", 1.0) is Refusal.CONFLICT
+    assert fence(streams, hello(4), 99.0) == 90  # in any order, over restarts of the learner: the numbers grow
+    opened = streams.open(hello(91), b"q", 4.0)
+    assert (opened.fresh, opened.stream.key, opened.gap) == (True, ("a", 91), 0)
+
+
+@pytest.mark.parametrize("make", [hello, spooled])
+def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_for_a_lease(make):
+    streams = table()
+    old = streams.open(make(3, origin=3), b"p", 0.0).stream
+    take(old, 5)
+    new = streams.open(make(8, origin=8), b"q", 9.0).stream
+    relic = make(3, 2, origin=3, ledger_id=OURS, welcomed=True)
+    assert fence(streams, relic, 10.0) == 0
+    assert fence(streams, relic, 38.0) == 0  # silent, but for less than its lease
+    streams.hang_up(new)
+    assert fence(streams, relic, 38.9) == 0
+    assert fence(streams, relic, 39.0) == 8
+    opened = streams.open(dataclasses.replace(relic, incarnation=11), b"z", 39.0)
+    assert opened.stream is old
+    assert (opened.fresh, opened.gap, old.received, old.incarnation) == (False, 0, 5, 11)
+    assert fence(streams, make(8, origin=8, ledger_id=OURS, welcomed=True), 40.0) == 0
+
+
+def test_the_marks_of_a_spool_outlive_its_successors():
+    """Two spools take turns under one name; a relic that wakes up again has one, too."""
+    streams = table()
+    for origin in range(1, 13):
+        stream = streams.open(spooled(origin, origin=origin), b"p", 9.0 * origin).stream
+        take(stream, 2)
+        stream.dispose([[0, 2]], Verdict.TRAINED)
+    assert [s.key for s in streams.expire(1e6, lambda s: True)] == [("a", 1), ("a", 2), ("a", 3)]
+    assert streams.open(spooled(99, 1, origin=4, ledger_id=OURS), b"p", 1e6).gap == 0
+
+
+def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back():
+    """The copy of a spool has taken them up: what they mean to it nobody knows."""
+    streams = table()
+    take(streams.open(spooled(3, origin=3), b"p", 0.0).stream, 2)
+    streams.hang_up(streams.open(spooled(4, 2, origin=3), b"q", 9.0).stream)
+    assert fence(streams, spooled(3, 1, origin=3, welcomed=True), 1e6) == 0
+    assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start asks for its marks
+
+
+def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin():
+    streams = table()
+    streams.open(hello(3), b"p", 0.0)
+    streams.open(hello(8), b"q", 9.0)
+    assert [s.key for s in streams.expire(10.0, lambda s: True)] == [("a", 3)]
+    raised = hello(11, 2, origin=3, ledger_id=OURS, welcomed=True)
+    assert code_of(streams.open, raised, b"z", 99.0) is Refusal.EXPIRED
+
+
+def test_two_starts_with_one_number_are_told_apart():
+    """A clock that stands still, and chance on top of it."""
+    streams = table()
+    stream = streams.open(hello(5), b"p", 0.0).stream
+    assert streams.open(hello(5), b"p", 0.1).stream is stream  # its Welcome was lost
+    take(stream, 1)
+    assert fence(streams, hello(5), 1.0) == 5
+    assert streams.open(hello(5, 1, welcomed=True), b"p", 1.0).stream is stream
+
+
+def test_nobody_uses_up_the_numbers():
+    streams = table()
+    top = (1 << 62) + (1 << 24)
+    for far in (top + 1, (1 << 63) - 1):
+        assert code_of(streams.open, hello(far), b"p", 0.0) is Refusal.RANGE
+    streams.hang_up(streams.open(hello(top), b"p", 0.0).stream)
+    known = fence(streams, hello(7), 1.0)
+    streams.open(hello(known + (1 << 24)), b"p", 1.0)
+    assert code_of(streams.open, hello(known + (2 << 24) + 1), b"p", 9.0) is Refusal.RANGE
+
+
 def test_the_same_incarnation_takes_up_its_stream_again():
     streams = table()
     first = streams.open(hello(), b"p", 0.0)
     assert (first.fresh, first.old_peer, first.gap) == (True, None, 0)
     take(first.stream, 3)
-    again, moved = streams.open(hello(), b"p", 1.0), streams.open(hello(), b"q", 1.0)
+    again, moved = (streams.open(hello(welcomed=True), peer, 1.0) for peer in (b"p", b"q"))
     assert again.stream is moved.stream is first.stream
     assert (again.fresh, again.old_peer, moved.old_peer) == (False, None, b"p")
     assert streams.peer_of(first.stream) == b"q"
@@ -609,9 +697,9 @@ def test_a_hello_says_what_will_never_come():
     opened = streams.open(hello(first_seq=2), b"p", 0.0)
     stream = opened.stream
     assert (opened.gap, opened.fresh) == (2, True)
-    assert streams.open(hello(first_seq=6), b"p", 1.0).gap == 4
+    assert streams.open(hello(first_seq=6, welcomed=True), b"p", 1.0).gap == 4
     assert stream.received == stream.durable == stream.trained == 6
-    assert streams.open(hello(first_seq=4), b"p", 2.0).gap == 0
+    assert streams.open(hello(first_seq=4, welcomed=True), b"p", 2.0).gap == 0
     assert (stream.received, stream.pending) == (6, 0)
 
 
@@ -628,7 +716,7 @@ def test_a_ledger_that_was_put_back_has_a_gap(make):
     streams = table()
     streams.restore([row(5, spooled=make is spooled)], 0.0)
     streams.rewind({("a", 1): (3, {Verdict.TRAINED: 3})})
-    opened = streams.open(make(1, 9, ledger_id=OURS), b"p", 1.0)
+    opened = streams.open(make(1, 9, ledger_id=OURS, welcomed=True), b"p", 1.0)
     assert (opened.gap, opened.fresh, opened.stream.received) == (4, False, 9)
     assert streams.pending == 2
 
@@ -812,7 +900,7 @@ def test_a_table_takes_up_what_a_ledger_remembers():
     assert (spool.verdicts[Verdict.TRAINED], b.verdicts[Verdict.STALE], old.verdicts[Verdict.TRAINED]) == (4, 1, 0)
     assert streams.expire(129.0, lambda s: True) == []  # leases begin anew with the learner
     assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is Refusal.FENCED
-    assert streams.open(hello(7, 2, actor_id="b", ledger_id=OURS), b"p", 101.0).stream is b
+    assert streams.open(hello(7, 2, actor_id="b", ledger_id=OURS, welcomed=True), b"p", 101.0).stream is b
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
 
 

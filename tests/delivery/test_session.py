@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import ActorSession, Joined, Redial, Rejected, Renewed, Send, SessionState, StreamTable, Waiting
+from rl4sys_zmq.delivery import ActorSession, Joined, Raised, Redial, Rejected, Renewed, Send, SessionState, StreamTable, Waiting
 from rl4sys_zmq.delivery.session import REFUSED_RETRY_S
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.images import ImageCodec
@@ -422,6 +422,65 @@ def test_verdicts_that_are_no_numbers_are_left_out(session):
     session.take(0.0, [packed()])
     session.on_message(0.0, ack(1, 1, trained="many", stale=-3, quarantined=True, refused=None))
     assert set(session.verdicts.values()) == {0}
+
+
+# ---- an incarnation that is too low
+
+
+def fenced(known):
+    return Refused("fenced", "", "", 0, known)
+
+
+def test_a_new_start_takes_a_number_above_the_one_on_record(counters):
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    (raised,) = session.on_message(0.1, fenced(50))
+    assert type(raised) is Raised
+    assert 50 < raised.incarnation <= 50 + (1 << 24)
+    (hello,) = sent(session.open(0.1, (0, 0)))
+    assert (hello.incarnation, hello.origin, hello.welcomed) == (raised.incarnation, 0, False)
+    assert session.origin == raised.incarnation
+    assert session.on_message(0.2, fenced(50)) == []  # the answer to a HELLO that was said twice
+    session.on_message(0.3, welcome())
+    session.on_message(0.4, refused("no_session"))
+    (hello,) = sent(session.tick(0.4, (0, 0)))
+    assert (hello.incarnation, hello.welcomed) == (raised.incarnation, True)
+    assert counters.get("raised") == 1
+
+
+def test_two_new_starts_that_are_told_the_same_do_not_take_the_same():
+    taken = set()
+    for seed in range(20):
+        session = ActorSession(HELLO, Counters(), random.Random(seed))
+        taken.add(session.on_message(0.0, fenced(50))[0].incarnation)
+    assert len(taken) == 20
+
+
+def test_one_that_was_overtaken_waits_and_keeps_its_numbers(session):
+    session.take(0.0, [packed(), packed()])
+    session.on_message(0.0, refused("no_session"))
+    session.tick(0.0, (0, 0))
+    (rejected,) = session.on_message(0.1, fenced(0))
+    assert (type(rejected), session.state) == (Rejected, SessionState.REFUSED)
+    (raised,) = session.on_message(2.1, fenced(50))
+    assert (type(raised), session.state) == (Raised, SessionState.JOINING)
+    (hello,) = sent(session.open(2.1, (0, 0)))
+    assert (hello.incarnation, hello.origin, hello.first_seq) == (raised.incarnation, 1, 0)
+    assert (hello.ledger_id, hello.welcomed, session.in_flight) == (LEDGER, True, 2)
+
+
+def test_in_a_session_nobody_is_fenced(session):
+    assert session.on_message(0.0, fenced(99)) == []
+    assert session.state is SessionState.JOINED
+
+
+def test_a_welcome_of_another_ledger_is_news_though_its_clock_went_back(session):
+    """To a HELLO that another learner found queued; generations are times, which only one ledger keeps in order."""
+    session.on_message(0.0, welcome(0, 0, 0, generation=0, ledger_id=OTHER))
+    assert (session.generation, session.ledger_id) == (0, OTHER)
+    session.want(0.0, 9)
+    session.on_message(0.0, ack(0, 0, generation=0))
+    assert session.can_take()
 
 
 # ---- an incarnation whose mark ran out

@@ -33,6 +33,8 @@ CRASHES = replace(
 )
 FULL_DISKS = replace(CRASHES, learner_restarts=0, thread_restarts=4, stalls=4, faults_s=20.0)
 SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
+CLOCK_STEPS = replace(CALM, durable=True, actor_restarts=4, learner_restarts=2, clock="steps")
+RELICS = replace(CALM, drop=0.05, delay_s=0.2, faults_s=12.0, lease_s=4.0, relics=3, clock="steps", durable=True)
 
 
 @pytest.mark.timeout(1_800)
@@ -59,6 +61,8 @@ def test_no_schedule_breaks_a_guarantee(seed):
         "gap",
         "reconciled",
         "renewed",
+        "raised",
+        "relics",
     }
     assert SCHEDULES < 400 or happened <= set(totals)
     assert SCHEDULES < 400 or {f"died.{point}" for point in CRASH_POINTS[1:]} <= set(totals)
@@ -153,6 +157,32 @@ class OneStreamForAllIncarnations(StreamTable):
             stream.incarnation = hello.incarnation
             hello = replace(hello, origin=stream.origin)
         return super().open(hello, peer, now)
+
+
+class FencedByTheClock(StreamTable):
+    """An incarnation below the one on record is fenced for good, whoever lives: a clock that once was ahead locks a name."""
+
+    def _check_turn(self, hello, origin, current, now):
+        try:
+            super()._check_turn(hello, origin, current, now)
+        except ProtocolError as exc:
+            raise ProtocolError(exc.code, exc.detail) from exc
+
+
+class ForgetsEarlierSpools(StreamTable):
+    """An overtaken spool that comes back finds no mark."""
+
+    def _earlier_spools(self):
+        return set()
+
+
+class NumbersAnewWhenRaised(ActorSession):
+    """An overtaken one that comes back takes another origin for what it has numbered."""
+
+    def _raise(self, now, known):
+        actions = super()._raise(now, known)
+        self._hello = replace(self._hello, origin=0)
+        return actions
 
 
 class ForgetsBeforeTheLease(StreamTable):
@@ -475,6 +505,16 @@ MUTANTS = TWELVE | {
     "spool_resends_received": ({"actor": ActorParts(spool=ResendsReceived), "schedule": SPOOLS}, {"identity", "gap"}),
     "ack_before_commit": ({"parts": table_of(AckBeforeCommit)}, {"promised", "released"}),
     "durable_never_moves": ({"parts": table_of(DurableNeverMoves)}, {"wedged", "conserved"}),
+    "fenced_by_the_clock": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": CLOCK_STEPS}, {"wedged"}),
+    "fenced_by_the_clock_relics": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": RELICS}, {"wedged"}),
+    "forgets_earlier_spools": (
+        {"parts": LearnerParts(table=ForgetsEarlierSpools), "schedule": replace(RELICS, spooled=True)},
+        {"gap", "identity", "order", "released", "conserved"},
+    ),
+    "numbers_anew_when_raised": (
+        {"actor": ActorParts(session=NumbersAnewWhenRaised), "schedule": RELICS},
+        {"identity", "gap", "order", "released", "conserved", "lost"},
+    ),
     "forgets_before_the_lease": (
         {"parts": LearnerParts(table=ForgetsBeforeTheLease), "schedule": LONG_SILENCES},
         {"expired"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Churner:
         incarnation, seq = self._known.get(name, (1, 0))
         peer = Peer(self._address) if self._keys is None else Attacker(self._address, self._keys)
         try:
-            peer.send(encode(hello(name, incarnation, seq)))
+            peer.send(encode(replace(hello(name, incarnation, seq), welcomed=seq > 0)))
             welcome = self._until(peer, Welcome)
             peer.send(encode(join_submit(seq, 0, [pack_segment(segment(welcome.generation))])))
             while self._until(peer, Ack).received <= seq:

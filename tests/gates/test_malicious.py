@@ -585,7 +585,7 @@ def _(siege: Siege) -> None:
     )
 
 
-@case(32, "timestamps", {"refused.malformed": 2})
+@case(32, "timestamps", {"refused.malformed": 2, "refused.range": 1, "refused.fenced": 1})
 def _(siege: Siege) -> None:
     """There is nothing to forge: all times are the learner's own. An actor's incarnation is a number, whatever it was made of."""
     kinds = (m.Hello, m.Submit, m.Heartbeat, m.Fetch, m.StatusRequest, m.Bye)
@@ -594,9 +594,13 @@ def _(siege: Siege) -> None:
     attacker = siege.attacker()
     for key in ("timestamp", "at_unix_s"):
         assert attacker.refused(craft(3, {"want_steps": 0, key: time.time() + 1e9})) == "malformed"
-    for number, when in enumerate((1, time.time_ns() - 10 * 365 * 86_400 * 10**9, time.time_ns() + 10**18, (1 << 63) - 1)):
+    for number, when in enumerate((1, time.time_ns() - 10 * 365 * 86_400 * 10**9, time.time_ns() + 10**18, 1 << 62)):
         attacker.join(actor_id=f"clock-{number}", incarnation=when)
     assert siege.status()["clients"]["lab"]["actors"]["clock-3"]["live"]
+    # The last number would lock a name for good; of any other the true actor hears, and takes a higher one.
+    assert attacker.refused(hello(actor_id="clock-4", incarnation=(1 << 63) - 1)) == "range"
+    attacker.send(encode(hello(actor_id="clock-3", incarnation=time.time_ns())))
+    assert attacker.hear(m.Refused).incarnation == 1 << 62
 
 
 # ---- floods

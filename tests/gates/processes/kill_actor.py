@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 import numpy as np
+from stepped_clock import step_clock
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.errors import LearnerUnavailable
@@ -106,7 +107,8 @@ class Acting:
             self._latencies.append(time.perf_counter() - began)
 
     def _note_acks(self) -> None:
-        durable = 0 if self._spooled else self.agent.stats()["durable"]
+        stats = self.agent.stats()
+        durable = 0 if self._spooled or stats["in_doubt"] else stats["durable"]  # after a doubt numbers begin anew
         if durable > self._acked:
             self._trace.acked(self._names[self._acked : durable])
             self._acked = durable
@@ -139,6 +141,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(levelname)s %(message)s")
     if SPARE in os.environ and not sys.stdin.readline():
         return 0
+    step_clock(json.loads(sys.argv[1]).get("clock_s", 0.0))
     acting: list[Acting] = []
     stop_early = threading.Event()
 

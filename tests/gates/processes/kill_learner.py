@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stepped_clock import step_clock
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import Entry
@@ -282,6 +283,7 @@ def main() -> int:
         import torch  # noqa: F401 - a life that is prepared ahead of its time has it then
     if SPARE in os.environ and not sys.stdin.readline():
         return 0
+    step_clock(options.get("clock_s", 0.0))
     parameters = options.get("parameters", {})
     records = {"RECORD_ON": Records(Recorder, **parameters), "RECORD_OFF": Records(OffPolicyRecorder, **parameters)}
     for name, factory in records.items():

@@ -1,0 +1,173 @@
+"""Wrong clocks: an actor gets in under its old name, whatever time it and its learner read, and no other takes its place.
+
+The quick tier is the whole gate; its waits are those of the protocol (3 s of silence, the lease), not of the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.ops.status import request_status
+from rl4sys_zmq.testing import Child
+
+from .kill_lab import Lab
+
+pytestmark = pytest.mark.timeout(600)
+
+Report = Callable[..., None]
+
+DAY_S = 86_400.0
+EPOCH_S = -1.79e9
+"""The year 1970, as a machine without a battery reads it."""
+
+JOIN_S = 10.0
+LEASE_S = 4.0
+ACKS = 30
+RATE = 60.0
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rl4c-"))
+    yield path
+    shutil.rmtree(path)
+
+
+class Clocks:
+    """One learner with a run directory, and processes that act under few names, one after another or two at a time.
+
+    Attributes:
+        joined_s: how long each start took until its learner had welcomed it.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.joined_s: list[float] = []
+        self._number = itertools.count()
+
+    def serve(self, clock_s: float) -> None:
+        """Kills the learner if it runs, and starts it with another clock."""
+        learner = self.lab.learner
+        if learner.running:
+            learner.kill()
+        learner.command[-1] = json.dumps({**json.loads(learner.command[-1]), "clock_s": clock_s})
+        self.lab.serving()
+
+    def start(self, clock_s: float, *robots: tuple[str, Path | None]) -> list[Child]:
+        """Starts an actor under each of these names, with these spools; they get in soon, and are heard."""
+        actors = []
+        for name, spool in robots:
+            config = {"spool": str(spool)} if spool is not None else {}
+            actor = self.lab.actor(f"{name}{next(self._number)}", "on", rate=RATE, **config)
+            actor.command[-1] = json.dumps({**json.loads(actor.command[-1]), "actor_id": name, "clock_s": clock_s})
+            actors.append(actor)
+        for actor in actors:
+            actor.start()
+        for actor in actors:
+            tail, what = self.lab.traces[actor.name], f"{actor.name}, whose clock is {clock_s:+g} s off, to join"
+            self.lab.loop.until(lambda t=tail: t.count("joined") > 0, 2 * JOIN_S, what)
+            self.joined_s.append(round((tail.last("joined")["at_ns"] - tail.last("life")["at_ns"]) / 1e9, 2))
+        self.heard(*actors)
+        return actors
+
+    def heard(self, *actors: Child) -> None:
+        """Waits until more segments of each are in the ledger, or in its spool."""
+        for actor in actors:
+            least = self.kept(actor) + ACKS
+            self.lab.loop.until(lambda a=actor, n=least: self.kept(a) >= n, 20.0, f"{ACKS} segments of {actor.name}")
+
+    def kept(self, actor: Child) -> int:
+        """How many of its segments are durable, as it knows, or in its spool."""
+        tail = self.lab.traces[actor.name]
+        return tail.ids("acked") + tail.ids("kept")
+
+    def robots(self) -> dict[str, Any]:
+        """What the learner says of them."""
+        return dict(self.lab.status("on")["actors"])
+
+    def fenced(self) -> int:
+        """How often this life of the learner has fenced somebody off."""
+        return int(request_status(self.lab.address, 10.0)["counters"].get("refused.fenced", 0))
+
+    def check(self, report: Report, **figures: Any) -> None:
+        """Nothing that was acknowledged is lost, nothing is in the state twice, and every law held."""
+        lab = self.lab
+        lab.ask("drain")
+        lab.learner.tell("end")
+        lab.learner.wait(15.0)
+        outcome = lab.outcome()
+        report(joined_s=self.joined_s, outcome=str(outcome), **figures)
+        outcome.check(delivered=False)  # what was in flight without a spool died with its process
+        assert outcome.lost == outcome.duplicate == ()
+        assert not any(outcome.counted.values())
+        assert max(self.joined_s) < JOIN_S
+
+
+def test_a_clock_that_jumps_locks_no_name(folder: Path, seed: int, report: Report) -> None:
+    """A day ahead, then today, then a day back, then 1970; the actor is killed or ends, the learner is killed in between.
+
+    One name has no spool, one the same spool at each start, and one has lost its spool each time.
+    """
+    with Lab(folder / "lab", seed, parameters={"steps_per_update": 24}, lease_s=LEASE_S) as lab:
+        clocks = Clocks(lab)
+        for number, (actor_clock_s, learner_clock_s) in enumerate(
+            [(DAY_S, 0.0), (0.0, DAY_S), (-DAY_S, 0.0), (EPOCH_S, -DAY_S), (EPOCH_S, 0.0)]
+        ):
+            if number != 1:  # once the learner lives on, and knows names that have been silent for less than 3 s
+                clocks.serve(learner_clock_s)
+            robots = ("none", None), ("same", folder / "spool"), ("lost", folder / f"spool{number}")
+            none, same, lost = clocks.start(actor_clock_s, *robots)
+            lab.stop(lost)  # what a killed one had would never come
+            if number in (1, 4):
+                lab.stop(none, same)
+            else:
+                none.kill()
+                same.kill()
+        clocks.check(report)
+
+
+def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: Path, seed: int, report: Report) -> None:
+    """The newer one has the lower clock. When it has ended and a lease is over, the older one goes on where it was."""
+    with Lab(folder / "lab", seed, parameters={"steps_per_update": 24}, lease_s=LEASE_S) as lab:
+        clocks = Clocks(lab)
+        clocks.serve(0.0)
+        relics = clocks.start(0.0, ("none", None), ("spool", folder / "spool0"))
+        for relic in relics:
+            relic.pause()
+        newer = clocks.start(-DAY_S, ("none", None), ("spool", folder / "spool1"))
+        own = {name: robot["incarnation"] for name, robot in clocks.robots().items()}
+        fenced, acked = clocks.fenced(), lab.traces[relics[0].name].ids("acked")
+        for relic in relics:
+            relic.resume()
+        lab.loop.until(lambda: clocks.fenced() >= fenced + 4, 20.0, "the relics to be fenced twice")
+        clocks.heard(*newer)
+        assert {name: robot["incarnation"] for name, robot in clocks.robots().items()} == own
+        clocks.serve(DAY_S)  # a learner that was killed knows which of them is the newer
+        lab.loop.until(lambda: clocks.fenced() >= 2, 20.0, "the relics to be fenced by the next life")
+        lab.loop.until(lambda: all(r["live"] for r in clocks.robots().values()), 20.0, "the newer ones to join again")
+        clocks.heard(*newer)
+        assert {name: robot["incarnation"] for name, robot in clocks.robots().items()} == own
+        assert lab.traces[relics[0].name].ids("acked") - acked <= ACKS  # acks that were in its sockets when it was stopped
+        lab.stop(*newer)
+        ended = time.monotonic()
+        lab.loop.until(
+            lambda: all(r["live"] and r["incarnation"] > own[name] for name, r in clocks.robots().items()),
+            30.0,
+            "the relics' return",
+        )
+        returned_s = round(time.monotonic() - ended, 2)
+        lab.stop(*relics)
+        stats = [lab.traces[relic.name].last("done")["stats"] for relic in relics]
+        clocks.check(report, returned_s=returned_s, lease_s=LEASE_S, in_doubt=[s["in_doubt"] for s in stats])
+        outcome = lab.outcome()
+        assert outcome.submitted - outcome.applied == sum(s["in_doubt"] for s in stats)
+        assert stats[1]["in_doubt"] == 0

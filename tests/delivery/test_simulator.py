@@ -509,7 +509,7 @@ MUTANTS = TWELVE | {
     "fenced_by_the_clock_relics": ({"parts": LearnerParts(table=FencedByTheClock), "schedule": RELICS}, {"wedged"}),
     "forgets_earlier_spools": (
         {"parts": LearnerParts(table=ForgetsEarlierSpools), "schedule": replace(RELICS, spooled=True)},
-        {"gap", "identity", "order", "released", "conserved"},
+        {"gap", "identity", "order", "released", "conserved", "verdicts"},
     ),
     "numbers_anew_when_raised": (
         {"actor": ActorParts(session=NumbersAnewWhenRaised), "schedule": RELICS},

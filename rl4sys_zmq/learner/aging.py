@@ -211,18 +211,20 @@ class Series(Resource):
         if self._active is None:
             make_private(self._folder)
         self._file = self._open()
-        self._size = os.fstat(self._file.fileno()).st_size
+        self._size = _whole_lines(self._file) if self._active is not None else 0
         if not self._size:
             self._file.write(self._form.head)
             self._size = len(self._form.head)
 
     def _end_part(self) -> None:
-        self.close()
-        path = self._path_of(self._stamp, self._number, self._number)
-        if self._path != path:
-            make_private(self._folder)
-            self._path.rename(path)
-        self._parts.append(Part(path, self._stamp, self._number, self._number, path.stat().st_size))
+        try:
+            self.close()
+        finally:  # a disk that is full keeps a part from being whole, not from being one
+            path = self._path_of(self._stamp, self._number, self._number)
+            if self._path != path:
+                make_private(self._folder)
+                self._path.rename(path)
+            self._parts.append(Part(path, self._stamp, self._number, self._number, path.stat().st_size))
         self._fit()
 
     def _path_of(self, stamp: int, first: int, last: int) -> Path:
@@ -257,14 +259,18 @@ class Series(Resource):
         dropped += new
         first, last = parts[0].first, parts[-1].last
         path, temporary = self._path_of(parts[0].stamp, first, last), self._folder / f"{_TEMPORARY}{first:08d}-{last:08d}"
-        with os.fdopen(open_private(temporary), "wb", BUFFER_BYTES) as out:
-            out.write(self._form.head)
-            out.write(self._form.notice(dropped) if dropped else b"")
-            for record in kept:
-                out.write(record.content)
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.rename(path)
+        try:
+            with os.fdopen(open_private(temporary), "wb", BUFFER_BYTES) as out:
+                out.write(self._form.head)
+                out.write(self._form.notice(dropped) if dropped else b"")
+                for record in kept:
+                    out.write(record.content)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.rename(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
         sync_folder(self._folder)
         for part in parts:
             if part.path != path:

@@ -466,7 +466,7 @@ def test_what_differs_from_the_learner_is_named_with_both_values(bench: Bench) -
         bench.agent(algorithm_parameters={"gamma": 0.5})
     with pytest.raises(HandshakeRefused, match="algorithm_name of client 'lab' is 'KEEPER' on the learner, the actor has 'PPO'"):
         bench.agent(algorithm_name="PPO")
-    with pytest.raises(HandshakeRefused, match="is not a name"):
+    with pytest.raises(ConfigError, match="client_id: expected 1 to 200 printable characters"):
         bench.agent(client_id="../up")
     with pytest.raises(HandshakeRefused, match="observation_space"):
         bench.agent(client_id="other", observation_space=None)

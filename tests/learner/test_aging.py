@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import threading
 from collections import Counter
@@ -171,6 +172,31 @@ def test_a_disk_that_refuses_is_an_error_each_time_and_no_growth(tmp_path: Path)
     fill(series, range(1_000, 1_200))
     series.close()
     assert steps(tmp_path)[-200:] == list(range(1_000, 1_200))
+
+
+def test_a_merge_that_has_no_room_is_tried_again_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    series, fsync, fails = log_series(tmp_path, BOUND), os.fsync, True
+
+    def full(descriptor: int) -> None:
+        if fails:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    written, refused = [], 0
+    for n in range(2_400):
+        try:
+            series.write(line(n), float(n))
+            written.append(n)
+        except OSError:
+            refused += 1
+    assert 0 < refused < 20 and not list((tmp_path / "log").glob(".tmp-*"))
+    series.flush()
+    assert steps(tmp_path) == written
+    fails = False
+    fill(series, range(2_400, 2_600))
+    series.close()
+    assert used(tmp_path) <= BOUND and steps(tmp_path)[-200:] == list(range(2_400, 2_600))
 
 
 # ---- readers

@@ -133,6 +133,8 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
             {"ledger": {**report()["ledger"], "durable": False}},
             "ledger in memory: what is not trained on is lost with the process",
         ),
+        ({"warnings": ["others may change run; chmod go-w run"]}, "!! others may change run; chmod go-w run"),
+        ({"security": {**report()["security"], "warnings": ["others may change it"]}}, "!! others may change it"),
         ({"security": None}, "security: no keys; whoever reaches the port may do everything"),
         (
             {"security": {**report()["security"], "problem": "not TOML"}},

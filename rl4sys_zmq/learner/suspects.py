@@ -94,7 +94,7 @@ class Suspects:
         Args:
             mute: another thread uses the file from now on.
         """
-        mark = self._map
+        mark = self._map  # memory, so that the gateway thread may write to it
         if self._muted or mark is None:
             return
         self._muted = mute

@@ -136,6 +136,18 @@ def test_culprits_in_a_replay_are_found_and_the_weights_go_back() -> None:
     assert np.abs(algorithm.state()["replay"]["observations"]).max() < 10
 
 
+def test_a_replay_of_nothing_but_poison_is_emptied_and_filled_again() -> None:
+    algorithm = dqn()
+    trainer = Trainer(algorithm, Suspects(None))
+    found = []
+    for seq in range(30):
+        trainer.observe(held(seq, bad_segment(seq, "3e38") if seq < 3 else segment(seq)))
+        while (outcome := trainer.update()) is not None:
+            found += [one.seq for one in outcome.culprits]
+        assert algorithm.demand() > 0, "more is wanted"
+    assert found == [0, 1, 2] and trainer.updates == 30
+
+
 def test_an_off_policy_run_without_poison_is_bit_for_bit_as_without_the_net() -> None:
     one, other = dqn(), dqn()
     trainer = Trainer(one, Suspects(None))

@@ -182,7 +182,7 @@ class DQN:
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
         """Trains one unit (`gradient_steps` gradient steps) if one is owed; `partial` changes nothing."""
-        if self._units >= self._units_owed():
+        if self._units >= self._units_owed() or not len(self._replay):
             return None
         p = self.parameters
         rate = p.learning_rate_at(self._steps)
@@ -197,8 +197,10 @@ class DQN:
         }
 
     def demand(self) -> int:
-        """The steps until the unit of training that completes the next version is owed."""
+        """The steps until the unit of training that completes the next version is owed, or there is something to train on."""
         p = self.parameters
+        if not len(self._replay) and self._steps:  # all of it was discarded
+            return p.rollout_length
         next_version = (self._units // self.publish_every_updates + 1) * self.publish_every_updates
         if p.traj_per_epoch is not None:
             # How long episodes will be is unknown: a segment for each that is missing never stalls, and rarely overshoots.

@@ -24,6 +24,7 @@ import numpy as np
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.journal_marks import MarksFile
 from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -140,6 +141,8 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
     "commit.applied": after(Tables, "apply"),
     "commit.done": after(Journal, "_transact"),
+    "marks.note": after(MarksFile, "note"),
+    "marks.renew": before(MarksFile, "renew"),
     "trim": after(Tables, "_trim"),
     "page": after(Tables, "read"),
     "start.open": after(Journal, "open"),

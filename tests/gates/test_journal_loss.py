@@ -104,11 +104,16 @@ def delete(run_dir: Path, dice: random.Random) -> None:
 AT_REST = {"header": flip_the_log_s_header, "zeros": zero, "empty": empty, "deleted": delete}
 
 
+QUICK_AT_REST = {("header", True), ("zeros", False), ("deleted", True)}
+
+
 @pytest.mark.parametrize("harm", AT_REST)
 @pytest.mark.parametrize("saved", [True, False], ids=["saved", "unsaved"])
 def test_a_journal_that_is_lost_is_refused_and_then_counted(
-    folder: Path, seed: int, report: Report, harm: str, saved: bool
+    folder: Path, seed: int, tier: Tier, report: Report, harm: str, saved: bool
 ) -> None:
+    if not tier.long and (harm, saved) not in QUICK_AT_REST:
+        pytest.skip("the long tier alone: RL4SYS_SOAK=1")
     with Lab(folder, seed, checkpoint_every_s=0.2 if saved else 600.0) as lab:
         lab.serving()
         actors = two_actors(lab)
@@ -345,9 +350,14 @@ UNDER_IT = {
 }
 
 
+QUICK_UNDER_IT = {"both files", "directory", "replaced"}
+
+
 @pytest.mark.parametrize("harm", UNDER_IT)
-def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, report: Report, harm: str) -> None:
+def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tier: Tier, report: Report, harm: str) -> None:
     """It is noticed before anything more is acknowledged, and comes back whole: a kill afterwards loses nothing uncounted."""
+    if not tier.long and harm not in QUICK_UNDER_IT:
+        pytest.skip("the long tier alone: RL4SYS_SOAK=1")
     with Lab(folder, seed) as lab:
         lab.serving()
         actors: list[Child] = two_actors(lab)

@@ -28,6 +28,7 @@ from stepped_clock import step_clock
 import rl4sys_zmq.learner.checkpoints as checkpoints
 from rl4sys_zmq.delivery import Entry
 from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.journal_marks import MarksFile
 from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -158,6 +159,8 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
     "commit.applied": after(Tables, "apply"),
     "commit.done": after(Journal, "_transact"),
+    "marks.note": after(MarksFile, "note"),
+    "marks.renew": before(MarksFile, "renew"),
     "trim": after(Tables, "_trim"),
     "page": after(Tables, "read"),
     "start.open": after(Journal, "open"),

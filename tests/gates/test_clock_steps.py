@@ -167,7 +167,9 @@ def test_an_older_process_that_wakes_stays_fenced_while_the_newer_lives(folder: 
         returned_s = round(time.monotonic() - ended, 2)
         taken = {name: robot["received"] for name, robot in clocks.robots().items()}
         lab.loop.until(
-            lambda: all(r["received"] > taken[name] for name, r in clocks.robots().items()), 20.0, "what the relics have since made"
+            lambda: all(r["received"] > taken[name] for name, r in clocks.robots().items()),
+            20.0,
+            "what the relics have since made",
         )
         lab.stop(*relics)
         stats = [lab.traces[relic.name].last("done")["stats"] for relic in relics]

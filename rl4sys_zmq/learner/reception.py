@@ -124,7 +124,7 @@ class Reception:
         if self._shares.rest_s(began):
             return
         self._excess = 0
-        useful_s = 0.0
+        useful_s, lines = 0.0, self._shares.lines
         for _ in range(ROUTER_BURST):
             try:
                 frames = self.router.recv(MAX_MESSAGE_FRAMES)
@@ -136,15 +136,16 @@ class Reception:
             now = time.monotonic()
             peer = bytes(frames[0])
             if self._lined:
-                line = self._shares.line(peer, self.router.descriptor, now)
+                line = lines.get(peer) or self._shares.meet(peer, self.router.descriptor(), now)
+                line.heard = now
                 stranger = peer not in self._sessions
-                if self._rated and self._shares.over(line, now, stranger=stranger):
+                if self._rated and (stranger or line.owes_until > now) and self._shares.over(line, now, stranger=stranger):
                     self._drop(peer, line, frames, now)
                     if self._excess >= EXCESS_BURST:
                         break
                     continue
                 cost = self._handle(peer, line, frames, now)
-                if cost is not None:
+                if cost is not None and (cost > 0 or line.owes_until > now):
                     size = 0 if cost < 0 else sum(len(f) for f in frames)
                     self._shares.charge(line, cost, size, now, stranger=stranger)
             else:
@@ -183,7 +184,8 @@ class Reception:
         self.refuse(exc.first, exc.code, exc.detail)
         if self._rated:
             now = time.monotonic()
-            line, stranger = self._shares.line(exc.first, self.router.descriptor, now), exc.first not in self._sessions
+            line, stranger = self._shares.lines.get(exc.first), exc.first not in self._sessions
+            line = line or self._shares.meet(exc.first, self.router.descriptor(), now)
             self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
 
     def _drop(self, peer: bytes, line: Line, frames: Sequence[Frame], now: float, reason: str = "") -> None:
@@ -192,7 +194,7 @@ class Reception:
         if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self.router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.may_be_told(line, now):
-            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share", field="keys" if reason else "")
+            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share")
         else:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 

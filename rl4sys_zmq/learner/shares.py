@@ -6,7 +6,7 @@ its rate. A segment that was asked for costs nothing and pays for two other mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 __all__ = ["Line", "Shares"]
 
@@ -75,18 +75,15 @@ class Shares:
         self._rests_until = 0.0
         self._unheard: dict[int, float] = {}
 
-    def line(self, peer: bytes, descriptor: Callable[[], int], now: float) -> Line:
-        """The connection that a message came on.
+    def meet(self, peer: bytes, descriptor: int, now: float) -> Line:
+        """A new connection.
 
         Args:
             peer: its routing id.
-            descriptor: says the descriptor of its socket.
+            descriptor: of its socket.
             now: the time.
         """
-        line = self.lines.get(peer)
-        if line is None:
-            line = self.lines[peer] = Line(descriptor(), now)
-        line.heard = now
+        line = self.lines[peer] = Line(descriptor, now)
         return line
 
     def over(self, line: Line, now: float, *, stranger: bool) -> bool:
@@ -155,9 +152,7 @@ class Shares:
         for line in self.lines.values():
             heard[line.descriptor] = max(line.heard, heard.get(line.descriptor, 0.0))
         self._unheard = {fd: self._unheard.get(fd, now) for fd in connected if fd not in heard}
-        return [
-            fd for fd in connected if (now - heard[fd] >= silent_s if fd in heard else now - self._unheard[fd] >= new_s)
-        ]
+        return [fd for fd in connected if (now - heard[fd] >= silent_s if fd in heard else now - self._unheard[fd] >= new_s)]
 
     def forget(self, now: float, sessions: Container[bytes]) -> None:
         """Forgets connections that have been silent for long and have no session; the eldest, when there are too many."""

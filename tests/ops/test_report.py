@@ -54,6 +54,7 @@ def client(**changes: Any) -> dict[str, Any]:
         "verdicts": {"trained": 100, "stale": 10, "quarantined": 3, "refused": 2, "duplicate": 9},
         "actors": {"3f2a9c41-long-name-of-it": actor()},
         "actors_total": 1,
+        "actors_live": 1,
         **changes,
     }
 

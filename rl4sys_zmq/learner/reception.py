@@ -48,6 +48,9 @@ EXCESS_BURST = 64
 COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
 """What messages count, in ordinary ones."""
 
+REFUSED = 5.0
+"""What one that is refused counts at least."""
+
 EARNED = -2.0
 """What a `Submit` counts that brings something new, and has credit for it."""
 
@@ -171,6 +174,7 @@ class Reception:
             cost = COSTS.get(type(message), cost)
             return self._on_message(peer, sender, message, frames[1:]) or cost
         except ProtocolError as exc:
+            cost = max(cost, REFUSED)
             self._refuse_key(peer, exc)
         except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
             log.exception("a message of one peer was not handled")

@@ -57,7 +57,7 @@ EARNED = -2.0
 FRAMES_PER_MESSAGE = 32
 """So many frames of a message with too many of them count as another message."""
 
-STATUS_KEPT_S, STATUS_REST = 0.25, 20.0
+STATUS_KEPT_S, STATUS_REST = 0.02, 20.0
 """How long a status is given out again; at least so many times as long as it took to make."""
 
 TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0

@@ -407,9 +407,9 @@ class MemoryExceeded(RL4SysError):
     def __init__(self, resident_bytes: int, limit_bytes: int) -> None:
         self.resident_bytes, self.limit_bytes = resident_bytes, limit_bytes
         super().__init__(
-            f"the process holds {resident_bytes >> 20} MiB, its limit is {limit_bytes >> 20} MiB (max_memory_bytes), and it held on to "
-            "them when all connections were ended. What was acknowledged is safe in the journal: start it again. If no peer floods "
-            "it, its clients need more: raise --max-memory, or lower buffer_size, batch sizes or journal_max_bytes"
+            f"the process holds {resident_bytes >> 20} MiB, its limit is {limit_bytes >> 20} MiB (max_memory_bytes); to end all "
+            "connections has not helped. What was acknowledged is safe in the journal: start it again. If no peer floods it, its "
+            "clients need more: raise --max-memory, or lower buffer_size and batch sizes"
         )
 
 

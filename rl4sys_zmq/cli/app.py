@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
@@ -26,7 +26,7 @@ from rl4sys_zmq.errors import (
     TransportError,
 )
 
-__all__ = ["FAILED", "SIZE", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "require", "say"]
+__all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "require", "say", "size"]
 
 FAILED, USAGE = 1, 2
 
@@ -34,31 +34,28 @@ option = functools.partial(click.option, show_envvar=True)
 """An option that shows its environment variable in ``--help``."""
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes: 0, 800MB, 8GiB, 1.5T."""
-
-    name = "size"
-    _units: ClassVar[dict[str, int]] = {
-        "": 1,
-        **{f"{letter}{tail}": 1000**power for power, letter in enumerate("KMGT", 1) for tail in ("", "B")},
-        **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
-    }
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Reads it."""
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-        unit = self._units.get(found.group(2).upper()) if found else None
-        if found is None or unit is None:
-            self.fail(f"{value!r} is not a size such as 800MB or 8GiB", param, ctx)
-        count = round(float(found.group(1)) * unit)
-        if 0 < count < MIN_SIZE:
-            self.fail(f"{value!r} is less than 1 MiB", param, ctx)
-        return count
+MIN_SIZE = 1 << 20
+_UNITS: dict[str, int] = {
+    "": 1,
+    **{f"{letter}{tail}": 1000**power for power, letter in enumerate("KMGT", 1) for tail in ("", "B")},
+    **{f"{letter}IB": 1024**power for power, letter in enumerate("KMGT", 1)},
+}
 
 
-SIZE, MIN_SIZE = Size(), 1 << 20
+def size(value: str) -> int:
+    """A number of bytes, as an option's type: 0, 800MB, 8GiB, 1.5T.
+
+    Raises:
+        click.BadParameter: for anything else, and for less than 1 MiB.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+    unit = _UNITS.get(found.group(2).upper()) if found else None
+    if found is None or unit is None:
+        raise click.BadParameter(f"{value!r} is not a size such as 800MB or 8GiB")
+    count = round(float(found[1]) * unit)
+    if 0 < count < MIN_SIZE:
+        raise click.BadParameter(f"{value!r} is less than 1 MiB")
+    return count
 
 
 def say(text: str = "", *, err: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rl4sys_zmq.cli.app import SIZE, Commands, option, settings, version_option
+from rl4sys_zmq.cli.app import Commands, option, settings, size, version_option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import Target
@@ -46,9 +46,9 @@ def main() -> None:
 @option("--clients", type=FILE, metavar="FILE", help="Who may do what, by key.  [default: clients.toml in the keys' DIR]")
 @option(
     "--max-memory",
-    type=SIZE,
+    type=size,
     metavar="SIZE",
-    help="End connections, and at last the learner, beyond this resident size, such as 8GiB; 0: never.  [default: 80% of what there is]",
+    help="Beyond this resident size, such as 8GiB, end connections, and at last the learner; 0: never.  [default: 80% of all]",
 )
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")

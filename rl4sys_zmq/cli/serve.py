@@ -36,7 +36,7 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
         config_path: a file with the learner's options.
         options: what wins over them.
         debug: log everything.
-        max_memory_bytes: the limit on the process's memory; 0 for none, None for the file's, else `MEMORY_SHARE` of what there is.
+        max_memory_bytes: the limit on the process's memory; 0: none; None: the file's, else `MEMORY_SHARE` of what there is.
 
     Raises:
         MemoryExceeded: when the process holds more than it may.

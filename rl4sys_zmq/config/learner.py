@@ -128,8 +128,8 @@ class LearnerConfig:
     max_parameters: int = option(integer(1, 1 << 36), 50_000_000)
     """How many numbers a policy may have."""
     messages_per_s: float = option(number(0, 1e9, above=True), 100.0)
-    """How many messages a second each connection without a key may send over tcp or ipc, besides data that it has credit for, which
-    is free. Twice as many at once; a handshake counts as 20, a request for the status as 10."""
+    """How many messages a second each connection without a key may send over tcp or ipc, besides data that it has credit for.
+    Twice as many at once; a handshake counts as 20, a request for the status as 10."""
     bytes_per_s: float = option(number(0, 1e15, above=True), 256e6)
     """How many bytes of them, likewise."""
     max_memory_bytes: int | None = option(optional(integer(1 << 20)), None)

@@ -191,7 +191,7 @@ class Client:
         return max(1, items // workers), max(1, free // senders)
 
     def believed(self, stream: Stream, want_steps: int) -> int:
-        """As much of an actor's wish as it may well come up to: a segment, or a little of what there is; then twice as much each time.
+        """As much of an actor's wish as it may well come up to: a segment, or a little of what there is; later twice as much.
 
         A wish holds credit that others could use, so it takes work to have a large one.
         """

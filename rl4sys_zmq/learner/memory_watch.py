@@ -27,9 +27,9 @@ END_S = 6.0
 class MemoryWatch(Worker):
     """The thread ``rl4sys-memory``. It looks five times a second and owns nothing else.
 
-    Over the limit, connections that have finished no message for a while are ended at once, and again at each look: an unfinished
-    message is memory that libzmq keeps until its end comes. When that is not enough, all are: actors dial again by themselves, and
-    lose nothing. When that does not help either, the thread dies of `MemoryExceeded`, and the learner with it.
+    Over the limit, connections that have finished no message for a while are ended, and again at each look: libzmq keeps an
+    unfinished message until its end comes. When that is not enough, all are: actors dial again by themselves, and lose nothing.
+    When that does not help either, the thread dies of `MemoryExceeded`, and the learner with it.
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:

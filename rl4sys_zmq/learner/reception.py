@@ -54,13 +54,16 @@ EXCESS_BURST = 64
 COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
 """What messages count, in ordinary ones."""
 
+REFUSED = 5.0
+"""What one that is refused counts at least."""
+
 EARNED = -2.0
 """What a `Submit` counts that brings something new, and has credit for it."""
 
 FRAMES_PER_MESSAGE = 32
 """So many frames of a message with too many of them count as another message."""
 
-STATUS_KEPT_S, STATUS_REST = 0.25, 20.0
+STATUS_KEPT_S, STATUS_REST = 0.02, 20.0
 """How long a status is given out again; at least so many times as long as it took to make."""
 
 TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
@@ -135,7 +138,7 @@ class Reception:
         if self._shares.rest_s(began):
             return
         self._excess = 0
-        useful_s = 0.0
+        useful_s, lines = 0.0, self._shares.lines
         for _ in range(ROUTER_BURST):
             try:
                 frames = self.router.recv(MAX_MESSAGE_FRAMES)
@@ -147,15 +150,16 @@ class Reception:
             now = time.monotonic()
             peer = bytes(frames[0])
             if self._lined:
-                line = self._shares.line(peer, self.router.descriptor, now)
+                line = lines.get(peer) or self._shares.meet(peer, self.router.descriptor(), now)
+                line.heard = now
                 stranger = peer not in self._sessions
-                if self._rated and self._shares.over(line, now, stranger=stranger):
+                if self._rated and (stranger or line.owes_until > now) and self._shares.over(line, now, stranger=stranger):
                     self._drop(peer, line, frames, now)
                     if self._excess >= EXCESS_BURST:
                         break
                     continue
                 cost = self._handle(peer, line, frames, now)
-                if cost is not None:
+                if cost is not None and (cost > 0 or line.owes_until > now):
                     size = 0 if cost < 0 else sum(len(f) for f in frames)
                     self._shares.charge(line, cost, size, now, stranger=stranger)
             else:
@@ -181,6 +185,7 @@ class Reception:
             cost = COSTS.get(type(message), cost)
             return self._on_message(peer, sender, message, frames[1:]) or cost
         except ProtocolError as exc:
+            cost = max(cost, REFUSED)
             self._refuse_error(peer, exc)
         except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
             log.exception("a message of one peer was not handled")
@@ -195,7 +200,8 @@ class Reception:
         self.refuse(exc.first, exc.code, exc.detail)
         if self._rated:
             now = time.monotonic()
-            line, stranger = self._shares.line(exc.first, self.router.descriptor, now), exc.first not in self._sessions
+            line, stranger = self._shares.lines.get(exc.first), exc.first not in self._sessions
+            line = line or self._shares.meet(exc.first, self.router.descriptor(), now)
             self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
 
     def _drop(self, peer: bytes, line: Line, frames: Sequence[Frame], now: float, reason: str = "") -> None:
@@ -204,9 +210,7 @@ class Reception:
         if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self.router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.may_be_told(line, now):
-            self.refuse(
-                peer, Refusal.QUOTA, reason or "this connection sends more than its share", field="keys" if reason else ""
-            )
+            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share")
         else:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 

@@ -6,7 +6,7 @@ its rate. A segment that was asked for costs nothing and pays for two other mess
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 __all__ = ["Line", "Shares"]
 
@@ -75,18 +75,15 @@ class Shares:
         self._rests_until = 0.0
         self._unheard: dict[int, float] = {}
 
-    def line(self, peer: bytes, descriptor: Callable[[], int], now: float) -> Line:
-        """The connection that a message came on.
+    def meet(self, peer: bytes, descriptor: int, now: float) -> Line:
+        """A new connection.
 
         Args:
             peer: its routing id.
-            descriptor: says the descriptor of its socket.
+            descriptor: of its socket.
             now: the time.
         """
-        line = self.lines.get(peer)
-        if line is None:
-            line = self.lines[peer] = Line(descriptor(), now)
-        line.heard = now
+        line = self.lines[peer] = Line(descriptor, now)
         return line
 
     def over(self, line: Line, now: float, *, stranger: bool) -> bool:

@@ -114,10 +114,10 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
         age = span_text(max(0.0, now_unix_s - alarm["last_unix_s"]))
         yield f"  !! alarm {name}: {alarm['count']:,}, the last one {age} ago: {alarm['text']}"
     if client["actors"]:
-        yield from _actor_lines(client["actors"])
+        yield from _actor_lines(client["actors"], client["actors_total"])
 
 
-def _actor_lines(actors: Mapping[str, Any]) -> list[str]:
+def _actor_lines(actors: Mapping[str, Any], total: int) -> list[str]:
     """The actors, those that spoke last first."""
     names = ("received", "durable", "trained", "checkpointed", "credit_steps")
     rows: list[tuple[str, ...]] = [("  actor", "live", "silent", "received", "durable", "trained", "saved", "credit")]
@@ -131,8 +131,8 @@ def _actor_lines(actors: Mapping[str, Any]) -> list[str]:
         "  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
-    hidden = len(actors) - MAX_ACTORS_SHOWN
-    return [*lines, f"  and {hidden:,} more (--json shows all)"] if hidden > 0 else lines
+    hidden, shown = total - MAX_ACTORS_SHOWN, "all" if total == len(actors) else len(actors)
+    return [*lines, f"  and {hidden:,} more (--json shows {shown})"] if hidden > 0 else lines
 
 
 def span_text(seconds: float) -> str:

@@ -213,7 +213,7 @@ def _row(name: str, client: Mapping[str, Any]) -> ClientRow:
         client["updates"],
         client["policy_lag"],
         client["pending"],
-        sum(actor["live"] for actor in client["actors"].values()),
+        client["actors_live"],
         verdicts["refused"] + verdicts["quarantined"],
         verdicts["stale"],
         client["error"],

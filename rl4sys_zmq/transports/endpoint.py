@@ -201,7 +201,7 @@ class Endpoint(Tracked):
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """The descriptor of the connection that the last message came on; -1 on inproc, on a dialling socket, before the first."""
+        """The descriptor of the connection that the last message came on; -1 on inproc, when dialling, and before the first."""
         return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
 
     def cut(self, descriptor: int) -> bool:

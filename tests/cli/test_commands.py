@@ -103,6 +103,8 @@ def test_version(group: click.Group) -> None:
         (learner, ["serve", "--prot", "1"], "'--port'"),
         (learner, ["serve", "--port", "70000"], "70000"),
         (learner, ["serve", "--port", "1", "--bind", "127.0.0.1:2"], "either --port or --bind"),
+        (learner, ["serve", "--max-memory", "much"], "'much' is not a size such as 800MB or 8GiB"),
+        (learner, ["serve", "--max-memory", "12"], "less than 1 MiB"),
         (learner, ["frobnicate"], "frobnicate"),
         (learner, ["demo", "--algorithm", "sarsa"], "sarsa"),
         (learner, ["demo", "--actors", "0"], "0"),

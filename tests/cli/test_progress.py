@@ -30,7 +30,7 @@ def report(steps: int = 0, state: str = "running", error: str = "", live: bool =
     verdicts = dict.fromkeys(("trained", "stale", "quarantined", "refused", "duplicate"), 0)
     client = {
         **{"state": state, "algorithm": "PPO", "episodes": 3, "mean_return": 1.5, "steps": steps, "steps_per_s": 7.0},
-        **{"version": 2, "updates": 2, "policy_lag": 0.5, "pending": 4, "actors": {"a": {"live": live}}},
+        **{"version": 2, "updates": 2, "policy_lag": 0.5, "pending": 4, "actors": {}, "actors_live": int(live)},
         **{"verdicts": verdicts, "error": error},
     }
     return {"clients": {"luna": client}}

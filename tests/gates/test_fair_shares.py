@@ -30,8 +30,8 @@ FLOODS = ("garbage", "heartbeat", "status", "fetch", "wants", "submit", "hello")
 """What `processes/flood.py` can say; ``hello`` is last, since the actors that it makes up stay for a while."""
 
 SHARE_QUICK, SHARE_LONG = 0.25, 0.6
-"""What is left to the good client, of what it has beside a process that is as busy and says nothing. Before there were shares it was
-0.02 to 0.23, and 0 with ``wants``."""
+"""What is left to the good client, of what it has beside a process that is as busy and says nothing. Before there were shares it
+was 0.02 to 0.23, and 0 with ``wants``."""
 
 SOCKETS = 20
 GROWTH_KIB = 64 * 1024

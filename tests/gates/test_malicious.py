@@ -30,7 +30,7 @@ case  what is done                                    what the attacker gets    
 20    256 frames and more, 200 000                    frames
 21    a frame over 64 MiB                             the connection ends                      connections.disconnected
 22    a header over 1 MiB, a message over 64 MiB      too_large
-23    MORE without end                                the process's memory limit (long tier)   nothing acknowledged is lost
+23    MORE without end (test_fair_shares.py)          the connection ends                      connections.cut >=
 24    msgpack: cut, longer, no UTF-8, deep, 2^32      malformed
 25    msgpack: keys twice, integer keys, ext          malformed
 26    dtypes of objects, records, text, big-endian    dtype
@@ -79,8 +79,8 @@ from rl4sys_zmq.wire.segments import HEAD
 
 from ..wire.conftest import build
 from . import evil
-from .conftest import PATIENCE_S, SOAK, Spawn, join, play, until
-from .siege import ALGORITHM, AtLeast, GoodClient, Siege, craft, hello, segment, submit, submit_with
+from .conftest import PATIENCE_S, SOAK, join, play, until
+from .siege import ALGORITHM, AtLeast, Siege, craft, hello, segment, submit, submit_with
 from .zmtp import MORE, dial, frame, greeting, hear_ready, ready
 
 pytestmark = pytest.mark.timeout(600 if SOAK else 120)
@@ -971,44 +971,7 @@ def welcomes(host: Host) -> None:
     host.learner.welcome = {}
 
 
-# ---- what only the memory limit of the process stops
-
-
-@pytest.mark.soak
-@pytest.mark.skipif(not SOAK, reason="fills a gigabyte: RL4SYS_SOAK=1")
-def test_case_23_endless_more(spawn: Spawn, tmp_path: Path, report: Any) -> None:
-    options = {"run_dir": str(tmp_path / "run"), "spare_bytes": 1 << 30}
-    learner = spawn("besieged", {**options, "bind": "tcp://127.0.0.1:0"})
-    address = learner.hear()["address"]
-    with join(address, algorithm_name=ALGORITHM, actor_id="good") as agent:
-        good = GoodClient(agent)
-        good.start()
-        try:
-            good.served(20)
-            sent = [endless(address) for _ in range(3) if learner.process.poll() is None]
-            survived = learner.process.poll() is None
-            if survived:  # libzmq could not get more, and has closed the connection
-                good.served(5)
-                learner.kill()
-            else:
-                learner.end(-6, expect="")
-            before, stats = agent.version, agent.stats()
-            began = time.monotonic()
-            learner = spawn("besieged", {**options, "bind": address})
-            assert learner.hear()["address"] == address
-            until(lambda: agent.version > before, "a version after the restart")
-            took = time.monotonic() - began
-            good.served(20)
-        finally:
-            good.stop()
-        agent.flush(PATIENCE_S)
-        client = learner.ask("status")["clients"]["lab"]
-        after = agent.stats()
-    report(sent_mib=[n >> 20 for n in sent], survived=survived, served_after_s=round(took, 2), acked=stats["accepted"])
-    assert max(sent) < 2 << 30
-    assert (client["rolled_back"], client["gap"], after["in_doubt"]) == (0, 0, 0)
-    assert client["accepted"] == after["accepted"] == after["submitted"] >= stats["accepted"]
-    assert took < 3.0
+# ---- what `test_fair_shares.py` does with a limit on memory
 
 
 def endless(address: str) -> int:

@@ -53,6 +53,8 @@ def client(**changes: Any) -> dict[str, Any]:
         "checkpoint": {"number": 12, "version": 59, "age_s": 3.25, "duration_s": 0.1, "error": ""},
         "verdicts": {"trained": 100, "stale": 10, "quarantined": 3, "refused": 2, "duplicate": 9},
         "actors": {"3f2a9c41-long-name-of-it": actor()},
+        "actors_total": 1,
+        "actors_live": 1,
         **changes,
     }
 
@@ -156,8 +158,10 @@ def test_what_is_wrong_has_a_line(changes: dict[str, Any], line: str) -> None:
 
 def test_many_actors_are_cut_and_the_live_ones_come_first() -> None:
     actors = {f"a{i:03}": actor(live=i >= 40, silent_s=float(i)) for i in range(45)}
-    lines = report_lines(report(clients={"luna": client(actors=actors)}), NOW)
+    lines = report_lines(report(clients={"luna": client(actors=actors, actors_total=45)}), NOW)
     assert lines[-1] == f"  and {45 - MAX_ACTORS_SHOWN} more (--json shows all)"
+    fewer = report_lines(report(clients={"luna": client(actors=actors, actors_total=450)}), NOW)
+    assert fewer[-1] == f"  and {450 - MAX_ACTORS_SHOWN} more (--json shows 45)"
     assert lines[11].split()[:2] == ["a040", "yes"]
     assert sum(" yes " in line for line in lines) == 5
 

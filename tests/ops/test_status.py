@@ -34,6 +34,7 @@ def client(**changes: Any) -> dict[str, Any]:
         "policy_lag": 0.5,
         "pending": 7,
         "actors": {"a": {"live": True}, "b": {"live": False}},
+        "actors_live": 1,
         "verdicts": {"trained": 5, "stale": 1, "quarantined": 2, "refused": 3, "duplicate": 4},
         "error": "",
         **changes,

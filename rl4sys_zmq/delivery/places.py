@@ -17,7 +17,7 @@ class Places:
     """
 
     def __init__(self, max_actors: int, lease_s: float) -> None:
-        """Nobody has a place yet."""
+        """Makes it without any actor."""
         self._max_actors, self._lease_s = max_actors, lease_s
         self._live: set[str] = set()
         self._silent: dict[str, Stream] = {}  # in the order in which they fell silent, as the next

@@ -166,7 +166,7 @@ class Operator:
         return True
 
     def close(self, error: Exception) -> None:
-        """The learner ends: nobody hears of the commands that are under way."""
+        """Ends the commands that are under way with this error."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)

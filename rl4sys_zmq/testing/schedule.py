@@ -105,5 +105,5 @@ class Schedule:
             copies=rng.choice([0, 0, 0, 1]) if durable else 0,
             wipes=rng.choice([0, 0, 0, 0, 1]) if durable else 0,
             clock=rng.choice(CLOCKS),
-            relics=rng.choice([0, 0, 1, 2]),
+            relics=rng.choice([0, 0, 0, 1]),
         )

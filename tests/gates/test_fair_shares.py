@@ -105,6 +105,7 @@ def test_a_thousand_records_slow_nothing(report: Any) -> None:
                 if number % 10 == 0:
                     crowd = stack.enter_context(Caller("inproc://fair"))
                 crowd.join(f"crowd-{number}")
+            good.join("good")  # it may have been silent for too long
             many_s = good.time_submits()
             status = good.ask_status()
             began = time.monotonic()

@@ -63,8 +63,8 @@ EARNED = -2.0
 FRAMES_PER_MESSAGE = 32
 """So many frames of a message with too many of them count as another message."""
 
-STATUS_KEPT_S, STATUS_REST = 0.02, 20.0
-"""How long a status is given out again; at least so many times as long as it took to make."""
+STATUS_BURST_S, STATUS_REST = 0.5, 20.0
+"""A status is made anew for each who asks, as long as that takes less than a twentieth of the time, over half a second."""
 
 TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
 """How often connections are looked through, and how long one may finish no message: actors say something each second."""
@@ -310,12 +310,12 @@ class Reception:
         return None
 
     def _status_frames(self) -> list[Frame]:
-        """The status, made anew only now and then."""
+        """The status, made anew unless that took too much of late."""
         now = time.monotonic()
-        if now >= self._status_until:
+        if now + STATUS_BURST_S >= self._status_until:
             self._status_frames_kept = encode(Status(self._status()))
             done = time.monotonic()
-            self._status_until = done + max(STATUS_KEPT_S, STATUS_REST * (done - now))
+            self._status_until = max(self._status_until, now) + STATUS_REST * (done - now)
         return self._status_frames_kept
 
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:

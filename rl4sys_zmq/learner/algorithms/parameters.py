@@ -64,7 +64,8 @@ def parameter(
     """Declares one parameter of a dataclass; `kind` follows from the default where it can."""
     guessed = kind or {bool: "bool", int: "int", float: "float", str: "str", tuple: "sizes"}[type(default)]
     most = float(MAX_COUNT) if guessed == "int" else MAX_NUMBER
-    rule = Rule(guessed, max(low, -most), min(high, most), optional or default is None, choices, names, doc)
+    bounds = low if math.isfinite(low) else -most, high if math.isfinite(high) else most
+    rule = Rule(guessed, *bounds, optional or default is None, choices, names, doc)
     return field(default=default, metadata={"rule": rule})
 
 

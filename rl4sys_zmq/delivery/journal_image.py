@@ -145,13 +145,20 @@ class Image:
             row = StreamRow(*key, known.incarnation, known.first_seq, *marks, *rest)
         self.changes.streams[key] = row
 
-    def drop_stream(self, key: RowKey) -> None:
-        """Forgets a stream, but for its origin in its client's `expired`."""
+    def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
+        """Forgets a stream, but for its origin in its client's `expired`, if it `expires`."""
         self.changes.streams.pop(key, None)
         self.changes.dropped_streams.add(key)
         client = self._client(key[0])
-        if client is not None:
+        if client is not None and expires:
             self.changes.clients[key[0]] = replace(client, expired=max(client.expired, key[2]))
+
+    def drop_client(self, client_id: str) -> None:
+        """Forgets a client and its streams."""
+        changes = self.changes
+        changes.clients.pop(client_id, None)
+        changes.streams = {key: row for key, row in changes.streams.items() if key[0] != client_id}
+        changes.dropped_clients.add(client_id)
 
     def _client(self, client_id: str) -> ClientRow | None:
         changed = self.changes.clients.get(client_id)

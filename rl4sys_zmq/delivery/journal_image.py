@@ -145,14 +145,6 @@ class Image:
             row = StreamRow(*key, known.incarnation, known.first_seq, *marks, *rest)
         self.changes.streams[key] = row
 
-    def drop_client(self, client_id: str) -> None:
-        """Forgets a client with all its streams."""
-        changes = self.changes
-        changes.clients.pop(client_id, None)
-        for key in [key for key in changes.streams if key[0] == client_id]:
-            del changes.streams[key]
-        changes.dropped_clients.add(client_id)
-
     def retire_actor(self, client_id: str, actor_id: str) -> None:
         """Lets an actor's streams go once nothing of them is needed, and its name be taken by whatever start comes next."""
         for key in {*self.rows.streams, *self.changes.streams}:
@@ -160,7 +152,7 @@ class Image:
             if row is not None:
                 self.changes.streams[key] = replace(row, incarnation=0, spooled=False, owner="")
 
-    def drop_stream(self, key: RowKey, *, expires: bool) -> None:
+    def drop_stream(self, key: RowKey, *, expires: bool = True) -> None:
         """Forgets a stream.
 
         Args:
@@ -172,6 +164,13 @@ class Image:
         client = self._client(key[0])
         if client is not None and expires:
             self.changes.clients[key[0]] = replace(client, expired=max(client.expired, key[2]))
+
+    def drop_client(self, client_id: str) -> None:
+        """Forgets a client and its streams."""
+        changes = self.changes
+        changes.clients.pop(client_id, None)
+        changes.streams = {key: row for key, row in changes.streams.items() if key[0] != client_id}
+        changes.dropped_clients.add(client_id)
 
     def _client(self, client_id: str) -> ClientRow | None:
         changed = self.changes.clients.get(client_id)

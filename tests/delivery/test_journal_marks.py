@@ -12,7 +12,7 @@ import pytest
 from rl4sys_zmq.delivery import journal_marks
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Recovery
-from rl4sys_zmq.delivery.journal_image import Changes, KnownRows
+from rl4sys_zmq.delivery.journal_image import Changes, Image, KnownRows
 from rl4sys_zmq.delivery.journal_loss import Witness
 from rl4sys_zmq.delivery.journal_marks import MarksFile, read_marks
 from rl4sys_zmq.delivery.ledger import ClientRow, Entry, StreamRow
@@ -88,6 +88,17 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     found = read_marks(tmp_path / "journal.marks")
     assert found is not None
     assert (found.rows.ledger_id, found.rows.clients, found.rows.streams) == (77, {}, {})
+
+
+def test_a_client_that_is_dropped_and_made_again_in_one_transaction_is_new() -> None:
+    image = Image(rows())
+    image.add_to_client("c", 5, 0, 0)
+    image.drop_client("c")
+    image.put_client(ClientRow("c", 9, {}, 0, 0, 0))
+    image.add_to_stream(("c", "b", 1), 0, 2, 20, 0)
+    image.commit()
+    assert image.rows.clients == {"c": ClientRow("c", 9, {}, 0, 0, 0)}
+    assert list(image.rows.streams) == [("c", "b", 1)]
 
 
 def test_a_full_file_is_made_anew_and_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

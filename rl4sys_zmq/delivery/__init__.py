@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.intake import Intake, Replay, replay_entry, take_submit
     from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
     from rl4sys_zmq.delivery.session import (
+        RATE,
         Action,
         ActorSession,
         Joined,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from rl4sys_zmq.delivery.transit import Load, Transit
 
 __all__ = [
+    "RATE",
     "STALL_S",
     "Action",
     "ActorSession",
@@ -91,6 +93,7 @@ __getattr__ = load_late(
             "StreamRow",
         ),
         "session": (
+            "RATE",
             "Action",
             "ActorSession",
             "Joined",

@@ -28,7 +28,19 @@ from rl4sys_zmq.wire import PackedSegment, join_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES
 from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
 
-__all__ = ["Action", "ActorSession", "Joined", "Raised", "Redial", "Rejected", "Renewed", "Send", "SessionState", "Waiting"]
+__all__ = [
+    "RATE",
+    "Action",
+    "ActorSession",
+    "Joined",
+    "Raised",
+    "Redial",
+    "Rejected",
+    "Renewed",
+    "Send",
+    "SessionState",
+    "Waiting",
+]
 
 HELLO_RETRY_S = 0.5
 REFUSED_RETRY_S = 2.0
@@ -39,6 +51,9 @@ MAX_BATCH_BYTES = 1 << 20
 _PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
 RIGHTS = "keys"
 """The field of a refusal that concerns the actor's rights, not one message."""
+
+RATE = "rate"
+"""The field of a refusal of a message that came too fast: the same message is taken later."""
 
 _SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
 
@@ -394,7 +409,7 @@ class ActorSession:
             return self._renew(now) if self.ledger_id and not self._hello.spooled else []
         if code is Refusal.FENCED and refused.incarnation:
             return self._raise(now, refused.incarnation)
-        if code in _PASSING:
+        if code in _PASSING or refused.field == RATE:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # what was refused for good has been mended
                 self._next_hello = now

@@ -13,7 +13,7 @@ from typing import Any
 from rl4sys_zmq.config import LearnerConfig, Peer
 from rl4sys_zmq.config.addresses import is_local
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, Load, Stream, take_submit
+from rl4sys_zmq.delivery import RATE, Ledger, Load, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
@@ -185,7 +185,8 @@ class Reception:
             cost = COSTS.get(type(message), cost)
             return self._on_message(peer, sender, message, frames[1:]) or cost
         except ProtocolError as exc:
-            cost = max(cost, REFUSED)
+            # After a restart of the learner, each actor's queue arrives before its HELLO: that is no attack.
+            cost = 1.0 if exc.code is Refusal.NO_SESSION else max(cost, REFUSED)
             self._refuse_error(peer, exc)
         except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
             log.exception("a message of one peer was not handled")
@@ -210,7 +211,7 @@ class Reception:
         if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self.router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.may_be_told(line, now):
-            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share")
+            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share", field=RATE)
         else:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 

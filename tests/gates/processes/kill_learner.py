@@ -291,6 +291,7 @@ def main() -> int:
     records = {"RECORD_ON": Records(Recorder, **parameters), "RECORD_OFF": Records(OffPolicyRecorder, **parameters)}
     for name, factory in records.items():
         register_algorithm(name, factory)
+    register_algorithm("RECORD_NOTHING", FakeAlgorithm.factory(steps_per_update=1))
     if point := os.environ.get("RL4SYS_DIE_AT"):
         light(point)
     obey_a_full_disk(Path(options["run_dir"]).with_name("full"))

@@ -1,0 +1,167 @@
+"""Kills among attacks drawn at random: hostile names, poison, damaged files, deleted files and clocks that are set.
+
+After each kill the learner starts again on what is left. The law of conservation holds at each sample; nothing that was
+acknowledged is gone without being counted and said; nothing is learned from twice.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.testing import Child
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace
+
+from .conftest import Tier
+from .kill_lab import Lab
+from .test_journal_loss import AT_REST, UNDER_IT
+from .test_names import NAMES
+from .test_state_faults import more
+
+pytestmark = pytest.mark.timeout(3_600)
+
+DAY_S = 86_400.0
+CLOCKS_S = (DAY_S, 0.0, -DAY_S, 30 * DAY_S, -1.79e9)
+POISON = (
+    *(("observations", value) for value in (3.4028234663852886e38, -3.4028234663852886e38, 1e30, 1e19)),
+    *(("rewards", value) for value in (3.4028234663852886e38, 1e30, -1e19)),
+)
+DELETED = ("file", "both files", "log", "directory", "replaced")
+DAMAGED = ("header", "zeros", "empty", "deleted")
+ATTACKS = ("name", "poison", "clock", "deletion", "damage")
+JOIN_S = 15.0
+ACKS = 40
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rl4h-"))
+    yield path
+    shutil.rmtree(path)
+
+
+class Siege:
+    """A learner with honest actors, and what is done to it.
+
+    Attributes:
+        actors: all processes that were started, the honest ones first.
+        poisons: how many poisoned segments were acknowledged.
+        named: how many segments each client with a hostile name has had acknowledged.
+        done: how often each attack was made.
+    """
+
+    def __init__(self, lab: Lab, seed: int) -> None:
+        self.lab, self._dice = lab, random.Random(seed)
+        self.actors = [lab.actor(f"a{i}", "on", rate=100.0, overflow=o) for i, o in enumerate(("drop_oldest", "wait"))]
+        self.poisons = 0
+        self.named: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self._clocky: Child | None = None
+        for actor in self.actors:
+            actor.start()
+
+    def attack(self, kind: str) -> None:
+        """Makes an attack on the running learner."""
+        self.done[kind] += 1
+        match kind:
+            case "name":
+                name = self._dice.choice(NAMES)
+                self._play(name, name, "rewards", 1.0)
+                self.named[name] += 1
+            case "poison":
+                self._play("on", f"poisoner {self.poisons}", *self._dice.choice(POISON))
+                self.poisons += 1
+            case "clock":
+                self._set_a_clock()
+            case "deletion":
+                UNDER_IT[self._dice.choice(DELETED)](self.lab)
+                ready = lambda: self.lab.ask("status")["ledger"].get("rescued", 0) >= 1  # noqa: E731
+                self.lab.loop.until(ready, 20.0, "a journal made anew")
+
+    def kill(self, kind: str) -> None:
+        """Kills the learner, harms its files if that is the attack, and starts it again."""
+        self.lab.learner.kill()
+        if kind == "damage":
+            AT_REST[self._dice.choice(DAMAGED)](self.lab.run_dir, self._dice)
+            self.lab.reconfigure(resume="accept-loss")
+        self.lab.serving(40.0)
+        self.lab.reconfigure(resume="auto")
+
+    def _play(self, client_id: str, actor_id: str, column: str, value: float) -> None:
+        """An actor of this process sends one segment."""
+        config = AgentConfig(
+            client_id=client_id,
+            actor_id=actor_id,
+            algorithm_name="RECORD_ON" if client_id == "on" else "RECORD_NOTHING",
+            observation_space=BoxSpace((4,)),
+            action_space=DiscreteSpace(2),
+            train_server_address=self.lab.address,
+            connect_timeout_s=JOIN_S,
+            linger_ms=0,
+        )
+        with RL4SysAgent(config=config) as agent:
+            observation = np.full(4, value if column == "observations" else 0.0, np.float32)
+            trajectory, action = agent.request_for_action(None, observation)
+            action.update_reward(value if column == "rewards" else 1.0)
+            agent.add_to_trajectory(trajectory, action)
+            agent.mark_end_of_trajectory(trajectory, action)
+            agent.flush(JOIN_S)
+
+    def _set_a_clock(self) -> None:
+        """The named actor ends, and another process of that name begins on a clock that was set."""
+        if self._clocky is not None:
+            self.lab.stop(self._clocky)
+        actor = self._clocky = self.lab.actor(f"clock{len(self.actors)}", "on", rate=50.0)
+        options = {**json.loads(actor.command[-1]), "actor_id": "clocky", "clock_s": self._dice.choice(CLOCKS_S)}
+        actor.command[-1] = json.dumps(options)
+        actor.start()
+        self.actors.append(actor)
+        joined = self.lab.traces[actor.name]
+        self.lab.loop.until(
+            lambda: joined.count("joined") > 0, JOIN_S, f"an actor whose clock is {options['clock_s']:+.0f} s off"
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Delivers and trains everything; the learner's last status."""
+        return self.lab.finish(*(actor for actor in self.actors if actor.running), timeout_s=120.0)
+
+
+def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
+    dice = random.Random(seed + 1)
+    kills = tier.size(8, 100)
+    with Lab(folder, seed, parameters={"steps_per_update": 24}, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:
+        lab.serving()
+        siege = Siege(lab, seed)
+        kinds = [*ATTACKS, *(dice.choice(ATTACKS) for _ in range(kills))][:kills]
+        for kind in kinds:
+            more(lab, ACKS)
+            if kind == "damage":
+                siege.done[kind] += 1
+            else:
+                siege.attack(kind)
+            siege.kill(kind)
+        more(lab, ACKS)
+        status = siege.finish()
+        outcome = lab.outcome()
+    numbers = status["clients"]["on"]
+    verdicts, gone = numbers["verdicts"], numbers["rolled_back"]
+    report(attacks=dict(siege.done), kills=kills, quarantined=verdicts["quarantined"], rolled_back=gone, outcome=str(outcome))
+    outcome.check()
+    assert outcome.duplicate == outcome.unacked == ()
+    assert len(outcome.lost) <= gone, "nothing is lost without being counted"
+    assert (numbers["pending"], numbers["gap"]) == (0, 0)
+    assert numbers["accepted"] == outcome.submitted + siege.poisons == verdicts["trained"] + verdicts["quarantined"] + gone
+    assert verdicts["trained"] == outcome.applied
+    assert verdicts["quarantined"] + gone - len(outcome.lost) == siege.poisons, "what is quarantined is poison, and only that"
+    for name, count in siege.named.items():
+        assert status["clients"][name]["accepted"] == count, name

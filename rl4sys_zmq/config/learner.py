@@ -123,7 +123,7 @@ class LearnerConfig:
     """How long closing may drain what has arrived."""
     max_clients: int = option(integer(1, 65_536), 64)
     """How many clients are accepted."""
-    max_actors: int = option(integer(1, 65_536), 1024)
+    max_actors: int = option(integer(1, 1 << 24), 1024)
     """How many actors a client may have."""
     max_parameters: int = option(integer(1, 1 << 36), 50_000_000)
     """How many numbers a policy may have."""

@@ -13,6 +13,9 @@ from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["Opened", "StreamTable"]
 
+MAX_DROPPED = 1_024
+"""Of how many streams that operators dropped the marks are remembered."""
+
 MAX_SPOOLED = 65_536
 """How many streams with a spool a client may have, live or not: their marks are kept for good."""
 
@@ -66,6 +69,7 @@ class StreamTable:
         self._streams: dict[Key, Stream] = {}
         self._current: dict[str, Stream] = {}
         self._peers: dict[str, bytes] = {}
+        self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
         """Takes the streams that a ledger remembers."""
@@ -152,8 +156,7 @@ class StreamTable:
         if ours and not hello.spooled and origin <= self.expired:
             raise ProtocolError(Refusal.EXPIRED, f"origin {origin} was silent for longer than its lease")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
-        forgotten = ours and hello.spooled and origin <= self.expired  # what is below its first was counted then
-        first_seq = hello.first_seq if forgotten else 0
+        first_seq = self._dropped.pop((hello.actor_id, origin), 0)  # what is below was counted then
         stream = Stream(
             self.client_id,
             hello.actor_id,
@@ -276,11 +279,19 @@ class StreamTable:
                 gone.append(stream)
         for stream in gone:
             self.expired = max(self.expired, stream.origin)
+            if not stream.incarnation:
+                self._remember_dropped(stream)
             del self._streams[stream.key]
             if self._current.get(stream.actor_id) is stream:
                 del self._current[stream.actor_id]
                 self._places.drop(stream.actor_id)
         return gone
+
+    def _remember_dropped(self, stream: Stream) -> None:
+        """Keeps how far a stream had come that an operator dropped: a spool may go on from there, in this process's life."""
+        self._dropped[stream.key] = stream.received
+        while len(self._dropped) > MAX_DROPPED:
+            del self._dropped[next(iter(self._dropped))]
 
     def _earlier_spools(self) -> set[Key]:
         """The streams with a spool that another of their actor's has followed, as far as they are kept."""

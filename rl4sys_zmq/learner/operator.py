@@ -98,11 +98,12 @@ class _PuttingAside(Worker):
     def run(self) -> None:
         """The thread's body."""
         try:
-            for thread in self._threads:
-                while not thread.join(LOOK_S):
-                    if self._stopping.is_set():
-                        self.problem = "the learner was closed before its learner thread had ended"
-                        return
+            ended = [False]
+            while not all(ended) and not self._stopping.is_set():
+                ended = [thread.join(LOOK_S) for thread in self._threads]
+            if self._stopping.is_set():
+                self.problem = "the learner was closed before its checkpoints were put aside"
+                return
             self.count = len(CheckpointStore(self._folder).abandon_after(0))
         except CheckpointError as exc:
             self.problem = str(exc)

@@ -147,7 +147,9 @@ def write_client_keys(path: str | os.PathLike[str], name: str, keys: ClientKeys)
         ConfigError: for a name of other than 1 to 64 letters, digits, and ``._@-``; and as `write_secret_file` does.
     """
     if not _PLAIN.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name; use 1 to 64 letters, digits, '.', '_', '@' or '-'", key="name", source=str(path))
+        raise ConfigError(
+            f"{name!r} is not a name; use 1 to 64 letters, digits, '.', '_', '@' or '-'", key="name", source=str(path)
+        )
     own = keys.own
     write_secret_file(path, {"name": name, "public": own.public, "secret": own.secret, "learner": keys.learner_public})
 

@@ -824,7 +824,8 @@ def test_no_hello_looks_at_all_records():
             sys.settrace(before)
         return count
 
-    assert lines(1_000) == lines(10)
+    lines(10)  # whatever is imported late, or cached
+    assert lines(1_000) <= lines(10)
 
 
 def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending():

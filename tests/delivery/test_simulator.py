@@ -525,7 +525,10 @@ MUTANTS = TWELVE | {
     ),
     "grants_twice": ({"parts": LearnerParts(pool=GrantsTwice)}, {"credit"}),
     "commits_twice": ({"parts": LearnerParts(ledger=CommitsTwice)}, {"once"}),
-    "loses_entries": ({"parts": LearnerParts(ledger=LosesEntries)}, {"wedged", "released", "disposed", "lost", "conserved"}),
+    "loses_entries": (
+        {"parts": LearnerParts(ledger=LosesEntries)},
+        {"transit", "wedged", "released", "disposed", "lost", "conserved"},
+    ),
     "last_words_come_late": (
         {"parts": LearnerParts(thread=LastWordsComeLate), "schedule": replace(CRASHES, thread_restarts=3)},
         {"conserved", "disposed", "lost", "once", "verdicts"},

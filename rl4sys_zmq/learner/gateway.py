@@ -205,6 +205,7 @@ class Gateway(Worker):
                     poller.register(self._wakeup)
                     self._open.set()
                     self._loop(poller)
+                self._operator.close(Closed("the learner is closed"))  # before a learner thread ends that a command waits for
                 for client in self._roster:
                     client.end_thread()
                 self._reception.say_goodbye()

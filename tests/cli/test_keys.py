@@ -141,7 +141,7 @@ def test_a_time_is_taken_too(tmp_path: Path, expires: str, unix_s: float) -> Non
     [
         (["k", "--client", "there"], "listed already"),
         (["k", "--client", "left"], "is there already"),
-        (["k", "--client", "a/b"], "is no name"),
+        (["k", "--client", "a/b"], "is not a name"),
         (["k", "--client", "x" * 65], "is not a name"),
         (["k", "--client", "a", "--client-id", "a\nb"], "is not a name"),
         (["k", "--client", "a", "--role", "boss"], "boss"),

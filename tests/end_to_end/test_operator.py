@@ -36,6 +36,8 @@ def busy(lab: Lab, tmp_path: Path, **options: Any) -> tuple[Learner, Any, Any]:
     learner.save(timeout_s=PATIENCE_S)
     lab.episode(agent, 4)
     agent.flush(PATIENCE_S)
+    while not factory.made[0].segments:
+        pass  # its learner thread has the segment, and begins the update
     return learner, agent, factory
 
 
@@ -54,7 +56,7 @@ def test_a_busy_learner_thread_is_waited_for_before_its_checkpoints_are_put_asid
     agent.flush(PATIENCE_S)
     learner.wait(client_id="lab", version=1, timeout_s=PATIENCE_S)
     client = learner.status()["clients"]["lab"]
-    assert (client["updates"], client["gap"], client["accepted"]) == (1, 1, 2), "it began anew, from no checkpoint"
+    assert (client["version"], client["gap"], client["accepted"]) == (1, 1, 2), "it began anew, from no checkpoint"
 
 
 def test_a_learner_that_is_closed_meanwhile_has_forgotten_nothing(inproc_lab: Lab, tmp_path: Path) -> None:

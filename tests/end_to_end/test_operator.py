@@ -52,6 +52,8 @@ def test_a_busy_learner_thread_is_waited_for_before_its_checkpoints_are_put_asid
     assert len(checkpoints(tmp_path / "run")) == 1
     factory.release.set()
     learner.wait(client_id="lab", version=0, timeout_s=PATIENCE_S)
+    while agent.generation != learner.status()["clients"]["lab"]["generation"]:
+        pass  # a change of generation would cut the episode
     inproc_lab.episode(agent, 4)
     agent.flush(PATIENCE_S)
     learner.wait(client_id="lab", version=1, timeout_s=PATIENCE_S)

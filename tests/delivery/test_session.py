@@ -10,7 +10,7 @@ import pytest
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import ActorSession, Joined, Raised, Redial, Rejected, Renewed, Send, SessionState, StreamTable, Waiting
-from rl4sys_zmq.delivery.session import REFUSED_RETRY_S
+from rl4sys_zmq.delivery.session import RATE, REFUSED_RETRY_S
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.values import Segment
@@ -699,6 +699,16 @@ def test_a_place_that_is_taken_is_waited_for(counters):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     assert session.on_message(0.0, refused("conflict")) == [Waiting(refused("conflict"))]
+
+
+def test_a_hello_that_came_too_fast_is_said_again(counters):
+    """Many words of an actor may reach a learner that has just been started; that is no refusal of the actor."""
+    session = ActorSession(HELLO, counters, random.Random(1))
+    session.open(0.0, (0, 0))
+    too_fast = Refused("quota", RATE, "this connection sends more than its share")
+    assert session.on_message(0.0, too_fast) == [Waiting(too_fast)]
+    assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
+    assert isinstance(session.on_message(1.0, refused("quota"))[0], Rejected)
 
 
 def image_packed(steps=8):

@@ -56,9 +56,9 @@ class ClientConfig:
     """How many batches simulators may collect ahead of the one that is trained on."""
     publish_every_updates: int | None = option(optional(integer(1, 1 << 31)), None)
     """How many updates make a version."""
-    max_magnitude: float | None = option(optional(number(0, 1e30, above=True)), None)
+    max_magnitude: float | None = option(optional(number(0, 1e39, above=True)), None)
     """The greatest absolute value of an observation or a raw action, where the space has no bound of its own."""
-    max_reward: float | None = option(optional(number(0, 1e30, above=True)), None)
+    max_reward: float | None = option(optional(number(0, 1e39, above=True)), None)
     """The greatest absolute value of a reward."""
     weights: WeightsConfig = option(weights_options, WeightsConfig())
     """How its weights travel; what is not said comes from the learner's option."""

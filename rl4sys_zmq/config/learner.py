@@ -105,9 +105,9 @@ class LearnerConfig:
     """At most how many versions old a segment may be; None: the algorithm's own limit (PPO: 4, DQN: none)."""
     on_lag: str = option(one_of("drop", "correct"), "drop")
     """What happens to an older one: dropped and counted, or corrected by importance weights."""
-    max_magnitude: float = option(number(0, 1e30, above=True), 1e15)
+    max_magnitude: float = option(number(0, 1e39, above=True), 1e15)
     """The greatest absolute value of an observation or a raw action, where the space has no bound of its own."""
-    max_reward: float = option(number(0, 1e30, above=True), 1e12)
+    max_reward: float = option(number(0, 1e39, above=True), 1e12)
     """The greatest absolute value of a reward."""
     pacing_lag: int = option(integer(0, 1024), 1)
     """How many batches simulators may collect ahead of the one that is trained on."""

@@ -29,6 +29,7 @@ from typing import Any
 
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.learner.taken import Held, streams_of
+from rl4sys_zmq.private import make_private
 
 __all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "Suspects"]
 
@@ -76,7 +77,7 @@ class Suspects:
         self._muted = folder is None
         if folder is not None:
             try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(folder)
                 self._remember(folder)
                 self._map = self._open(folder / MARK)
             except OSError as exc:

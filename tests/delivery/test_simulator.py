@@ -146,7 +146,7 @@ class NoFencing(StreamTable):
         stream = self._current.get(hello.actor_id)
         if stream is not None and stream.incarnation != hello.incarnation:
             self._peers.pop(hello.actor_id, None)
-            stream.incarnation = 0
+            stream.incarnation = 1
         return super().open(hello, peer, now)
 
 
@@ -364,7 +364,9 @@ class HandsOnWhatWasOvertaken(SimClient):
     """What the thread before was owed is new to this one, whatever became of it."""
 
     def hand_on(self, entry):
-        self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=False)
+        stream = self.table.get(entry.actor_id, entry.origin)
+        waited = stream is not None and stream.counted(entry.end_seq)
+        self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=waited)
 
 
 class ReadsOn(SimClient):

@@ -667,11 +667,11 @@ def _(siege: Siege) -> None:
     until(lambda: siege.moved()["subscriptions_refused"] > refused, "the last of it")
 
 
-@case(37, "words-of-the-other-side", {"refused.direction": 20})
+@case(37, "words-of-the-other-side", {"refused.direction": 21})
 def _(siege: Siege) -> None:
     attacker = siege.attacker()
     others = [message for message in build().values() if message.KIND >= 17]
-    assert len({message.KIND for message in others}) == 20
+    assert len({message.KIND for message in others}) == 21
     for message in {message.KIND: message for message in others}.values():
         assert attacker.refused(message) == "direction", message
 

@@ -63,7 +63,7 @@ def ppo(**parameters: Any) -> PPO:
 
 def dqn(**parameters: Any) -> DQN:
     given = {"learning_starts": 0, "train_frequency": STEPS, "buffer_size": 1000, "batch_size": 32, "hidden_sizes": [16]}
-    return DQN(BoxSpace((4,)), DiscreteSpace(2), {**given, "max_grad_norm": 1e30, **parameters}, 7)
+    return DQN(BoxSpace((4,)), DiscreteSpace(2), {**given, "max_grad_norm": 1e18, **parameters}, 7)
 
 
 def same(one: Any, other: Any) -> bool:

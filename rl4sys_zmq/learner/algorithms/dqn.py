@@ -71,7 +71,7 @@ class DQNParameters:
         100.0, "the error beyond which the loss is linear: well below the values, rare failures go unlearnt", low=1e-9
     )
     max_grad_norm: float = parameter(
-        10.0, "the gradient's norm is clipped to this", low=0.0, high=1e30, names=("grad_norm_clip",)
+        10.0, "the gradient's norm is clipped to this", low=0.0, high=1e18, names=("grad_norm_clip",)
     )
     adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0, high=1.0)
     hidden_sizes: tuple[int, ...] = parameter((64, 64), "widths of the hidden layers", names=("net_arch",))

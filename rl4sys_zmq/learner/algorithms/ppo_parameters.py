@@ -42,7 +42,7 @@ class PPOParameters:
         None, "weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones", kind="float", low=0.0
     )
     vf_coef: float = parameter(0.5, "weight of the value loss, which is half the mean square", low=0.0)
-    max_grad_norm: float | None = parameter(0.5, "the gradient's greatest norm; null: any", low=0.0, high=1e30, optional=True)
+    max_grad_norm: float | None = parameter(0.5, "the gradient's greatest norm; null: any", low=0.0, high=1e18, optional=True)
     target_kl: float | None = parameter(
         None, "an update ends after the epoch whose mean approximate KL exceeds this; null: never", kind="float", low=0.0
     )

@@ -57,6 +57,9 @@ COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
 REFUSED = 5.0
 """What one that is refused counts at least."""
 
+UNKNOWN = 0.5
+"""What one that needs a session counts where there is none."""
+
 EARNED = -2.0
 """What a `Submit` counts that brings something new, and has credit for it."""
 
@@ -186,7 +189,7 @@ class Reception:
             return self._on_message(peer, sender, message, frames[1:]) or cost
         except ProtocolError as exc:
             # After a restart of the learner, each actor's queue arrives before its HELLO: that is no attack.
-            cost = 1.0 if exc.code is Refusal.NO_SESSION else max(cost, REFUSED)
+            cost = UNKNOWN if exc.code is Refusal.NO_SESSION else max(cost, REFUSED)
             self._refuse_error(peer, exc)
         except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
             log.exception("a message of one peer was not handled")

@@ -13,7 +13,7 @@ __all__ = ["Line", "Shares"]
 BURST_S = 2.0
 """How many seconds' worth of messages a connection may send at once."""
 
-STRANGERS = 10
+STRANGERS = 20
 """How many connections' worth all connections without a session may send together."""
 
 FIRST_WORDS = 2

@@ -274,7 +274,7 @@ def empty_frames(address: str) -> int:
     with dial(address) as connection, contextlib.suppress(OSError):
         connection.sendall(greeting() + ready())
         assert hear_ready(connection)
-        connection.settimeout(PATIENCE_S)
+        connection.settimeout(5.0)  # a learner that has stopped reading may let a flood wait
         for _ in range(100):
             connection.sendall(chunk)
             sent += len(chunk)

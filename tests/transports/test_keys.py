@@ -133,7 +133,7 @@ def test_a_public_key_of_another_pair_is_refused(tmp_path, learner):
 
 @pytest.mark.parametrize("name", ["", "a'b", "a\nb", "x" * 65, "é"])
 def test_names_are_plain(tmp_path, learner, name):
-    with pytest.raises(ConfigError, match="is no name"):
+    with pytest.raises(ConfigError, match="is not a name"):
         write_client_keys(tmp_path / "k", name, ClientKeys(learner.learner, learner.learner.public))
     assert not (tmp_path / "k").exists()
 

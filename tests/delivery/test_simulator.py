@@ -23,7 +23,7 @@ from rl4sys_zmq.testing.simulator import ActorParts, Schedule, Simulation, simul
 from rl4sys_zmq.wire.messages import Verdict
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
-SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "2000"))
+SCHEDULES = int(os.environ.get("RL4SYS_SCHEDULES", "20000" if SOAK else "1000"))
 MUTANT_SCHEDULES = 400
 CALM = Schedule(2, 20, 5.0)
 MANY_LIVES = replace(CALM, segments=25, faults_s=12.0, drop=0.05, repeat=0.1, reorder=True, delay_s=2.0, actor_restarts=6)

@@ -16,7 +16,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev demo test soak long-gate check test-base bench guard peers clean
+.PHONY: help venv venv-test venv-dev demo test test-first-half test-second-half soak long-gate check test-base bench guard peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +44,17 @@ $(VENV)/.installed-dev: $(VENV)/.installed-test
 demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner and two actor processes
 	$(VENV)/bin/rl4sys-learner demo --env $(ENV) --algorithm $(ALGO) --seed $(SEED)
 
-test: venv-test  ## the whole test suite
-	$(VENV)/bin/python -m pytest
+# Two halves side by side, about ten minutes on two cores: each gate waits for real processes most of its time.
+FIRST_HALF = $(addprefix tests/,actor calls cli delivery end_to_end examples learner ops policies serving)
+
+test: venv-test  ## the whole test suite, in two halves side by side
+	@$(MAKE) --no-print-directory -j2 test-first-half test-second-half
+
+test-first-half: venv-test
+	$(VENV)/bin/python -m pytest -q $(FIRST_HALF)
+
+test-second-half: venv-test
+	$(VENV)/bin/python -m pytest -q $(addprefix --ignore=,$(FIRST_HALF)) tests
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
 	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py -s --timeout 1800

@@ -149,7 +149,12 @@ class Operator:
         if len(self._running) >= MAX_RUNNING:
             future.set_exception(ProtocolError(Refusal.QUOTA, f"{MAX_RUNNING} commands are under way; wait for them"))
             return future
-        running = _Running(self._steps(command), lambda: True, future)
+        try:
+            steps = self._steps(command)
+        except ConfigError as exc:  # there is no such command
+            future.set_exception(exc)
+            return future
+        running = _Running(steps, lambda: True, future)
         if self._advance(running):
             self._running.append(running)
         return future

@@ -8,8 +8,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
@@ -103,7 +103,8 @@ class Journal(Worker):
         self._fresh: list[Entry | Page] = []
         self._stopping = self._hurry = False
         self._problem = ""
-        self._queued_items = self._queued_bytes = self._used_bytes = 0
+        self._queued: Counter[str] = Counter()
+        self._queued_bytes = self._used_bytes = 0
         self._commits = self._failures = self._damaged = self._rescued = 0
         self._commit_s = 0.0
 
@@ -137,7 +138,7 @@ class Journal(Worker):
         nbytes = sum(entry.nbytes for entry in batch)
         with self._news:
             self._incoming.extend(batch)
-            self._queued_items += len(batch)
+            self._queued.update(entry.client_id for entry in batch)
             self._queued_bytes += nbytes
             if not self._problem:
                 self._news.notify()
@@ -192,7 +193,7 @@ class Journal(Worker):
                 used_bytes=self._used_bytes,
                 max_bytes=self._max_bytes,
                 queued_bytes=self._queued_bytes,
-                queued_items=self._queued_items,
+                queued_items=self._queued.total(),
                 error=self._problem,
                 commits=self._commits,
                 failures=self._failures,
@@ -202,10 +203,15 @@ class Journal(Worker):
                 rescued=self._rescued,
             )
 
+    def queued(self, client_id: str) -> int:
+        """Return how many operations of a client are not done."""
+        with self._news:
+            return self._queued[client_id]
+
     def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
         with self._news:
             self._incoming.append(operation)
-            self._queued_items += 1
+            self._queued[operation.client_id] += 1
             self._hurry |= hurry
             if hurry or not self._problem:
                 self._news.notify()
@@ -318,9 +324,15 @@ class Journal(Worker):
         fresh, self._unsaid = self._unsaid, []
         with self._news:
             self._fresh += fresh
-            self._queued_items -= len(fresh)
+            self._note_done(item.client_id for item in fresh)
             self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, Entry))
         self._wake()
+
+    def _note_done(self, client_ids: Iterable[str]) -> None:
+        """Count operations as done, under the lock."""
+        self._queued.subtract(client_ids)
+        for client_id in [client_id for client_id, count in self._queued.items() if not count]:
+            del self._queued[client_id]
 
     def _settle(self, problem: str) -> bool:
         with self._news:
@@ -348,7 +360,8 @@ class Journal(Worker):
         self._unsaid += fresh
         with self._news:
             self._used_bytes += grown
-            self._queued_items += len(rest) + len(fresh) - len(group)  # what was committed counts until it is told
+            self._queued.update(trim.client_id for trim in rest)
+            self._note_done(o.client_id for o in group if not isinstance(o, Entry | Read))  # those are done when they are told
             self._damaged = len(self._file.tables.damaged) + self._file.repaired
             if seconds is not None:
                 self._commits += 1

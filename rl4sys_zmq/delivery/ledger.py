@@ -222,6 +222,9 @@ class Ledger(Protocol):
     def state(self) -> LedgerState:
         """How it fares."""
 
+    def queued(self, client_id: str) -> int:
+        """Return how many operations of a client are not done. Once there are none, `committed` gives all of its entries."""
+
     def stop(self) -> None:
         """Makes the ledger commit what it can, once, and end."""
 
@@ -296,6 +299,10 @@ class MemoryLedger:
             commit_s=0.0,
             damaged=0,
         )
+
+    def queued(self, client_id: str) -> int:
+        """Return 0: everything is done at once."""
+        return 0
 
     def stop(self) -> None:
         """Nothing."""

@@ -380,7 +380,7 @@ class Client:
     def look_for_stall(self, now: float) -> str:
         """Measure for how long nothing has moved that could; set `stalled_s` and return why.
 
-        Call this while the ledger takes data and has nothing left to do.
+        Call this while the ledger takes data and has nothing left to do for this client.
         """
         reason = ""
         if self.state is ClientState.RUNNING and not self.backlog and self.page_after is None:

@@ -71,16 +71,16 @@ class Feeder:
     def check(self, now: float) -> None:
         """Hold the counts of credit against what is there, and look for clients that stand still.
 
-        Where the ledger has nothing left to do, nothing can be waiting for it: what is counted as waiting all the same is credit
-        that would never come back. The count is corrected then, and the client has an alarm.
+        Where the ledger has nothing left to do for a client, nothing can be waiting for it: what is counted as waiting all the
+        same is credit that would never come back. The count is corrected then, and the client has an alarm.
         """
-        state = self._ledger.state()
-        if state.queued_items or state.error:
-            for client in self._roster:
-                client.stalled_s = 0.0
-            return
+        failing = bool(self._ledger.state().error)
+        busy = {c.client_id for c in self._roster if failing or self._ledger.queued(c.client_id)}
         self.dispatch()  # what was written before the ledger was asked
         for client in self._roster:
+            if client.client_id in busy:
+                client.stalled_s = 0.0
+                continue
             wrong = client.pool.transit.settle() if not client.replaying else None
             if wrong is not None:
                 text = f"{wrong} were counted as waiting for the ledger, which has nothing left to write; the count was corrected"

@@ -143,6 +143,10 @@ class SlowLedger(MemoryLedger):
         """The entries that it has not handed out."""
         return [item for item in (*self._writing, *self._fresh) if isinstance(item, Entry)]
 
+    def queued(self, client_id: str) -> int:
+        """Return how many entries of a client are not handed out."""
+        return sum(entry.client_id == client_id for entry in self.waiting())
+
     def committed(self) -> list[Entry | Page]:
         """What the call before this one found."""
         done, self._writing = self._writing, super().committed()
@@ -213,6 +217,10 @@ class SimJournal:
     def waiting(self) -> list[Entry]:
         """The entries that are not written."""
         return [item for item in self._backlog if isinstance(item, Entry)]
+
+    def queued(self, client_id: str) -> int:
+        """Return how many operations of a client are not done."""
+        return sum(operation.client_id == client_id for operation in self._backlog)
 
     def committed(self) -> list[Entry | Page]:
         """Writes, and says what has been written."""

@@ -457,6 +457,25 @@ def test_a_full_journal_commits_nothing_until_a_trim_frees_room(bench):
     assert (state.error, state.used_bytes, state.queued_bytes) == ("", size, 0)
 
 
+def test_a_client_with_nothing_queued_is_known_while_another_one_waits(bench):
+    size = stored_bytes(entry())
+    b = bench(max_bytes=3 * size, retry_s=60.0)
+    assert b.ledger.queued("c") == 0
+    b.ledger.append([entry(0, client="d"), *(entry(i) for i in range(6))])
+    b.take(3)
+    b.until(lambda state: state.error)
+    assert (b.ledger.queued("c"), b.ledger.queued("d")) == (4, 0)
+    b.ledger.trim("d", {("a", 1): 1})
+    b.ledger.trim("c", {("a", 1): 2})
+    b.take(3)
+    b.until(lambda state: state.error)
+    assert (b.ledger.queued("c"), b.ledger.queued("d")) == (1, 0)
+    b.ledger.drop_client("c")
+    b.take(1)
+    b.settled()
+    assert b.ledger.queued("c") == 0
+
+
 def test_an_entry_larger_than_the_limit_is_taken_alone(bench):
     b = bench(max_bytes=1_000, retry_s=60.0)
     b.ledger.append([entry(0, size=5_000), entry(1)])

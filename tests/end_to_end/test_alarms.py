@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,10 +39,10 @@ register_algorithm("CHOOSY", _choosy)
 
 def until(condition: Callable[[], Any], what: str) -> Any:
     """Waits for a condition."""
-    deadline = time.monotonic() + 20.0
+    deadline, pause = time.monotonic() + 20.0, threading.Event()
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within 20 s: {what}"
-        time.sleep(0.005)
+        pause.wait(0.005)
     return found
 
 

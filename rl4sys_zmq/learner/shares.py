@@ -28,9 +28,10 @@ CUT_AFTER = 4096
 CUT_BYTES = 1 << 18
 """A message in excess of so many bytes ends its connection at once: more of them would wait in memory."""
 
-REST_FACTOR, MAX_REST_S = 9.0, 0.01
+REST_FACTOR, MAX_REST_S = 2.0, 0.001
 """After time spent on messages in excess the gateway reads none for so many times as long, at most so long: what floods then
-waits in its sender. The others wait too, no longer than that."""
+waits in its sender. The others wait too, no longer than that. A good client mostly waits for answers: with rests of 10 ms it
+kept 0.42 of its rate beside a flood of heartbeats, with 1 ms 0.89."""
 
 FORGET_S, MAX_LINES = 60.0, 1 << 16
 

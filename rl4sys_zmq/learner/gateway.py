@@ -16,15 +16,13 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from rl4sys_zmq.calls.door import Door
-from rl4sys_zmq.config import AccessList, LearnerConfig
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Restored
 from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
 from rl4sys_zmq.learner.client import Client, ClientState, new_topic
 from rl4sys_zmq.learner.feeding import Feeder
-from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.inference import PolicyService
 from rl4sys_zmq.learner.operator import Operator, OperatorParts
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
@@ -33,6 +31,7 @@ from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -76,7 +75,7 @@ class Gateway(Worker):
         sink: Sink,
         ledger: Ledger,
         restored: Restored | None = None,
-        door: Door | None = None,
+        door: Authenticator | None = None,
     ) -> None:
         """Makes it; `start` starts it.
 
@@ -97,7 +96,7 @@ class Gateway(Worker):
         self._config, self._sink = config, sink
         self._counters = Counters()
         self._ledger, self._restored, self._door = ledger, restored, door
-        self._guard = ActorGuard(door.watcher.access if door is not None else None)
+        self._guard = Authorizer(door.watcher.access if door is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()
@@ -242,7 +241,7 @@ class Gateway(Worker):
             sockets.append(self._xpub)
             inference = self._config.inference or _beside(router.bound, "inference")
             config = self._config
-            self._service = PolicyService(inference, config.keys, config.clients_file, insecure=True)
+            self._service = PolicyService(inference, config.keys, config.users_file, insecure=True)
             self._service.start()
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
@@ -476,7 +475,7 @@ class Gateway(Worker):
                 self._xpub.send([topic, *encode(client.beacon())])
 
     def change_access(self, access: AccessList) -> None:
-        """Puts a new list of clients in force; in the gateway thread.
+        """Put a new access list in force; in the gateway thread.
 
         Whoever has lost the right to read a policy may still be subscribed to it, and libzmq can't take that back: the policy
         gets another topic, which its actors learn in a new handshake.

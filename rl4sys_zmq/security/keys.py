@@ -1,10 +1,10 @@
-"""CURVE keys: pairs, the small files that hold them, and what they set on a socket.
+"""CURVE keys: pairs, the small files that hold them, and sockets that use them.
 
 A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
 
-    learner.secret    public, secret                    0600, on the learner's machine alone
-    learner.public    public                            for anybody
-    NAME.keys         name, public, secret, learner     0600, one for each actor or person
+    learner.secret    public, secret                    0600, only on the learner's machine
+    learner.public    public                            may be read by all
+    NAME.keys         name, public, secret, learner     0600, one for each user: an actor, a caller or a person
 
 Keys protect tcp and ipc. inproc never leaves the process and libzmq ignores CURVE there, so setting it does nothing.
 """
@@ -24,24 +24,28 @@ from zmq.utils import z85
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import make_private, sync_folder
+from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.transports.options import Secure
 
 __all__ = [
-    "ClientKeys",
     "KeyPair",
+    "LEARNER_PUBLIC",
+    "LEARNER_SECRET",
     "ServerKeys",
+    "UserKeys",
     "curve_client",
     "curve_server",
     "new_key_pair",
-    "read_client_keys",
+    "read_user_keys",
     "read_learner_public",
     "read_server_keys",
-    "write_client_keys",
+    "write_user_keys",
     "write_learner_public",
     "write_secret_file",
     "write_server_keys",
 ]
 
+LEARNER_SECRET, LEARNER_PUBLIC = "learner.secret", "learner.public"
 KEY_CHARS = 40
 _MAX_FILE_BYTES = 4096
 _PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,64}")
@@ -59,14 +63,14 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a learner needs to be known by its key."""
+    """The keys of a learner or another server."""
 
     learner: KeyPair
 
 
 @dataclass(frozen=True, slots=True)
-class ClientKeys:
-    """What an actor needs: its own pair, and the learner's public key, by which it knows the learner."""
+class UserKeys:
+    """The keys of a user: its own pair, and the learner's public key, which proves the learner to it."""
 
     own: KeyPair
     learner_public: str
@@ -99,15 +103,9 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
     return secure
 
 
-def curve_client(keys: ClientKeys) -> Secure:
-    """Makes a dialling socket speak CURVE alone, and only with the learner whose key it has. On inproc it does nothing."""
-
-    def secure(raw: zmq.Socket[bytes]) -> None:
-        raw.setsockopt(zmq.CURVE_SERVERKEY, keys.learner_public.encode("ascii"))
-        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode("ascii"))
-        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode("ascii"))
-
-    return secure
+def curve_client(keys: UserKeys) -> Secure:
+    """Make a dialling socket speak only CURVE, and only with the learner whose key it has. On inproc it does nothing."""
+    return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
 
 # ---- writing
@@ -140,7 +138,7 @@ def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
     _write(Path(path), {"public": public}, 0o644)
 
 
-def write_client_keys(path: str | os.PathLike[str], name: str, keys: ClientKeys) -> None:
+def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> None:
     """Writes ``NAME.keys``.
 
     Raises:
@@ -198,7 +196,7 @@ def read_learner_public(path: str | os.PathLike[str]) -> str:
     return _key(_read(Path(path), secret=False), "public", str(path))
 
 
-def read_client_keys(path: str | os.PathLike[str]) -> tuple[str, ClientKeys]:
+def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
     """Reads ``NAME.keys``: the name and the keys.
 
     Raises:
@@ -209,7 +207,7 @@ def read_client_keys(path: str | os.PathLike[str]) -> tuple[str, ClientKeys]:
     name = found.get("name")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigError("name: missing or impossible; make new keys", key="name", source=source)
-    return name, ClientKeys(_pair(found, source), _key(found, "learner", source))
+    return name, UserKeys(_pair(found, source), _key(found, "learner", source))
 
 
 def _read(path: Path, *, secret: bool) -> dict[str, object]:

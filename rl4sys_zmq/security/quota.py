@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["TokenBucket"]
 
 BURST_S = 2.0
+"""How many seconds' worth of a rate a full bucket holds."""
 
 
 class TokenBucket:
@@ -18,7 +19,10 @@ class TokenBucket:
         self._at = now
 
     def take(self, amount: float, now: float) -> bool:
-        """Takes `amount`, if it is there; more than fits at all is let through when the bucket is full, and owed."""
+        """Take `amount` and return True if the bucket holds it; otherwise take nothing and return False.
+
+        A full bucket lets through even more than it holds; its level is negative until that is made up for.
+        """
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
         if self._level < min(amount, self._size):

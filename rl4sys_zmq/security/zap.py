@@ -1,4 +1,4 @@
-"""Who may connect: our own ZAP 1.0 handler (ZeroMQ RFC 27), in a thread of its own.
+"""Authentication of connections: our own ZAP 1.0 handler (ZeroMQ RFC 27), in a thread of its own.
 
 libzmq asks ``inproc://zeromq.zap.01`` about every peer of a socket that has a ZAP domain. There is one such name per
 context, so there is one handler per process; it starts with the first domain and ends with the last.

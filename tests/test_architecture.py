@@ -129,6 +129,8 @@ def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.value.lineno, "loads more than weights"
             case ast.Attribute(attr="is_loopback" | "is_private" | "is_global") if room != "loopback":
                 yield node.lineno, f"asks {node.attr}: only loopback.py says which addresses other machines reach"
+            case ast.Match(subject=ast.Name(id="message"), cases=[*_, last]) if "assert_never" not in ast.dump(last):
+                yield node.lineno, "matches a message without assert_never at the end"
             case ast.Attribute(attr="basicConfig") if room != "cli":
                 yield node.lineno, "configures logging outside cli/"
             case ast.Call(func=ast.Name(id="print")) if room != "cli":
@@ -209,6 +211,7 @@ PLANTED = [
     ("learner/a.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allows pickle"),
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
     ("learner/a.py", "print(1)", "prints outside cli/"),
+    ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
@@ -47,6 +47,9 @@ from rl4sys_zmq.wire.messages import (
     Metrics,
     Published,
     Ready,
+    ToActor,
+    ToLearner,
+    ToThread,
     Verdict,
 )
 
@@ -343,8 +346,10 @@ class Gateway(Worker):
                 client.alarms.note(message.name, message.text, message.count)
             case Failed():
                 self._on_failed(client, message)
-            case _:
+            case ToLearner() | ToActor() | ToThread():
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} from a learner thread")
+            case _:
+                assert_never(message)
 
     def _on_ready(self, client: Client, message: Ready) -> None:
         client.ready(message)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
@@ -30,6 +30,7 @@ from rl4sys_zmq.wire.messages import (
     CommandDone,
     Fetch,
     Frame,
+    FromThread,
     Heartbeat,
     Hello,
     Message,
@@ -37,6 +38,8 @@ from rl4sys_zmq.wire.messages import (
     Status,
     StatusRequest,
     Submit,
+    ToActor,
+    ToThread,
     Verdict,
     Welcome,
 )
@@ -275,7 +278,10 @@ class Reception:
                 return None
             case Submit() | Heartbeat() | Fetch() | Bye():
                 return self._on_session_message(peer, sender, message, frames)
-        raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case ToActor() | ToThread() | FromThread():
+                raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case _:
+                assert_never(message)
 
     def _on_session_message(
         self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame]
@@ -311,6 +317,8 @@ class Reception:
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self.hang_up(peer, client, stream)
+            case _:
+                assert_never(message)
         return None
 
     def _status_frames(self) -> list[Frame]:

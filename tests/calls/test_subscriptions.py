@@ -93,10 +93,10 @@ def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
             stays.subscribe("obs", lambda payload, number: heard["stays"].put(payload))
             goes.subscribe("obs", lambda payload, number: heard["goes"].put(payload))
             assert {held.get(timeout=WAIT_S) for held in heard.values()} == {1}
-            door = keyed._door
-            assert door is not None
+            authenticator = keyed._authenticator
+            assert authenticator is not None
             (folder / "users.toml").write_text(listed["stays"])
-            while door.watcher.loads < 2:
+            while authenticator.watcher.loads < 2:
                 keyed.raise_if_dead()
             keyed.publish("obs", 2)
             assert heard["stays"].get(timeout=WAIT_S) == 2  # it greets again, and learns the new channel

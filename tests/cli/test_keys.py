@@ -270,14 +270,14 @@ def test_many_at_once_lose_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[
     done(keys("k"))
     names = [f"n{i}" for i in range(12)]
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda name: module.add_client(tmp_path / "k", name, ["*"], ["submit"], None), names))
+        list(pool.map(lambda name: module.add_user(tmp_path / "k", name, ["*"], ["submit"], None), names))
     capsys.readouterr()
     assert sorted(load_access(tmp_path / "k" / "users.toml").by_name) == sorted(names)
 
 
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
     done(keys("k"))
-    done(keys("k", RL4SYS_LEARNER_KEYS_CLIENT="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
+    done(keys("k", RL4SYS_LEARNER_KEYS_USER="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
     assert load_access(tmp_path / "k" / "users.toml").by_name["env"].roles == {"admin", "read_weights"}
 
 
@@ -302,7 +302,7 @@ def test_a_running_learner_follows(tmp_path: Path) -> None:
 
 def test_an_error_of_the_list_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder to use"):
-        module.revoke_client(tmp_path / "nowhere", "a")
+        module.revoke_user(tmp_path / "nowhere", "a")
 
 
 def test_a_learner_and_an_actor_meet_by_the_keys_they_were_made(spawn: Spawn, tmp_path: Path) -> None:

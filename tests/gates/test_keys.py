@@ -434,7 +434,8 @@ def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pyt
         return check(self, credentials)
 
     # The domain has the bound method: it is the list that is slow.
-    monkeypatch.setattr(siege.learner._door._domain, "check", slow.__get__(siege.learner._door.watcher))
+    authenticator = siege.learner._authenticator
+    monkeypatch.setattr(authenticator._domain, "check", slow.__get__(authenticator.watcher))
     late = siege.attacker("mallory")
     late.say(hello())
     assert asked.wait(PATIENCE_S)

@@ -401,6 +401,7 @@ def test_a_socket_without_keys_in_our_domain_is_denied(house):
 def test_a_forked_child_makes_its_own_handler():
     code = """
         import os, sys
+        from rl4sys_zmq.security import *
         from rl4sys_zmq.transports import *
         def serve(domain):
             keys, own = ServerKeys(new_key_pair()), new_key_pair()

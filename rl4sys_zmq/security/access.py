@@ -29,6 +29,7 @@ from typing import Any
 from rl4sys_zmq.config.options import Check, check_value, integer, number, text, unknown_key
 from rl4sys_zmq.config.options import name as name_of_user
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.security.keys import KEY_CHARS, is_key
 
 __all__ = ["ROLES", "USERS_FILE", "AccessList", "Quota", "User", "load_access"]
 
@@ -40,9 +41,7 @@ ROLES = ("submit", "read_weights", "admin", "call")
 and give commands; ``call``: it may call services: inference, environments, actions."""
 
 ANY_CLIENT = "*"
-KEY_CHARACTERS = 40
 MAX_FILE_BYTES = 16 << 20
-_Z85 = set("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class Quota:
     """Requests for whole weights."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class User:
     """The holder of a key, and what it may do.
 
@@ -144,20 +143,20 @@ def _user(name: str, table: object) -> User:
         if key not in table:
             raise ConfigError(f"{name}.{key} is missing", key=f"{name}.{key}")
     public = check_value(f"{name}.key", table["key"], text)
-    if len(public) != KEY_CHARACTERS or set(public) - _Z85:
-        raise ConfigError(f"{name}.key is no public key: {KEY_CHARACTERS} characters of Z85", key=f"{name}.key")
+    if not is_key(public):
+        raise ConfigError(f"{name}.key is no public key: {KEY_CHARS} characters of Z85", key=f"{name}.key")
     roles = _texts(f"{name}.roles", table["roles"])
     for role in roles:
         if role not in ROLES:
             raise ConfigError(f"{name}.roles: {role!r} is none of {', '.join(ROLES)}", key=f"{name}.roles")
     client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_user)
     return User(
-        name,
-        public,
-        None if ANY_CLIENT in client_ids else frozenset(client_ids),
-        frozenset(roles),
-        _expires(f"{name}.expires", table.get("expires")),
-        _quota(name, table.get("quota", {})),
+        name=name,
+        key=public,
+        client_ids=None if ANY_CLIENT in client_ids else frozenset(client_ids),
+        roles=frozenset(roles),
+        expires_unix_s=_expires(f"{name}.expires", table.get("expires")),
+        quota=_quota(name, table.get("quota", {})),
     )
 
 

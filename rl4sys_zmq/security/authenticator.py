@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """Reads the access list, looks ten times a second if it has changed, and answers the ZAP handler from it.
+    """The access list in force, read again when its file changes; the ZAP handler is answered from it.
 
     Attributes:
         access: the list in force; replaced whole.
@@ -68,12 +68,12 @@ class AccessWatcher(Worker):
         return Denied("expired") if user.expired(time.time()) else user.key
 
     def run(self) -> None:
-        """The thread's body."""
+        """Look ten times a second if the file has changed, until `stop`."""
         last = self._seen
         while not self._stopping.wait(LOOK_S):
             before, last = last, _signature(self._path)
             if last == self._seen or last != before:
-                continue  # nothing new, or still being written: half a list would lock the other half out
+                continue  # unchanged, or still being written: half a list would lock out the other half
             self._seen = last
             self._warn()
             try:
@@ -88,11 +88,11 @@ class AccessWatcher(Worker):
             log.warning("the list of users has changed: %s", ", ".join(sorted(access.by_name)) or "no users")
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Says once of each file and folder that others may change it: they could let themselves in."""
+        """Log once for each file and folder that others may change: they could add their own keys."""
         found = others_can_write(self._path, self._path.resolve().parent)
         for warning in found:
             if warning not in self.warnings:
@@ -101,7 +101,7 @@ class AccessWatcher(Worker):
 
 
 class Authenticator(Resource):
-    """Lets only listed keys connect to a server. Open it before the sockets are bound, close it after they are closed.
+    """The authentication of one server's connections: only listed keys can connect. Open it before the sockets are bound, close it after they are closed.
 
     Attributes:
         watcher: the access list.
@@ -125,7 +125,7 @@ class Authenticator(Resource):
         self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:
-        """Starts to watch the list; `changed` is called with each new one, in the watcher's thread."""
+        """Start to watch the list; the watcher's thread calls `changed` with each new one."""
         self.watcher.changed = changed
         self.watcher.start()
 

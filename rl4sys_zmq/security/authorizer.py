@@ -24,7 +24,7 @@ class Authorizer:
     """
 
     def __init__(self, access: AccessList | None) -> None:
-        """Starts with an access list; None: the server has no keys, and any peer may do everything."""
+        """Take the access list in force; None: the server has no keys, and any peer may do everything."""
         self._access = access
         self._meters: dict[str, _Meter] = {}
         self._lapsed: set[str] = set()

@@ -9,7 +9,7 @@ BURST_S = 2.0
 
 
 class TokenBucket:
-    """Lets through at most `rate` a second in the long run, and `BURST_S` seconds' worth at once."""
+    """A rate limit: at most `rate` a second in the long run, and `BURST_S` seconds' worth at once."""
 
     __slots__ = ("_at", "_level", "_rate", "_size")
 

@@ -101,7 +101,9 @@ class AccessWatcher(Worker):
 
 
 class Authenticator(Resource):
-    """The authentication of one server's connections: only listed keys can connect. Open it before the sockets are bound, close it after they are closed.
+    """The authentication of one server's connections: only listed keys can connect.
+
+    Open it before the sockets are bound, and close it after they are closed.
 
     Attributes:
         watcher: the access list.

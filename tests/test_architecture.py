@@ -127,6 +127,8 @@ def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.value.lineno, "allows pickle"
             case ast.keyword(arg="weights_only", value=ast.Constant(value=False)):
                 yield node.value.lineno, "loads more than weights"
+            case ast.Attribute(attr=attr) if attr.startswith(("CURVE_", "ZAP_")) and room not in ("security", "transports"):
+                yield node.lineno, f"uses {attr}: keys and authentication are in security/"
             case ast.Attribute(attr="is_loopback" | "is_private" | "is_global") if room != "loopback":
                 yield node.lineno, f"asks {node.attr}: only loopback.py says which addresses other machines reach"
             case ast.Match(subject=ast.Name(id="message"), cases=[*_, last]) if "assert_never" not in ast.dump(last):
@@ -207,6 +209,7 @@ PLANTED = [
     ("transports/a.py", "import rl4sys_zmq.security", "F3 transports imports F4 security"),
     ("config/a.py", "from rl4sys_zmq.security import load_access", "F2 config imports F4 security"),
     ("security/a.py", "from rl4sys_zmq.calls import Server", "F4 security imports F5 calls"),
+    ("calls/a.py", "import zmq\ndef f(s):\n    s.setsockopt(zmq.CURVE_SERVER, 1)", "uses CURVE_SERVER"),
     ("calls/a.py", "import ipaddress\nipaddress.ip_address('::1').is_loopback", "only loopback.py says"),
     ("learner/a.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allows pickle"),
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),

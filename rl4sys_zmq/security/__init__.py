@@ -1,11 +1,11 @@
 """Users and their keys: who may connect, what each user may do, and how much.
 
 - `keys`: CURVE key pairs, their files, and sockets that speak CURVE with them.
-- `access`: the access list ``users.toml``: a `User` for each key, with client_ids, roles, expiry and a `Quota`.
+- `access`: the access list ``users.toml``: a `User` for each key, with client_ids, roles, expiry and quota.
 - `zap`: authentication of connections, as libzmq asks for it; one thread per process.
 - `authenticator`: the keys of one server, its access list, kept up to date, and its ZAP domain.
 - `authorizer`: authorization of each message. Learners and services ask the same `Authorizer`.
-- `quota`: rates.
+- `quota`: the limits of a user, and token buckets for rates.
 
 Two rules are on the ground floor, because configuration and the journal need them too: `rl4sys_zmq.loopback` says which
 addresses other machines reach, and `rl4sys_zmq.private` makes files that only their owner may read.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.security.access import USERS_FILE, AccessList, Quota, User, load_access
+    from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
     from rl4sys_zmq.security.authenticator import AccessWatcher, Authenticator
     from rl4sys_zmq.security.authorizer import Authorizer
     from rl4sys_zmq.security.keys import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         write_server_keys,
         write_user_keys,
     )
-    from rl4sys_zmq.security.quota import TokenBucket
+    from rl4sys_zmq.security.quota import Quota, TokenBucket
     from rl4sys_zmq.security.zap import Check, Credentials, Denied, ZapDomain, register_domain
 
 __all__ = [
@@ -76,7 +76,7 @@ __all__ = [
 __getattr__ = load_late(
     __name__,
     {
-        "access": ("USERS_FILE", "AccessList", "Quota", "User", "load_access"),
+        "access": ("USERS_FILE", "AccessList", "User", "load_access"),
         "authenticator": ("AccessWatcher", "Authenticator"),
         "authorizer": ("Authorizer",),
         "keys": (
@@ -96,7 +96,7 @@ __getattr__ = load_late(
             "write_server_keys",
             "write_user_keys",
         ),
-        "quota": ("TokenBucket",),
+        "quota": ("Quota", "TokenBucket"),
         "zap": ("Check", "Credentials", "Denied", "ZapDomain", "register_domain"),
     },
 )

@@ -30,8 +30,9 @@ from rl4sys_zmq.config.options import Check, check_value, integer, number, text,
 from rl4sys_zmq.config.options import name as name_of_user
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.security.keys import KEY_CHARS, is_key
+from rl4sys_zmq.security.quota import Quota
 
-__all__ = ["ROLES", "USERS_FILE", "AccessList", "Quota", "User", "load_access"]
+__all__ = ["ROLES", "USERS_FILE", "AccessList", "User", "load_access"]
 
 USERS_FILE = "users.toml"
 """The access list's name in a folder of keys."""
@@ -42,22 +43,6 @@ and give commands; ``call``: it may call services: inference, environments, acti
 
 ANY_CLIENT = "*"
 MAX_FILE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quota:
-    """The limits of one user; None: no limit of its own."""
-
-    messages_per_s: float | None = None
-    """Messages, over all its connections; two seconds' worth at once."""
-    bytes_per_s: float | None = None
-    """Bytes of messages, likewise."""
-    actors: int | None = None
-    """Actors that are live at the same time."""
-    segment_steps: int | None = None
-    """Steps of one segment."""
-    fetches_per_min: float | None = None
-    """Requests for whole weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

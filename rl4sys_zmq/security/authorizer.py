@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.security.access import AccessList, User
-from rl4sys_zmq.security.quota import TokenBucket
+from rl4sys_zmq.security.quota import QuotaMeter
 from rl4sys_zmq.wire.messages import Hello
 
 __all__ = ["Authorizer"]
@@ -26,7 +26,7 @@ class Authorizer:
     def __init__(self, access: AccessList | None) -> None:
         """Take the access list in force; None: the server has no keys, and any peer may do everything."""
         self._access = access
-        self._meters: dict[str, _Meter] = {}
+        self._meters: dict[str, QuotaMeter] = {}
         self._lapsed: set[str] = set()
 
     # ---- the access list
@@ -66,7 +66,7 @@ class Authorizer:
             raise ProtocolError(Refusal.FORBIDDEN, "this key is not in the list of users any more")
         if user.expired(time.time()):
             raise ProtocolError(Refusal.FORBIDDEN, f"the key of {user.name} has expired")
-        meter = self._meter(user, now)
+        meter = self._meters.get(key) or self._new_meter(user, now)
         if meter.messages is not None and not meter.messages.take(1, now):
             raise ProtocolError(Refusal.QUOTA, f"more than {user.quota.messages_per_s:g} messages/s from {user.name}")
         if meter.nbytes is not None and not meter.nbytes.take(nbytes, now):
@@ -129,7 +129,7 @@ class Authorizer:
         if user is None:
             return
         self.check_role(user, READ_ROLE)
-        meter = self._meter(user, now)
+        meter = self._meters.get(user.key) or self._new_meter(user, now)
         if meter.fetches is not None and not meter.fetches.take(1, now):
             raise ProtocolError(Refusal.QUOTA, f"more than {user.quota.fetches_per_min:g} fetches/min from {user.name}")
 
@@ -140,23 +140,9 @@ class Authorizer:
         if limit is not None and (longest := max(steps, default=0)) > limit:
             raise ProtocolError(Refusal.QUOTA, f"a segment of {longest} steps; the quota of this key is {limit}")
 
-    def _meter(self, user: User, now: float) -> _Meter:
-        meter = self._meters.get(user.key)
-        if meter is None:
-            meter = self._meters[user.key] = _Meter(user, now)
+    def _new_meter(self, user: User, now: float) -> QuotaMeter:
+        meter = self._meters[user.key] = QuotaMeter(user.quota, now)
         return meter
-
-
-class _Meter:
-    """The rates of one user."""
-
-    __slots__ = ("fetches", "messages", "nbytes")
-
-    def __init__(self, user: User, now: float) -> None:
-        quota = user.quota
-        self.messages = TokenBucket(quota.messages_per_s, now) if quota.messages_per_s is not None else None
-        self.nbytes = TokenBucket(quota.bytes_per_s, now) if quota.bytes_per_s is not None else None
-        self.fetches = TokenBucket(quota.fetches_per_min / 60, now) if quota.fetches_per_min is not None else None
 
 
 def _reads_less(before: User, after: User | None) -> bool:

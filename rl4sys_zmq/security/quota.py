@@ -1,11 +1,29 @@
-"""Rates that a sender may not exceed, on the caller's clock."""
+"""Quotas: the limits of one user, and rates that are measured on the caller's clock."""
 
 from __future__ import annotations
 
-__all__ = ["TokenBucket"]
+from dataclasses import dataclass
+
+__all__ = ["Quota", "QuotaMeter", "TokenBucket"]
 
 BURST_S = 2.0
 """How many seconds' worth of a rate a full bucket holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """The limits of one user; None: no limit of its own."""
+
+    messages_per_s: float | None = None
+    """Messages, over all its connections; two seconds' worth at once."""
+    bytes_per_s: float | None = None
+    """Bytes of messages, likewise."""
+    actors: int | None = None
+    """Actors that are live at the same time."""
+    segment_steps: int | None = None
+    """Steps of one segment."""
+    fetches_per_min: float | None = None
+    """Requests for whole weights."""
 
 
 class TokenBucket:
@@ -29,3 +47,14 @@ class TokenBucket:
             return False
         self._level -= amount
         return True
+
+
+class QuotaMeter:
+    """The rates of one user. A rate without a limit is None."""
+
+    __slots__ = ("fetches", "messages", "nbytes")
+
+    def __init__(self, quota: Quota, now: float) -> None:
+        self.messages = TokenBucket(quota.messages_per_s, now) if quota.messages_per_s is not None else None
+        self.nbytes = TokenBucket(quota.bytes_per_s, now) if quota.bytes_per_s is not None else None
+        self.fetches = TokenBucket(quota.fetches_per_min / 60, now) if quota.fetches_per_min is not None else None

@@ -7,11 +7,12 @@ A map of the house, from the ground up; a module imports only from its own room 
 - F2 `config`: what users say. `wire`: how it is written. `weights`: diffs and digests.
 - F3 `transports`: how it travels: tcp, ipc, inproc. `delivery`: the protocol of trajectories, without I/O. `policies`: acting
   in numpy.
-- F4 `calls`: how one asks another: calls with deadlines, at most once, and notices.
-- F5 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
-- F6 `serving`: inference, environments, actions and trainers as services. `ops`: status, plots. `testing`: public test tools.
-- F7 `bench`: what benchmarks measure with.
-- F8 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
+- F4 `security`: keys, the access list, authentication and authorization.
+- F5 `calls`: how one asks another: calls with deadlines, at most once, and notices.
+- F6 `actor` and `learner`: two wings with no connecting door; they meet only as bytes.
+- F7 `serving`: inference, environments, actions and trainers as services. `ops`: status, plots. `testing`: public test tools.
+- F8 `bench`: what benchmarks measure with.
+- F9 `cli`: the commands ``rl4sys-learner`` and ``rl4sys-actor``.
 
 The names below are loaded when first used; importing this package imports nothing heavy, and never torch.
 """

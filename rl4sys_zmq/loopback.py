@@ -1,20 +1,27 @@
-"""The one rule that says which hosts no other machine can reach."""
+"""The loopback rule: which addresses other machines can reach."""
 
 from __future__ import annotations
 
 import ipaddress
 
-__all__ = ["is_loopback"]
+__all__ = ["is_local"]
 
 
-def is_loopback(host: str) -> bool:
-    """True for ``localhost``, 127.0.0.0/8, ::1, and these as IPv6 writes IPv4 (``::ffff:127.0.0.1``).
+def is_local(uri: str) -> bool:
+    """Return True if no other machine can reach what is bound at an address.
 
-    Other host names are not looked up, so a name that happens to mean this machine counts as reachable.
+    That is so for ipc and inproc, and for tcp on ``localhost``, 127.0.0.0/8, ::1 and these written as IPv6
+    (``::ffff:127.0.0.1``). Other host names are not looked up: a name that happens to mean this machine counts as reachable.
 
     Args:
-        host: a host name or an IP address, without brackets.
+        uri: ``tcp://host:port``, ``host:port``, ``ipc://path`` or ``inproc://name``; an IPv6 host stands in brackets.
     """
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        scheme, rest = "tcp", uri
+    if scheme != "tcp":
+        return scheme in ("ipc", "inproc")
+    host = rest.rpartition(":")[0].removeprefix("[").removesuffix("]")
     if host == "localhost":
         return True
     try:

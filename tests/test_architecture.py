@@ -22,6 +22,7 @@ FLOORS = (
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),
+    ("security",),
     ("calls",),
     ("actor", "learner"),
     ("serving", "ops", "testing"),
@@ -36,7 +37,7 @@ GROUND = FLOORS[0]
 TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
-NO_GYMNASIUM = {*GROUND, "values", "config", "wire", "weights", "transports", "delivery", "policies", "calls", "actor"}
+NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor"}
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 """Modules whose loaders run code or crash on bytes from elsewhere."""
 MSGPACK_NUMPY_DECODERS = {"decode", "unpack", "unpackb", "Unpacker", "patch", "loads", "load"}
@@ -126,6 +127,12 @@ def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.value.lineno, "allows pickle"
             case ast.keyword(arg="weights_only", value=ast.Constant(value=False)):
                 yield node.value.lineno, "loads more than weights"
+            case ast.Attribute(attr=attr) if attr.startswith(("CURVE_", "ZAP_")) and room not in ("security", "transports"):
+                yield node.lineno, f"uses {attr}: keys and authentication are in security/"
+            case ast.Attribute(attr="is_loopback" | "is_private" | "is_global") if room != "loopback":
+                yield node.lineno, f"asks {node.attr}: only loopback.py says which addresses other machines reach"
+            case ast.Match(subject=ast.Name(id="message"), cases=[*_, last]) if "assert_never" not in ast.dump(last):
+                yield node.lineno, "matches a message without assert_never at the end"
             case ast.Attribute(attr="basicConfig") if room != "cli":
                 yield node.lineno, "configures logging outside cli/"
             case ast.Call(func=ast.Name(id="print")) if room != "cli":
@@ -184,13 +191,13 @@ def test_nothing_beside_the_package_runs_bytes(folder: str) -> None:
 
 PLANTED = [
     ("wire/a.py", "from rl4sys_zmq.config import AgentConfig", "two rooms on floor F2 never meet"),
-    ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F5 never meet"),
+    ("actor/a.py", "import rl4sys_zmq.learner", "two rooms on floor F6 never meet"),
     ("values/a.py", "from rl4sys_zmq import wire", "F1 values imports F2 wire"),
     ("values/a.py", "from ..wire import b", "F1 values imports F2 wire"),
-    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F8 cli"),
+    ("values/a.py", "def f():\n    from rl4sys_zmq.cli import main", "F1 values imports F9 cli"),
     ("errors.py", "import rl4sys_zmq.values", "F0 errors imports F1 values"),
-    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F5 actor imports F8 cli"),
-    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F5 actor imports F9 __init__"),
+    ("actor/a.py", "import importlib\nimportlib.import_module('rl4sys_zmq.cli')", "F6 actor imports F9 cli"),
+    ("actor/a.py", "from rl4sys_zmq import RL4SysAgent", "F6 actor imports F10 __init__"),
     ("cellar/a.py", "", "a room without a floor"),
     ("actor/a.py", "def f():\n    import torch", "actor imports torch"),
     ("testing/a.py", "from torch import nn", "testing imports torch"),
@@ -199,9 +206,15 @@ PLANTED = [
     ("wire/a.py", "from msgpack_numpy import decode", "imports msgpack_numpy.decode"),
     ("wire/a.py", "import msgpack_numpy as m\nm.patch()", "uses msgpack_numpy.patch"),
     ("transports/a.py", "def f(s):\n    return s.recv_pyobj()", "uses recv_pyobj"),
+    ("transports/a.py", "import rl4sys_zmq.security", "F3 transports imports F4 security"),
+    ("config/a.py", "from rl4sys_zmq.security import load_access", "F2 config imports F4 security"),
+    ("security/a.py", "from rl4sys_zmq.calls import Server", "F4 security imports F5 calls"),
+    ("calls/a.py", "import zmq\ndef f(s):\n    s.setsockopt(zmq.CURVE_SERVER, 1)", "uses CURVE_SERVER"),
+    ("calls/a.py", "import ipaddress\nipaddress.ip_address('::1').is_loopback", "only loopback.py says"),
     ("learner/a.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allows pickle"),
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
     ("learner/a.py", "print(1)", "prints outside cli/"),
+    ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

@@ -200,7 +200,7 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "bytes_per_s": 256e6,
     "max_memory_bytes": None,
     "keys": None,
-    "clients_file": None,
+    "users_file": None,
     "insecure": False,
     "seed": None,
     "ignored": (),

@@ -28,7 +28,7 @@ from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, RL4SysError
 from rl4sys_zmq.values import PolicySpec
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.transports import ClientKeys
+    from rl4sys_zmq.security import UserKeys
 
 __all__ = ["RL4SysAgent"]
 
@@ -244,9 +244,9 @@ class RL4SysAgent(BatchActing):
         return self._io.policy is not None and self._io.terms is not None
 
 
-def _keys(config: AgentConfig) -> ClientKeys | None:
+def _keys(config: AgentConfig) -> UserKeys | None:
     if config.keys is None:
         return None
-    from rl4sys_zmq.transports import read_client_keys
+    from rl4sys_zmq.security import read_user_keys
 
-    return read_client_keys(config.keys)[1]
+    return read_user_keys(config.keys)[1]

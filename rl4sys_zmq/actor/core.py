@@ -36,7 +36,7 @@ from rl4sys_zmq.wire.messages import Hello
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor.remote import RemoteInference
-    from rl4sys_zmq.transports import ClientKeys
+    from rl4sys_zmq.security import UserKeys
 
 __all__ = ["AGENTS", "AgentCore", "Baseline"]
 
@@ -65,7 +65,7 @@ class AgentCore(Resource):
     _fast: Life | None = None
     _remote: RemoteInference | None = None
 
-    def __init__(self, config: AgentConfig, keys: ClientKeys | None, baseline: Baseline | None) -> None:
+    def __init__(self, config: AgentConfig, keys: UserKeys | None, baseline: Baseline | None) -> None:
         self.config = config
         self._keys = keys
         self._baseline = baseline

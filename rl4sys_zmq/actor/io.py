@@ -36,7 +36,7 @@ from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, We
 if TYPE_CHECKING:  # what only some actors have is loaded for them alone
     from rl4sys_zmq.actor.last_policy import LastPolicy
     from rl4sys_zmq.actor.spool import Spool
-    from rl4sys_zmq.transports import ClientKeys
+    from rl4sys_zmq.security import UserKeys
 
 __all__ = ["ActorIO"]
 
@@ -64,7 +64,7 @@ class ActorIO(Worker):
         current_at: when the policy was last known to be the newest, in the monotonic clock's seconds.
     """
 
-    def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: ClientKeys | None = None) -> None:
+    def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
         """Makes it; `start` starts it.
 
         Args:

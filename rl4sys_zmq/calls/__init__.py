@@ -2,7 +2,7 @@
 
 - `Client`: `call`, `submit`, `acall`, `subscribe`. `Server`: `register`, `publish`; `Batching`: how calls are put together.
 - `Refuse`: raised by a callback, to refuse rather than to fail.
-- `session` and `desk`: the protocol of the two sides, without sockets. `door` and `guard`: who may come in, and what for.
+- `session` and `desk`: the protocol of the two sides, without sockets. `security` says who may connect, and what for.
 """
 
 from __future__ import annotations
@@ -14,20 +14,16 @@ from rl4sys_zmq.late import load_late
 if TYPE_CHECKING:
     from rl4sys_zmq.calls.client import Client
     from rl4sys_zmq.calls.desk import Refuse
-    from rl4sys_zmq.calls.door import Door
-    from rl4sys_zmq.calls.guard import Guard
     from rl4sys_zmq.calls.pump import Subscription
     from rl4sys_zmq.calls.server import Batching, Server
 
-__all__ = ["Batching", "Client", "Door", "Guard", "Refuse", "Server", "Subscription"]
+__all__ = ["Batching", "Client", "Refuse", "Server", "Subscription"]
 
 __getattr__ = load_late(
     __name__,
     {
         "client": ("Client",),
         "desk": ("Refuse",),
-        "door": ("Door",),
-        "guard": ("Guard",),
         "pump": ("Subscription",),
         "server": ("Batching", "Server"),
     },

@@ -23,7 +23,8 @@ from rl4sys_zmq.calls.session import HELLO, Session
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallTimeout, Closed, ConfigError
 from rl4sys_zmq.resource import Resource
-from rl4sys_zmq.transports import Address, Secure, Sent, Socket, TooManyFrames, curve_client, read_client_keys
+from rl4sys_zmq.security import curve_client, read_user_keys
+from rl4sys_zmq.transports import Address, Secure, Sent, Socket, TooManyFrames
 from rl4sys_zmq.wire.calls import Call, check_topic, encode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 
@@ -129,7 +130,7 @@ class Client(Resource):
         self._address.check_dialled()
         self._timeout_s = _checked(timeout_s)
         self._terms = terms
-        self._secure = curve_client(read_client_keys(Path(keys))[1]) if keys is not None else None
+        self._secure = curve_client(read_user_keys(Path(keys))[1]) if keys is not None else None
         self.counters = Counters()
         self._lock = threading.Lock()
         self._idle: list[_Line] = []

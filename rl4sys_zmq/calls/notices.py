@@ -7,9 +7,9 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, PayloadError
+from rl4sys_zmq.security import Authorizer
 from rl4sys_zmq.transports import Socket, read_subscription
 from rl4sys_zmq.wire.calls import Notice, check_size, check_topic, decode_call, encode_notice, is_name
 from rl4sys_zmq.wire.messages import Frame
@@ -17,7 +17,6 @@ from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["Notices", "topic_frame"]
 
-READ_ROLE = "read_weights"
 MAX_TOPICS = 1024
 """So many a server publishes, and of so many it says how far they are though nothing was published yet."""
 
@@ -102,7 +101,7 @@ class Notices:
         for topic, number in {**dict.fromkeys(self._asked, 0), **self.numbers()}.items():
             self._send_beacon(xpub, topic, number)
 
-    def look(self, xpub: Socket, guard: Guard) -> None:
+    def look(self, xpub: Socket, authorizer: Authorizer) -> None:
         """Grants new subscribers what they may read, and tells them how far it is."""
         while (frames := xpub.recv()) is not None:
             subscription = read_subscription(frames)
@@ -110,7 +109,7 @@ class Notices:
                 continue
             name, _, channel = subscription[1].partition(b"\0")
             topic = name.decode("utf-8", "replace")
-            if channel != self.channel or (xpub.authenticated and not guard.may(xpub.user, READ_ROLE)):
+            if channel != self.channel or (xpub.authenticated and not authorizer.may_read(xpub.user)):
                 self._counters.add(f"refused.{CallRefusal.FORBIDDEN}")
                 continue
             if not is_name(topic):

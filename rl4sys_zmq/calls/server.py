@@ -23,13 +23,12 @@ import numpy as np
 from rl4sys_zmq.calls.answers import Answers, each
 from rl4sys_zmq.calls.crew import Crew
 from rl4sys_zmq.calls.desk import Desk, Handler, Job, Method, Refuse
-from rl4sys_zmq.calls.door import Door
-from rl4sys_zmq.calls.guard import Guard
 from rl4sys_zmq.calls.notices import Notices
-from rl4sys_zmq.config import AccessList
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, Refusal
+from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, User
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, Sent, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.calls import Call, decode_call
 from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
@@ -44,7 +43,6 @@ BEACON_S = 1.0
 LOOK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
 """What a poll can wait at least, and how long a wait that is shorter sleeps before it looks again, in seconds."""
-ACCESS_FILE = "clients.toml"
 CALL_ROLE = "call"
 MOST_AT_ONCE = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
@@ -84,7 +82,7 @@ class Server(Resource):
         pub: Address | str | None = None,
         terms: Mapping[str, Tree] | None = None,
         keys: str | Path | None = None,
-        clients: str | Path | None = None,
+        users: str | Path | None = None,
         insecure: bool = False,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
@@ -96,7 +94,7 @@ class Server(Resource):
             pub: where notices leave; None: it publishes none.
             terms: what a caller must agree with, field by field, when it says what it expects.
             keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            clients: the list of keys that may; None: ``clients.toml`` in `keys`.
+            users: the access list; None: ``users.toml`` in `keys`.
             insecure: let other machines come in without keys.
             max_frame_bytes: a peer that sends a longer frame loses its connection.
 
@@ -105,9 +103,9 @@ class Server(Resource):
             TransportError: for an address that is none.
         """
         for where in (bind, pub):
-            if where is not None and keys is None and not insecure and not Address.parse(where).is_loopback:
+            if where is not None and keys is None and not insecure and not is_local(uri := Address.parse(where).uri):
                 raise ConfigError(
-                    f"{Address.parse(where).uri} lets other machines in without keys; make keys with `rl4sys-learner keys DIR`, "
+                    f"{uri} lets other machines in without keys; make keys with `rl4sys-learner keys DIR`, "
                     "bind 127.0.0.1, or if that is meant, say so: insecure=True, or --insecure",
                     key="bind",
                 )
@@ -116,9 +114,9 @@ class Server(Resource):
         self._bind, self._pub = bind, pub
         self._terms = dict(terms or {})
         self._keys = Path(keys) if keys is not None else None
-        self._clients = Path(clients) if clients is not None else None
-        self._door: Door | None = None
-        self._guard = Guard(None)
+        self._users = Path(users) if users is not None else None
+        self._authenticator: Authenticator | None = None
+        self._authorizer = Authorizer(None)
         self._max_frame_bytes = max_frame_bytes
         self._id = _dice.getrandbits(63)
         self._desk = Desk(self.counters)
@@ -285,7 +283,7 @@ class Server(Resource):
     # ---- sockets
 
     def _open(self) -> None:
-        secure = self._open_door()
+        secure = self._authenticate()
         self._router = Socket.router(
             self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
         )
@@ -313,20 +311,20 @@ class Server(Resource):
         for socket in (self._router, self._xpub):
             if socket is not None:
                 socket.close()
-        if self._door is not None:
-            self._door.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
 
-    def _open_door(self) -> Secure | None:
+    def _authenticate(self) -> Secure | None:
         if self._keys is None:
             return None
-        self._door = Door(self._keys, self._clients or self._keys / ACCESS_FILE)
-        self._guard = Guard(self._door.watcher.access)
-        self._door.open(self._take_list)
-        return self._door.secure
+        self._authenticator = Authenticator(self._keys, self._users)
+        self._authorizer = Authorizer(self._authenticator.watcher.access)
+        self._authenticator.open(self._take_list)
+        return self._authenticator.secure
 
     def _take_list(self, access: AccessList) -> None:
         """A new list of keys, in the thread that watches the file: each message is checked against the one in force."""
-        if self._guard.replace(access):
+        if self._authorizer.replace(access):
             self._notices.rotate()
 
     # ---- the leader's loop
@@ -354,10 +352,10 @@ class Server(Resource):
             if self._xpub is not None:
                 if now - look_s >= LOOK_S or self._xpub in ready:
                     look_s = now
-                    self._notices.look(self._xpub, self._guard)
+                    self._notices.look(self._xpub, self._authorizer)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
-                    if self._guard.lapsed(time.time()):
+                    if self._authorizer.lapsed(time.time()):
                         self._notices.rotate()
                     self._notices.send_beacons(self._xpub)
             job = desk.next_job(now)
@@ -381,7 +379,7 @@ class Server(Resource):
             return False
         now = time.monotonic()
         try:
-            peer = self._guard.admit(router.user, sum(len(f) for f in frames), now) if router.authenticated else None
+            user = self._authorizer.admit(router.user, sum(len(f) for f in frames), now) if router.authenticated else None
             call = decode_call(frames[1:])
             if not isinstance(call, Call):
                 raise ProtocolError(Refusal.DIRECTION, "only a server says that")
@@ -391,13 +389,8 @@ class Server(Resource):
             return True
         answer: list[Frame] | None
         try:
-            if peer is not None:
-                method = self._desk.methods.get(call.method)
-                role = method.role if method is not None else CALL_ROLE
-                if role not in peer.roles:
-                    raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} has no role {role}")
-                if method is not None and method.client_id and not peer.serves(method.client_id):
-                    raise Refuse(CallRefusal.FORBIDDEN, f"the key of {peer.name} is not for client {method.client_id!r}")
+            if user is not None:
+                self._check_rights(user, self._desk.methods.get(call.method))
             if call.method == HELLO:
                 answer = self._answers.alone(call, partial(self._hello, call, now))
             else:
@@ -408,6 +401,14 @@ class Server(Resource):
         if answer is not None:
             self._send(router, bytes(frames[0]), answer)
         return True
+
+    def _check_rights(self, user: User, method: Method | None) -> None:
+        try:
+            self._authorizer.check_role(user, method.role if method is not None else CALL_ROLE)
+            if method is not None and method.client_id:
+                self._authorizer.check_client(user, method.client_id)
+        except ProtocolError as exc:
+            raise Refuse(CallRefusal.FORBIDDEN, exc.detail) from exc
 
     # ---- jobs
 

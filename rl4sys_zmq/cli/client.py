@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rl4sys_zmq.cli.app import say
 from rl4sys_zmq.ops.status import request_command
-from rl4sys_zmq.transports import read_client_keys
+from rl4sys_zmq.security import read_user_keys
 from rl4sys_zmq.wire.messages import Command
 
 __all__ = ["Target", "run_command"]
@@ -48,6 +48,6 @@ def run_command(target: Target, command: str, actor_id: str, *, keys: Path | Non
 
         done = command_on_directory(target.run_dir, message)
     else:
-        ours = read_client_keys(keys)[1] if keys is not None else None
+        ours = read_user_keys(keys)[1] if keys is not None else None
         done = request_command(target.address, message, timeout_s, ours)
     say(json.dumps(done.figures, sort_keys=True) if as_json else done.text)

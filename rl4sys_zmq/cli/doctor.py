@@ -10,7 +10,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.ops.doctor import STAGES, diagnose
 from rl4sys_zmq.ops.report import printable
-from rl4sys_zmq.transports import read_client_keys
+from rl4sys_zmq.security import read_user_keys
 
 __all__ = ["doctor"]
 
@@ -31,7 +31,7 @@ def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s:
             "client_id is missing: an actor says it, so give it in the file", key="client_id", source=str(config_path)
         )
     file = keys or config.keys
-    ours = read_client_keys(file)[1] if file is not None else None
+    ours = read_user_keys(file)[1] if file is not None else None
     code = 0
     for found in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
         say(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))

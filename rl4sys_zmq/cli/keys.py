@@ -1,6 +1,6 @@
-"""``rl4sys-learner keys``: a learner's keys, and who may come in by which key.
+"""``rl4sys-learner keys``: a learner's keys, and the users that it lets in by theirs.
 
-The list of clients is a file that people edit: a table is appended or taken out as text, so that comments stay, and the
+The list of users is a file that people edit: a table is appended or taken out as text, so that comments stay, and the
 result is read again before it takes the file's place.
 """
 
@@ -20,33 +20,35 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.cli.app import say
-from rl4sys_zmq.config import load_access
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.private import make_private, others_can_write, sync_folder
-from rl4sys_zmq.transports import (
-    ClientKeys,
+from rl4sys_zmq.security import (
+    LEARNER_PUBLIC,
+    LEARNER_SECRET,
+    USERS_FILE,
     ServerKeys,
+    UserKeys,
+    load_access,
     new_key_pair,
     read_learner_public,
     read_server_keys,
-    write_client_keys,
     write_learner_public,
     write_server_keys,
+    write_user_keys,
 )
 
-__all__ = ["add_client", "make_keys", "revoke_client"]
+__all__ = ["add_user", "make_keys", "revoke_user"]
 
-SECRET, PUBLIC, CLIENTS = "learner.secret", "learner.public", "clients.toml"
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 _FIRST_WORDS = """\
-# Who may reach this learner. A change is in force within a second; a mistake in here changes nothing.
-# `rl4sys-learner keys DIR --client NAME` appends a table, `--revoke NAME` takes it out. By hand:
+# The users that may reach this learner. A change is in force within a second; a mistake in here changes nothing.
+# `rl4sys-learner keys DIR --user NAME` appends a table, `--revoke NAME` takes it out. By hand:
 #
-# [edge-7]                              # a name, shown in status and logs
+# [edge-7]                              # the user: a name, shown in status and logs
 # key = "40 characters of Z85"          # its public key
-# client_ids = ["luna"]                 # the policies it may act for; ["*"] for all
+# client_ids = ["luna"]                 # the policies that it may act for; ["*"] for all
 # roles = ["submit", "read_weights"]    # "admin" sees the status, "call" uses a service
 # expires = 2027-01-01                  # optional
 #
@@ -63,57 +65,58 @@ _FIRST_WORDS = """\
 
 
 def make_keys(folder: Path) -> None:
-    """Makes the learner's keys and an empty list of clients, as far as they are not there, and says what is there.
+    """Make the learner's keys and an empty list of users, unless they are there, and say what is there.
 
     Raises:
         ConfigError: when something can't be written, or what is there is damaged or open to others.
     """
+    secret, public = folder / LEARNER_SECRET, folder / LEARNER_PUBLIC
     with _locked(folder, make=True):
-        if (folder / SECRET).exists() or (folder / SECRET).is_symlink():
-            learner = read_server_keys(folder / SECRET).learner
-            say(f"there already: {folder / SECRET}")
+        if secret.exists() or secret.is_symlink():
+            learner = read_server_keys(secret).learner
+            say(f"there already: {secret}")
         else:
             learner = new_key_pair()
-            write_server_keys(folder / SECRET, ServerKeys(learner))
-            say(f"made {folder / SECRET}: the learner's secret, which never leaves this machine")
-        if (folder / PUBLIC).exists():
-            if read_learner_public(folder / PUBLIC) != learner.public:
-                raise ConfigError(f"not the key of {SECRET}; remove it, and run this again", source=str(folder / PUBLIC))
-            say(f"there already: {folder / PUBLIC}")
+            write_server_keys(secret, ServerKeys(learner))
+            say(f"made {secret}: the learner's secret, which never leaves this machine")
+        if public.exists():
+            if read_learner_public(public) != learner.public:
+                raise ConfigError(f"not the key of {LEARNER_SECRET}; remove it, and run this again", source=str(public))
+            say(f"there already: {public}")
         else:
-            write_learner_public(folder / PUBLIC, learner.public)
-            say(f"made {folder / PUBLIC}: its public key")
-        clients = folder / CLIENTS
-        if clients.exists():
-            names = sorted(load_access(clients).by_name)
-            say(f"there already: {clients}: {', '.join(names) or 'nobody yet'}")
+            write_learner_public(public, learner.public)
+            say(f"made {public}: its public key")
+        users = folder / USERS_FILE
+        if users.exists():
+            names = sorted(load_access(users).by_name)
+            say(f"there already: {users}: {', '.join(names) or 'no users yet'}")
         else:
-            _replace(clients, _FIRST_WORDS, 0o600)
+            _replace(users, _FIRST_WORDS, 0o600)
             names = []
-            say(f"made {clients}: who may do what; nobody yet")
-    for warning in others_can_write(folder, clients):
+            say(f"made {users}: the list of users; no users yet")
+    for warning in others_can_write(folder, users):
         say(warning)
-    say(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --client NAME'}")
+    say(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --user NAME'}")
 
 
-# ---- the clients
+# ---- the users
 
 
-def add_client(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence[str], expires: str | None) -> None:
-    """Makes ``NAME.keys`` and lists it.
+def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence[str], expires: str | None) -> None:
+    """Make ``NAME.keys`` and list its user.
 
     Raises:
-        ConfigError: for a name that is listed or impossible, a date that is none or over, or files that can't be used.
+        ConfigError: If the name is listed or invalid, the date is invalid or over, or a file cannot be used.
     """
     until = _date(expires) if expires is not None else None
     for client_id in client_ids:
         check_name(client_id, "--client-id")
-    clients, file = folder / CLIENTS, folder / f"{name}.keys"
+    users, file = folder / USERS_FILE, folder / f"{name}.keys"
     with _locked(folder):
-        learner = read_server_keys(folder / SECRET).learner
-        text, mode = _read(clients) if clients.exists() else (_FIRST_WORDS, 0o600)
-        if name in _parsed(text, clients):
-            raise ConfigError(f"{name} is listed already; choose another name, or --revoke {name} first", source=str(clients))
+        learner = read_server_keys(folder / LEARNER_SECRET).learner
+        text, mode = _read(users) if users.exists() else (_FIRST_WORDS, 0o600)
+        if name in _parsed(text, users):
+            raise ConfigError(f"{name} is listed already; choose another name, or --revoke {name} first", source=str(users))
         own = new_key_pair()
         table = [
             f"[{name if _BARE.fullmatch(name) else json.dumps(name)}]",
@@ -122,15 +125,15 @@ def add_client(folder: Path, name: str, client_ids: Sequence[str], roles: Sequen
             f"roles = {json.dumps(list(dict.fromkeys(roles)))}",
             *([f"expires = {until}"] if until is not None else []),
         ]
-        write_client_keys(file, name, ClientKeys(own, learner.public))
+        write_user_keys(file, name, UserKeys(own, learner.public))
         try:
-            _replace(clients, text.rstrip("\n") + "\n\n" + "\n".join(table) + "\n", mode)
+            _replace(users, text.rstrip("\n") + "\n\n" + "\n".join(table) + "\n", mode)
         except BaseException:
-            file.unlink(missing_ok=True)  # a key that is not listed opens nothing
+            file.unlink(missing_ok=True)  # a key that is not listed is of no use
             raise
-    whom = "every client" if "*" in client_ids else ", ".join(client_ids)
+    whom = "all clients" if "*" in client_ids else ", ".join(client_ids)
     say(f"made {file}: {', '.join(dict.fromkeys(roles))} for {whom}" + (f", until {until}" if until is not None else ""))
-    say(f"listed in {clients}; a running learner knows it within a second")
+    say(f"listed in {users}; a running learner knows it within a second")
     if "submit" in roles:
         say(f"copy {file.name} to that machine (chmod 600), and say in the actor's configuration:")
         say(f'  "keys": "{file.name}"')
@@ -138,25 +141,25 @@ def add_client(folder: Path, name: str, client_ids: Sequence[str], roles: Sequen
         say(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
 
 
-def revoke_client(folder: Path, name: str) -> None:
-    """Takes a client off the list.
+def revoke_user(folder: Path, name: str) -> None:
+    """Take a user off the list.
 
     Raises:
-        ConfigError: for a name that is not listed, or a table that can't be taken out as text.
+        ConfigError: If the name is not listed, or its table cannot be taken out as text.
     """
-    clients = folder / CLIENTS
+    users = folder / USERS_FILE
     with _locked(folder):
-        text, mode = _read(clients)
-        tables = _parsed(text, clients)
+        text, mode = _read(users)
+        tables = _parsed(text, users)
         if name not in tables:
-            known = ", ".join(sorted(tables)) or "nobody"
-            raise ConfigError(f"{name!r} is not listed; there are: {known}", source=str(clients))
+            known = ", ".join(sorted(tables)) or "no users"
+            raise ConfigError(f"{name!r} is not listed; there are: {known}", source=str(users))
         rest = _without_table(text, name)
         del tables[name]
         if _parsed_or_none(rest) != tables:
-            raise ConfigError(f"{name} is not written as a table of its own lines; take it out by hand", source=str(clients))
-        _replace(clients, rest, mode)
-    say(f"{name} is off the list in {clients}; a running learner lets it in no more within a second")
+            raise ConfigError(f"{name} is not written as a table of its own lines; take it out by hand", source=str(users))
+        _replace(users, rest, mode)
+    say(f"{name} is off the list in {users}; a running learner lets it in no more within a second")
     if (folder / f"{name}.keys").exists():
         say(f"{folder / f'{name}.keys'} is of no use any more: remove it")
 

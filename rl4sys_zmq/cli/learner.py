@@ -43,7 +43,7 @@ def main() -> None:
 @option(
     "--keys", type=FILE, metavar="DIR", help="The learner's keys, from `rl4sys-learner keys DIR`: encrypt, and know everyone."
 )
-@option("--clients", type=FILE, metavar="FILE", help="Who may do what, by key.  [default: clients.toml in the keys' DIR]")
+@option("--users", type=FILE, metavar="FILE", help="What the user of each key may do.  [default: users.toml in the keys' DIR]")
 @option(
     "--max-memory",
     type=size,
@@ -62,7 +62,7 @@ def serve(
     run_dir: Path | None,
     resume: str | None,
     keys: Path | None,
-    clients: Path | None,
+    users: Path | None,
     max_memory: int | None,
     debug: bool,
     insecure: bool,
@@ -83,7 +83,7 @@ def serve(
         "run_dir": run_dir,
         "resume": resume,
         "keys": keys,
-        "clients_file": clients,
+        "users_file": users,
         "insecure": insecure or None,
     }
     if port is not None:
@@ -224,38 +224,38 @@ def doctor(address: str, keys: Path | None, config: Path | None, timeout: float)
 
 @main.command()
 @click.argument("folder", metavar="DIR", type=FILE)
-@option("--client", metavar="NAME", help="Make NAME.keys for an actor or a person, and list it in clients.toml.")
-@option("--client-id", multiple=True, metavar="ID", help="A policy it may act for, repeatable.  [default: all]")
+@option("--user", metavar="NAME", help="Make NAME.keys for an actor, a caller or a person, and list it in users.toml.")
+@option("--client-id", multiple=True, metavar="ID", help="A policy that the user may act for, repeatable.  [default: all]")
 @option(
     "--role",
     type=click.Choice(["submit", "read_weights", "admin", "call"]),
     multiple=True,
-    help="What it may do, repeatable; admin: status and commands; call: services.  [default: submit and read_weights]",
+    help="What the user may do, repeatable; admin: status and commands; call: services.  [default: submit and read_weights]",
 )
-@option("--expires", metavar="DATE", help="It is let in until then (UTC), such as 2027-01-01.  [default: for ever]")
+@option("--expires", metavar="DATE", help="The key is valid until then (UTC), such as 2027-01-01.  [default: for ever]")
 @option("--revoke", metavar="NAME", help="Take NAME off the list; a running learner notices within a second.")
 def keys(
     folder: Path,
-    client: str | None,
+    user: str | None,
     client_id: tuple[str, ...],
     role: tuple[str, ...],
     expires: str | None,
     revoke: str | None,
 ) -> None:
-    """Make a learner's keys in DIR, and keys for those who may reach it.
+    """Make a learner's keys in DIR, and keys for the users that may reach it.
 
-    Without options: learner.secret, learner.public and an empty list of clients; what is there already is left alone.
+    Without options: learner.secret, learner.public and an empty list of users; existing files are left alone.
     """
-    from rl4sys_zmq.cli.keys import add_client, make_keys, revoke_client
+    from rl4sys_zmq.cli.keys import add_user, make_keys, revoke_user
 
-    if client is not None and revoke is not None:
-        raise click.UsageError("give either --client or --revoke")
-    if client is None and (client_id or role or expires):
-        raise click.UsageError("--client-id, --role and --expires say what a --client may do; name it")
-    if client is not None:
-        add_client(folder, client, client_id or ("*",), role or ("submit", "read_weights"), expires)
+    if user is not None and revoke is not None:
+        raise click.UsageError("give either --user or --revoke")
+    if user is None and (client_id or role or expires):
+        raise click.UsageError("--client-id, --role and --expires say what a --user may do; give --user NAME")
+    if user is not None:
+        add_user(folder, user, client_id or ("*",), role or ("submit", "read_weights"), expires)
     elif revoke is not None:
-        revoke_client(folder, revoke)
+        revoke_user(folder, revoke)
     else:
         make_keys(folder)
 

@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Re
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
 from rl4sys_zmq.ops.report import report_lines
 from rl4sys_zmq.ops.status import request_status
-from rl4sys_zmq.transports import read_client_keys
+from rl4sys_zmq.security import read_user_keys
 
 __all__ = ["plot", "show_status"]
 
@@ -32,7 +32,7 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
         ConfigError: when the keys can't be used.
     """
     signals = Signals.current
-    ours = read_client_keys(keys)[1] if keys is not None else None
+    ours = read_user_keys(keys)[1] if keys is not None else None
     while True:
         try:
             report = request_status(address, timeout_s, ours)

@@ -3,7 +3,6 @@
 - `AgentConfig`: what one actor process needs to know.
 - `LearnerConfig`: what the learner process needs to know; `ClientConfig` is its entry for one client.
 - `WeightsConfig`: how weights travel, in both.
-- `AccessList`: which keys may do what, from ``clients.toml``: a `Peer` with its `Quota` for each.
 
 A key that is unknown, of a wrong type or impossible is a `ConfigError` of one line that names the key, the file and the
 nearest valid name.
@@ -16,23 +15,16 @@ from typing import TYPE_CHECKING
 from rl4sys_zmq.late import load_late
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.config.access import AccessList, Peer, Quota, load_access
     from rl4sys_zmq.config.agent import AgentConfig
     from rl4sys_zmq.config.client import ClientConfig
     from rl4sys_zmq.config.learner import LearnerConfig
     from rl4sys_zmq.config.weights import WeightsConfig
 
-__all__ = ["AccessList", "AgentConfig", "ClientConfig", "LearnerConfig", "Peer", "Quota", "WeightsConfig", "load_access"]
+__all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "WeightsConfig"]
 
 __getattr__ = load_late(
     __name__,
     {
-        "access": (
-            "AccessList",
-            "Peer",
-            "Quota",
-            "load_access",
-        ),
         "agent": ("AgentConfig",),
         "client": ("ClientConfig",),
         "learner": ("LearnerConfig",),

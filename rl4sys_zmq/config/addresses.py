@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rl4sys_zmq.config.options import Unfit
-from rl4sys_zmq.loopback import is_loopback
 
-__all__ = ["bind_uri", "dial_uri", "dialled", "is_local"]
+__all__ = ["bind_uri", "dial_uri", "dialled"]
 
 _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
@@ -24,12 +23,6 @@ def dialled(value: object) -> str:
 def bind_uri(value: object) -> str:
     """The URI of a place to bind; port 0 and ``*`` leave the choice to the system."""
     return _uri(value, least_port=0)
-
-
-def is_local(uri: str) -> bool:
-    """True when no other machine can reach what is bound at `uri`."""
-    scheme, _, rest = uri.partition("://")
-    return scheme != "tcp" or is_loopback(rest.rpartition(":")[0].strip("[]"))
 
 
 def _uri(value: object, least_port: int) -> str:

@@ -108,7 +108,7 @@ class AgentConfig:
     reward_timeout_s: float = option(number(0), 60.0)
     """How long an automatic cut waits for late rewards."""
     keys: Path | None = option(optional(path), None)
-    """This client's key file (``rl4sys-learner keys DIR --client NAME`` makes it); None: no encryption, for a learner without
+    """The actor's key file (``rl4sys-learner keys DIR --user NAME`` makes it); None: no encryption, for a learner without
     keys."""
     spool: Path | None = option(optional(path), None)
     """A folder in which finished segments wait for the learner, whatever happens to this process; None: in memory."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from rl4sys_zmq.config.addresses import bind_uri, is_local
+from rl4sys_zmq.config.addresses import bind_uri
 from rl4sys_zmq.config.client import ClientConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
@@ -34,6 +34,7 @@ from rl4sys_zmq.config.rl4sys import algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
 from rl4sys_zmq.config.weights import WeightsConfig, weights_options
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.loopback import is_local
 
 __all__ = ["LearnerConfig"]
 
@@ -136,8 +137,8 @@ class LearnerConfig:
     """From which resident size of the process on connections are ended, and then the learner; None: it is not watched."""
     keys: Path | None = option(optional(path), None)
     """The folder with the learner's keys (``rl4sys-learner keys DIR`` makes it); None: no encryption."""
-    clients_file: Path | None = option(optional(path), None)
-    """Who may do what, by key; None: ``clients.toml`` in `keys`."""
+    users_file: Path | None = option(optional(path), None)
+    """The access list: what the user of each key may do; None: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True: other machines may connect without keys."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
@@ -156,11 +157,6 @@ class LearnerConfig:
                     "or if that is meant, say --insecure (insecure: true)"
                 )
                 raise ConfigError(message, key=key)
-
-    @property
-    def access_file(self) -> Path | None:
-        """Where it is written who may do what; None without keys."""
-        return None if self.keys is None else self.clients_file or self.keys / "clients.toml"
 
     @property
     def durable(self) -> bool:

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import assert_never
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import next_incarnation
@@ -26,7 +27,24 @@ from rl4sys_zmq.errors import Refusal
 from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.wire import PackedSegment, join_submit, with_images
 from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES
-from rl4sys_zmq.wire.messages import Ack, Bye, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
+from rl4sys_zmq.wire.messages import (
+    Ack,
+    Beacon,
+    Bye,
+    CommandDone,
+    FromThread,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    Status,
+    Submit,
+    ToLearner,
+    ToThread,
+    Verdict,
+    Weights,
+    Welcome,
+)
 
 __all__ = [
     "RATE",
@@ -273,8 +291,10 @@ class ActorSession:
                 return []
             case Refused():
                 return self._on_refused(now, message)
-            case _:
+            case Weights() | Status() | Beacon() | CommandDone() | ToLearner() | ToThread() | FromThread():
                 return []
+            case _:
+                assert_never(message)
 
     def reject(self, now: float) -> None:
         """The owner can do nothing with the session that the learner offered: asks again later."""

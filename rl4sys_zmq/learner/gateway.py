@@ -14,17 +14,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, TypeVar, assert_never
 
-from rl4sys_zmq.calls.door import Door
-from rl4sys_zmq.config import AccessList, LearnerConfig
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Restored
 from rl4sys_zmq.errors import Closed, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
 from rl4sys_zmq.learner.client import Client, ClientState, new_topic
 from rl4sys_zmq.learner.feeding import Feeder
-from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.inference import PolicyService
 from rl4sys_zmq.learner.operator import Operator, OperatorParts
 from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC, Publications
@@ -33,6 +31,7 @@ from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
 from rl4sys_zmq.transports import Address, Poller, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -48,6 +47,9 @@ from rl4sys_zmq.wire.messages import (
     Metrics,
     Published,
     Ready,
+    ToActor,
+    ToLearner,
+    ToThread,
     Verdict,
 )
 
@@ -76,7 +78,7 @@ class Gateway(Worker):
         sink: Sink,
         ledger: Ledger,
         restored: Restored | None = None,
-        door: Door | None = None,
+        door: Authenticator | None = None,
     ) -> None:
         """Makes it; `start` starts it.
 
@@ -97,7 +99,7 @@ class Gateway(Worker):
         self._config, self._sink = config, sink
         self._counters = Counters()
         self._ledger, self._restored, self._door = ledger, restored, door
-        self._guard = ActorGuard(door.watcher.access if door is not None else None)
+        self._guard = Authorizer(door.watcher.access if door is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()
@@ -242,7 +244,7 @@ class Gateway(Worker):
             sockets.append(self._xpub)
             inference = self._config.inference or _beside(router.bound, "inference")
             config = self._config
-            self._service = PolicyService(inference, config.keys, config.clients_file, insecure=True)
+            self._service = PolicyService(inference, config.keys, config.users_file, insecure=True)
             self._service.start()
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
@@ -344,8 +346,10 @@ class Gateway(Worker):
                 client.alarms.note(message.name, message.text, message.count)
             case Failed():
                 self._on_failed(client, message)
-            case _:
+            case ToLearner() | ToActor() | ToThread():
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} from a learner thread")
+            case _:
+                assert_never(message)
 
     def _on_ready(self, client: Client, message: Ready) -> None:
         client.ready(message)
@@ -476,7 +480,7 @@ class Gateway(Worker):
                 self._xpub.send([topic, *encode(client.beacon())])
 
     def change_access(self, access: AccessList) -> None:
-        """Puts a new list of clients in force; in the gateway thread.
+        """Put a new access list in force; in the gateway thread.
 
         Whoever has lost the right to read a policy may still be subscribed to it, and libzmq can't take that back: the policy
         gets another topic, which its actors learn in a new handshake.

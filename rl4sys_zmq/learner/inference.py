@@ -48,11 +48,11 @@ class PolicyService(Resource):
         asked: the clients of which an action was asked for.
     """
 
-    def __init__(self, bind: str, keys: Path | None, clients: Path | None, *, insecure: bool) -> None:
+    def __init__(self, bind: str, keys: Path | None, users: Path | None, *, insecure: bool) -> None:
         """Binds nothing yet."""
         self.address = ""
         self.asked: set[str] = set()
-        self._server = Server(bind, name="inference", keys=keys, clients=clients, insecure=insecure)
+        self._server = Server(bind, name="inference", keys=keys, users=users, insecure=insecure)
         self._offered: dict[str, tuple[PolicySpec, PolicySnapshot]] = {}
         self._policies: dict[str, Policy] = {}
         self._lanes: dict[str, str] = {}

@@ -11,8 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from rl4sys_zmq.calls.door import Door
-from rl4sys_zmq.config import AccessList, LearnerConfig
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryLedger
 from rl4sys_zmq.delivery.journal import Journal
 from rl4sys_zmq.delivery.journal_loss import Loss
@@ -25,6 +24,7 @@ from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_ledger
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.security import AccessList, Authenticator
 from rl4sys_zmq.wire.messages import Command
 
 __all__ = ["Learner"]
@@ -63,7 +63,7 @@ class Learner(Resource):
         self.loss: Loss | None = None
         self.resumed_clients: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
-        self._door: Door | None = None
+        self._authenticator: Authenticator | None = None
         self._ledger: Journal | MemoryLedger | None = None
         self._recorder: Recorder | None = None
         self._memory: MemoryWatch | None = None
@@ -98,16 +98,16 @@ class Learner(Resource):
                     sink.event("loss_accepted", **self.loss.figures())
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
-                if self.config.keys is not None and self.config.access_file is not None:
-                    self._door = Door(self.config.keys, self.config.access_file)
-                self._gateway = Gateway(self.config, sink, self._ledger, restored, self._door)
+                if self.config.keys is not None:
+                    self._authenticator = Authenticator(self.config.keys, self.config.users_file)
+                self._gateway = Gateway(self.config, sink, self._ledger, restored, self._authenticator)
                 self._gateway.warnings = self._others_can_write(sink)
                 self._gateway.start()
                 self._gateway.wait_open()
                 if self._recorder is not None:
                     self._recorder.open()
-                if self._door is not None:
-                    self._door.open(self._change_access)
+                if self._authenticator is not None:
+                    self._authenticator.open(self._change_access)
                 if self.config.max_memory_bytes is not None:
                     self._memory = MemoryWatch(self.config.max_memory_bytes, self._relieve, self._gateway.stop)
                     self._memory.start()
@@ -313,8 +313,8 @@ class Learner(Resource):
             if isinstance(self._memory.error, MemoryExceeded):
                 raise self._memory.error
             self._memory.raise_if_dead()
-        if self._door is not None:
-            self._door.raise_if_dead()
+        if self._authenticator is not None:
+            self._authenticator.raise_if_dead()
         if isinstance(self._ledger, Journal):
             self._ledger.raise_if_dead()
         if self._recorder is not None:
@@ -331,8 +331,9 @@ class Learner(Resource):
         atexit.unregister(self.close)
 
     def _end(self) -> None:
-        gateway, recorder, ledger, door, memory = self._gateway, self._recorder, self._ledger, self._door, self._memory
-        self._gateway = self._recorder = self._ledger = self._door = self._memory = None
+        gateway, recorder, ledger, memory = self._gateway, self._recorder, self._ledger, self._memory
+        self._gateway = self._recorder = self._ledger = self._memory = None
+        authenticator, self._authenticator = self._authenticator, None
         if memory is not None:
             memory.stop()
         deadline = time.monotonic() + self.config.shutdown_timeout_s
@@ -347,8 +348,8 @@ class Learner(Resource):
                     atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that ends under its feet
         if memory is not None:
             memory.join(RELIEF_S)
-        if door is not None:
-            door.close()
+        if authenticator is not None:
+            authenticator.close()
         if ledger is not None:
             ledger.stop()
             ledger.join(max(0.5, deadline - time.monotonic()))

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import assert_never, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,15 @@ from rl4sys_zmq.wire.messages import (
     Checkpointed,
     Deliver,
     Forget,
+    FromThread,
     Message,
     Published,
     Ready,
     Save,
     Stop,
     Submit,
+    ToActor,
+    ToLearner,
     Verdict,
 )
 
@@ -144,8 +147,10 @@ class Learning:
                 self._save(message.token, asked=True)
             case Forget():
                 self._progress.forget((message.actor_id, message.origin))
-            case _:
+            case Assign() | Stop() | ToLearner() | ToActor() | FromThread():
                 log.warning("%s is not for a learner thread", type(message).__name__)
+            case _:
+                assert_never(message)
 
     def _finish(self) -> None:
         """The last words. What waits for a full batch stays in the ledger, if that is on a disk."""

@@ -8,20 +8,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, assert_never
 
-from rl4sys_zmq.config import LearnerConfig, Peer
-from rl4sys_zmq.config.addresses import is_local
+from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import RATE, Ledger, Load, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
-from rl4sys_zmq.learner.guard import ActorGuard
 from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.learner.shares import Line, Shares
+from rl4sys_zmq.loopback import is_local
+from rl4sys_zmq.security import Authorizer, User
 from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
@@ -30,6 +30,7 @@ from rl4sys_zmq.wire.messages import (
     CommandDone,
     Fetch,
     Frame,
+    FromThread,
     Heartbeat,
     Hello,
     Message,
@@ -37,6 +38,8 @@ from rl4sys_zmq.wire.messages import (
     Status,
     StatusRequest,
     Submit,
+    ToActor,
+    ToThread,
     Verdict,
     Welcome,
 )
@@ -101,7 +104,7 @@ class Reception:
         config: LearnerConfig,
         roster: Roster,
         ledger: Ledger,
-        guard: ActorGuard,
+        guard: Authorizer,
         counters: Counters,
         sink: Sink,
         status: Callable[[], dict[str, Any]],
@@ -244,7 +247,7 @@ class Reception:
             self._counters.add("connections.cut", count)
         return count
 
-    def _admit(self, peer: bytes, frames: Sequence[Frame], now: float) -> Peer | None:
+    def _admit(self, peer: bytes, frames: Sequence[Frame], now: float) -> User | None:
         """Checks rights and rates before anything is decoded. Over inproc, and without keys, everybody may do everything.
 
         Raises:
@@ -260,7 +263,7 @@ class Reception:
                 self.hang_up(peer, *session)
             raise
 
-    def _on_message(self, peer: bytes, sender: Peer | None, message: Message, frames: Sequence[Frame]) -> float | None:
+    def _on_message(self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame]) -> float | None:
         """Does what a message says; returns what it counts, in ordinary messages, if that is not what its kind does."""
         match message:
             case Hello():
@@ -275,10 +278,13 @@ class Reception:
                 return None
             case Submit() | Heartbeat() | Fetch() | Bye():
                 return self._on_session_message(peer, sender, message, frames)
-        raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case ToActor() | ToThread() | FromThread():
+                raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case _:
+                assert_never(message)
 
     def _on_session_message(
-        self, peer: bytes, sender: Peer | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame]
+        self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame]
     ) -> float | None:
         """Does what an actor says in its session; returns the same as `_on_message`."""
         session = self._sessions.get(peer)
@@ -311,6 +317,8 @@ class Reception:
                 self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
             case Bye():
                 self.hang_up(peer, client, stream)
+            case _:
+                assert_never(message)
         return None
 
     def _status_frames(self) -> list[Frame]:
@@ -346,7 +354,7 @@ class Reception:
             client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._ledger.append([intake.entry])
 
-    def _on_command(self, peer: bytes, sender: Peer | None, command: Command) -> None:
+    def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:
         self._guard.check_role(sender, "admin")
         if sender is not None and not sender.serves(command.client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
@@ -375,7 +383,7 @@ class Reception:
 
     # ---- joining
 
-    def _on_hello(self, peer: bytes, sender: Peer | None, hello: Hello) -> None:
+    def _on_hello(self, peer: bytes, sender: User | None, hello: Hello) -> None:
         self._counters.add("hellos")
         code = Refusal.CONFIG
         try:

@@ -26,7 +26,8 @@ from rl4sys_zmq.errors import Refusal, RL4SysError
 from rl4sys_zmq.ops.asking import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_words
 from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
-from rl4sys_zmq.transports import Address, ClientKeys, Secure, Socket, curve_client
+from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.transports import Address, Secure, Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Bye, Message, Refused, Status, StatusRequest, Welcome
 from rl4sys_zmq.wire.prefix import MAJOR, MINOR
@@ -63,7 +64,7 @@ class _Skipped(Exception):
 
 
 def diagnose(
-    address: str, *, keys: ClientKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
+    address: str, *, keys: UserKeys | None = None, config: AgentConfig | None = None, timeout_s: float = 3.0
 ) -> Iterator[Finding]:
     """Tries the stages in order; after the first that fails the others are ``not reached``.
 
@@ -100,7 +101,7 @@ def diagnose(
 class _Patient:
     """The state from one stage to the next; a method for each, which returns what was found."""
 
-    def __init__(self, address: Address, keys: ClientKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
+    def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
         self._address, self._keys, self._config, self._timeout_s = address, keys, config, timeout_s
         self._secure: Secure | None = curve_client(keys) if keys is not None else None
         self._greeting = Greeting("", "")
@@ -149,7 +150,7 @@ class _Patient:
         if wanted == "CURVE" and self._keys is None:
             raise Unreachable(
                 "the learner asks for keys, and we have none",
-                "give --keys NAME.keys; `rl4sys-learner keys DIR --client NAME` makes it on the learner's machine",
+                "give --keys NAME.keys; `rl4sys-learner keys DIR --user NAME` makes it on the learner's machine",
             )
         if wanted == "NULL" and self._keys is not None:
             raise Unreachable(
@@ -266,7 +267,7 @@ def _refused(answer: Refused) -> Unreachable:
     mends = {
         Refusal.MISMATCH: "make both sides say the same, or give the client another name",
         Refusal.IDENTITY: "list this client under the key's client_ids on the learner, or mend client_id",
-        Refusal.FORBIDDEN: "give the key that role on the learner, in clients.toml",
+        Refusal.FORBIDDEN: "give the key that role on the learner, in users.toml",
         Refusal.FAILED: "mend what its learner thread died of, and restart the client",
         Refusal.QUOTA: "wait until another actor has ended, or raise the limit on the learner",
         Refusal.CONFIG: f"mend {answer.field}" if answer.field else "mend the configuration",

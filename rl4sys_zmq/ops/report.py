@@ -69,7 +69,7 @@ def _whole(report: Mapping[str, Any]) -> Iterator[str]:
         denied = _named(security, "denied.")
         yield f"security: {security['listed']:,} keys listed" + (f"; denied: {denied}" if denied else "")
         if security["problem"]:
-            yield f"!! the list of clients on disk is not in force: {security['problem']}"
+            yield f"!! the list of users on disk is not in force: {security['problem']}"
         if not security["alive"]:
             yield "!! nobody checks keys any more, so nobody gets in: restart the learner"
     elif "security" in report:

@@ -10,7 +10,8 @@ from typing import Any
 
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
-from rl4sys_zmq.transports import Address, ClientKeys, MonitorEvent, Poller, Socket, curve_client, explain
+from rl4sys_zmq.security import UserKeys, curve_client
+from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Command, CommandDone, Message, Refused, Status, StatusRequest
 
@@ -20,7 +21,7 @@ MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
 
 
-def request_status(address: str, timeout_s: float, keys: ClientKeys | None = None) -> dict[str, Any]:
+def request_status(address: str, timeout_s: float, keys: UserKeys | None = None) -> dict[str, Any]:
     """Asks the learner at `address` (host:port or a URI) for its status.
 
     Args:
@@ -39,7 +40,7 @@ def request_status(address: str, timeout_s: float, keys: ClientKeys | None = Non
     return answer.report
 
 
-def request_command(address: str, command: Command, timeout_s: float, keys: ClientKeys | None = None) -> CommandDone:
+def request_command(address: str, command: Command, timeout_s: float, keys: UserKeys | None = None) -> CommandDone:
     """Has the learner at `address` (host:port or a URI) carry out a command.
 
     Args:
@@ -58,7 +59,7 @@ def request_command(address: str, command: Command, timeout_s: float, keys: Clie
     return answer
 
 
-def _request(address: str, message: StatusRequest | Command, timeout_s: float, keys: ClientKeys | None) -> Message:
+def _request(address: str, message: StatusRequest | Command, timeout_s: float, keys: UserKeys | None) -> Message:
     """The answer to a message that needs no session."""
     what = "a status request" if isinstance(message, StatusRequest) else f"{message.command}, which goes on if it has come"
     uri = AgentConfig(client_id="status", train_server_address=address).address

@@ -51,7 +51,7 @@ class ActionServer(Resource):
         log_level: int | None = None,
         *,
         keys: str | Path | None = None,
-        clients: str | Path | None = None,
+        users: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
         """Binds nothing yet.
@@ -62,7 +62,7 @@ class ActionServer(Resource):
             act_callback: answers `ActionClient.act`; None: it is refused.
             log_level: of the logger ``rl4sys_zmq``; None: as it is. Handlers are the program's.
             keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            clients: the list of keys that may; None: ``clients.toml`` in `keys`.
+            users: the access list; None: ``users.toml`` in `keys`.
             insecure: let other machines come in without keys.
 
         Raises:
@@ -79,7 +79,7 @@ class ActionServer(Resource):
             pub=config.broadcast_address(),
             terms=config.terms(),
             keys=keys,
-            clients=clients,
+            users=users,
             insecure=insecure,
         )
         self._server.register(OBS, self._obs, lane=LANE)

@@ -30,7 +30,7 @@ class InferenceServer(Resource):
         *,
         bind: str | None = None,
         keys: str | Path | None = None,
-        clients: str | Path | None = None,
+        users: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
         """Binds nothing yet.
@@ -39,7 +39,7 @@ class InferenceServer(Resource):
             port_num: a port of this machine, which no other machine reaches; 0 picks a free one. Or say `bind`.
             bind: ``host:port``, or a URI (tcp, ipc, inproc).
             keys: the folder of the server's keys (`rl4sys-learner keys DIR`); other machines then reach it with keys alone.
-            clients: the list of keys that may call (role ``call``); None: ``clients.toml`` in `keys`.
+            users: the access list; None: ``users.toml`` in `keys`. A caller needs the role ``call``.
             insecure: let other machines call without keys.
 
         Raises:
@@ -49,7 +49,7 @@ class InferenceServer(Resource):
         if (port_num is None) == (bind is None):
             raise ConfigError("say either port_num or bind", key="port_num")
         where = listening(bind if bind is not None else port_num or 0)
-        self._server = Server(where, name="inference", keys=keys, clients=clients, insecure=insecure)
+        self._server = Server(where, name="inference", keys=keys, users=users, insecure=insecure)
         self._names: set[str] = set()
 
     def register_interface(

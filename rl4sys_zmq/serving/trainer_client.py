@@ -13,7 +13,6 @@ from typing import Any
 
 from rl4sys_zmq.calls import Client
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery.quota import TokenBucket
 from rl4sys_zmq.errors import (
     CallFailed,
     CallLost,
@@ -28,6 +27,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import pack_items, payload_bytes

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery.quota import TokenBucket
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError
 from rl4sys_zmq.names import MAX_NAME, check_name
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
@@ -61,7 +61,7 @@ class TrainerServer(Resource):
         journal_bytes: int = JOURNAL_BYTES,
         fsync: Literal["normal", "always"] = "normal",
         keys: str | Path | None = None,
-        clients: str | Path | None = None,
+        users: str | Path | None = None,
         insecure: bool = False,
     ) -> None:
         """Binds nothing yet.
@@ -79,8 +79,8 @@ class TrainerServer(Resource):
             journal_bytes: how much of each store the journal keeps.
             fsync: "normal" survives the process, "always" also the machine's loss of power.
             keys: the folder of the server's keys (`rl4sys-learner keys DIR`); None: whoever reaches the address may come in.
-            clients: the list of keys that may; None: ``clients.toml`` in `keys`. Each needs the role ``call``, for data also
-                ``submit``, for networks also ``read_weights``.
+            users: the access list; None: ``users.toml`` in `keys`. A caller needs the role ``call``, for data also ``submit``,
+                for networks also ``read_weights``.
             insecure: let other machines come in without keys.
 
         Raises:
@@ -111,7 +111,7 @@ class TrainerServer(Resource):
                 pub=self.config.broadcast_address(),
                 terms=self.config.terms(),
                 keys=keys,
-                clients=clients,
+                users=users,
                 insecure=insecure,
             )
         except BaseException:

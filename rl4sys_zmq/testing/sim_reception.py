@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from rl4sys_zmq.delivery import Ledger, Load, Stream, StreamTable, take_submit
 from rl4sys_zmq.delivery.credit import IDLE_S
@@ -12,7 +13,23 @@ from rl4sys_zmq.testing.schedule import Schedule
 from rl4sys_zmq.testing.sim_client import SimClient
 from rl4sys_zmq.testing.sim_thread import MAX_STEPS, SCHEMA
 from rl4sys_zmq.wire import decode, read_heads
-from rl4sys_zmq.wire.messages import Bye, Fetch, Frame, Heartbeat, Hello, Message, Refused, Submit, Verdict, Welcome
+from rl4sys_zmq.wire.messages import (
+    Bye,
+    Command,
+    Fetch,
+    Frame,
+    FromThread,
+    Heartbeat,
+    Hello,
+    Message,
+    Refused,
+    StatusRequest,
+    Submit,
+    ToActor,
+    ToThread,
+    Verdict,
+    Welcome,
+)
 
 __all__ = ["Answers", "SimReception"]
 
@@ -86,8 +103,10 @@ class SimReception:
                 pass
             case Bye():
                 self.hang_up(peer, stream)
-            case _:
+            case StatusRequest() | Command() | ToActor() | ToThread() | FromThread():
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
+            case _:
+                assert_never(message)
         return []
 
     def _on_hello(self, peer: bytes, hello: Hello) -> Answers:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from rl4sys_zmq.errors import TransportError
-from rl4sys_zmq.loopback import is_loopback
 
 __all__ = ["MAX_IPC_PATH_BYTES", "SCHEMES", "Address"]
 
@@ -83,11 +82,6 @@ class Address:
     def is_fresh(self) -> bool:
         """True when binding chooses the port, path or name."""
         return self.port == 0 if self.scheme == "tcp" else self.name == "*"
-
-    @property
-    def is_loopback(self) -> bool:
-        """True when no other machine can reach it: ipc, inproc, and a host of which `rl4sys_zmq.loopback` says so."""
-        return self.scheme != "tcp" or is_loopback(self.host)
 
     def with_port(self, port: int) -> Self:
         """The same host at another port.

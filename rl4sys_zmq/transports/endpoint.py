@@ -15,7 +15,7 @@ from rl4sys_zmq.transports.binding import Binding
 from rl4sys_zmq.transports.context import Tracked, track, untrack
 from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.rights import Grants, connections, cut_off, descriptor_of, user_of
+from rl4sys_zmq.transports.peers import Grants, connections, cut_off, descriptor_of, user_of
 
 __all__ = ["Endpoint"]
 

@@ -18,7 +18,7 @@ from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["Keys", "Line", "LinePoller", "LocalNetwork", "Network", "secure_with"]
+__all__ = ["Keys", "Line", "LinePoller", "LocalNetwork", "Network", "curve", "secure_with"]
 
 Keys = tuple[str, str, str]
 """CURVE keys of a dialling socket as Z85 text: its public one, its secret one, the learner's public one."""
@@ -129,9 +129,15 @@ class LocalNetwork(Network):
 
 
 def secure_with(keys: Keys | None) -> Secure | None:
-    """What makes a dialling socket speak CURVE with these keys."""
-    if keys is None:
-        return None
+    """Return `curve` of these keys, or None without keys."""
+    return curve(keys) if keys is not None else None
+
+
+def curve(keys: Keys) -> Secure:
+    """Return a function that makes a dialling socket speak CURVE with these keys.
+
+    The function raises TransportError if they are not three keys in Z85.
+    """
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

@@ -12,7 +12,7 @@ from rl4sys_zmq.transports.binding import bind_socket, dial_socket
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
-from rl4sys_zmq.transports.rights import Grants
+from rl4sys_zmq.transports.peers import Grants
 
 __all__ = ["Socket"]
 

@@ -1,8 +1,11 @@
 """Every message, as a value: a closed union, so that the type checker finds a forgotten one.
 
 Three conversations use them: actor to learner and back (DEALER and ROUTER), learner to all actors (PUB), and between the
-gateway and a learner thread (PUSH to PULL, both ways). A field named ``body`` travels as frames of its own; all other fields
-travel in the msgpack header. Sequence numbers count segments of one actor's stream, from 0.
+gateway and a learner thread (PUSH to PULL, both ways). The base class of a message says which way it goes: a match that handles
+one direction refuses the others by their base class, and ends in `assert_never`.
+
+A field named ``body`` travels as frames of its own; all other fields travel in the msgpack header. Sequence numbers count
+segments of one actor's stream, from 0.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ __all__ = [
     "Fetch",
     "Forget",
     "Frame",
+    "FromThread",
     "Heartbeat",
     "Hello",
     "Message",
@@ -40,6 +44,9 @@ __all__ = [
     "StatusRequest",
     "Stop",
     "Submit",
+    "ToActor",
+    "ToLearner",
+    "ToThread",
     "Verdict",
     "Weights",
     "Welcome",
@@ -64,11 +71,35 @@ class Verdict:
     ALL = (TRAINED, STALE, QUARANTINED, REFUSED, DUPLICATE)
 
 
+class ToLearner:
+    """A message from an actor or an operator to the learner."""
+
+    __slots__ = ()
+
+
+class ToActor:
+    """A message from the learner to an actor or an operator."""
+
+    __slots__ = ()
+
+
+class ToThread:
+    """A message from the gateway to a learner thread."""
+
+    __slots__ = ()
+
+
+class FromThread:
+    """A message from a learner thread to the gateway."""
+
+    __slots__ = ()
+
+
 # ---- actor to learner
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(ToLearner):
     """Opens or re-opens a session. Fields left empty mean: whatever the learner has.
 
     Attributes:
@@ -114,7 +145,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(ToLearner):
     """Segments `first_seq`, `first_seq` + 1, ... of this actor's stream.
 
     Attributes:
@@ -140,7 +171,7 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(ToLearner):
     """I am alive, and would like to have submitted `want_steps` steps in all (in the units of `Ack.credit_steps`).
 
     The last word counts: an actor that wants less than before gives credit back.
@@ -151,7 +182,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(ToLearner):
     """Asks for the current weights; what is held lets the learner answer with a diff."""
 
     KIND: ClassVar[int] = 4
@@ -160,21 +191,21 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusRequest:
+class StatusRequest(ToLearner):
     """Asks for the learner's status; needs no session."""
 
     KIND: ClassVar[int] = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(ToLearner):
     """This incarnation sends nothing more."""
 
     KIND: ClassVar[int] = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(ToLearner):
     """Asks for something to be done to a client; needs no session. A `CommandDone` or a `Refused` answers.
 
     Attributes:
@@ -193,7 +224,7 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(ToActor):
     """Answers `Hello`.
 
     Attributes:
@@ -247,7 +278,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(ToActor):
     """Cumulative marks and the credit, for one stream.
 
     Attributes:
@@ -279,7 +310,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(ToActor):
     """A message (or a handshake) is refused.
 
     Attributes:
@@ -299,7 +330,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(ToActor):
     """Answers `Fetch`: updates to apply in order; pairs of frames (weights header, payload)."""
 
     KIND: ClassVar[int] = 20
@@ -307,7 +338,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Status(ToActor):
     """Answers `StatusRequest`."""
 
     KIND: ClassVar[int] = 21
@@ -315,7 +346,7 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Beacon:
+class Beacon(ToActor):
     """The state of one policy, sent on the PUB each second: the loss of the last message is invisible otherwise.
 
     Attributes:
@@ -333,7 +364,7 @@ class Beacon:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandDone:
+class CommandDone(ToActor):
     """Answers `Command`, when what was done will outlast the process.
 
     Attributes:
@@ -350,7 +381,7 @@ class CommandDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(ToThread):
     """The first message to a learner thread: which client it serves, and how.
 
     Attributes:
@@ -398,7 +429,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(ToThread):
     """Segments accepted from one actor: the frames of its `Submit`, as they came.
 
     Attributes:
@@ -418,14 +449,14 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(ToThread):
     """Finish what is in hand, then end."""
 
     KIND: ClassVar[int] = 34
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class Save(ToThread):
     """Write a checkpoint now, and answer with `Checkpointed`.
 
     Attributes:
@@ -439,7 +470,7 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(ToThread):
     """Nothing of this stream is in the ledger any more: checkpoints need not carry its mark."""
 
     KIND: ClassVar[int] = 36
@@ -451,7 +482,7 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(FromThread):
     """The algorithm is built. The first `Published` (version 0) follows.
 
     Attributes:
@@ -477,7 +508,7 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class Published(FromThread):
     """A new version.
 
     Attributes:
@@ -494,7 +525,7 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
-class Disposed:
+class Disposed(FromThread):
     """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`.
 
     Attributes:
@@ -516,7 +547,7 @@ class Disposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(FromThread):
     """The data that a learner thread has taken and can use.
 
     Attributes:
@@ -532,7 +563,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(FromThread):
     """The learner thread stops on this exception."""
 
     KIND: ClassVar[int] = 52
@@ -541,7 +572,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics:
+class Metrics(FromThread):
     """Scalars for people.
 
     Attributes:
@@ -561,7 +592,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
+class Checkpointed(FromThread):
     """A checkpoint is on the disk, or could not be written.
 
     Attributes:
@@ -583,7 +614,7 @@ class Checkpointed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(FromThread):
     """A segment that was quarantined, for a person to look at: its `Submit` alone, as frames in the body."""
 
     KIND: ClassVar[int] = 55
@@ -595,7 +626,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class Alarm(FromThread):
     """Something went wrong that stops nothing, and that people should know of.
 
     Attributes:

@@ -10,7 +10,7 @@ import pytest
 
 from rl4sys_zmq.calls import Client, Server
 from rl4sys_zmq.errors import CallTimeout
-from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 
 WAIT_S = 15.0
 
@@ -60,15 +60,15 @@ def write_keys(folder: Path, *names: str) -> dict[str, str]:
     for name in names:
         pair = new_key_pair()
         listed[name] = f"[{name}]\nkey = '{pair.public}'\nclient_ids = ['*']\nroles = ['call', 'read_weights']\n"
-        write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
-    (folder / "clients.toml").write_text("".join(listed.values()))
+        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+    (folder / "users.toml").write_text("".join(listed.values()))
     return listed
 
 
 def test_a_quota_delays_calls(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
     listed = write_keys(folder, "busy")
-    (folder / "clients.toml").write_text(listed["busy"] + "[busy.quota]\nmessages_per_s = 4\n")
+    (folder / "users.toml").write_text(listed["busy"] + "[busy.quota]\nmessages_per_s = 4\n")
     with Server("tcp://127.0.0.1:0", name="keyed", keys=folder) as keyed:
         keyed.register("echo", lambda payload: payload)
         keyed.start()
@@ -93,10 +93,10 @@ def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
             stays.subscribe("obs", lambda payload, number: heard["stays"].put(payload))
             goes.subscribe("obs", lambda payload, number: heard["goes"].put(payload))
             assert {held.get(timeout=WAIT_S) for held in heard.values()} == {1}
-            door = keyed._door
-            assert door is not None
-            (folder / "clients.toml").write_text(listed["stays"])
-            while door.watcher.loads < 2:
+            authenticator = keyed._authenticator
+            assert authenticator is not None
+            (folder / "users.toml").write_text(listed["stays"])
+            while authenticator.watcher.loads < 2:
                 keyed.raise_if_dead()
             keyed.publish("obs", 2)
             assert heard["stays"].get(timeout=WAIT_S) == 2  # it greets again, and learns the new channel

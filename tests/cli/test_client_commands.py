@@ -16,9 +16,9 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.errors import ClientFailed, ConfigError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.security import ServerKeys, new_key_pair, write_server_keys, write_user_keys
+from rl4sys_zmq.security.keys import UserKeys
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports import ServerKeys, new_key_pair, write_client_keys, write_server_keys
-from rl4sys_zmq.transports.keys import ClientKeys
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 from rl4sys_zmq.wire.messages import Command
 
@@ -256,9 +256,9 @@ def test_commands_are_for_admins(stack: ExitStack, tmp_path: Path) -> None:
         ("stranger", ["admin"], ["other"]),
     ):
         pair = new_key_pair()
-        write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
+        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
         lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {clients}\nroles = {roles}\n")
-    (folder / "clients.toml").write_text("".join(lines))
+    (folder / "users.toml").write_text("".join(lines))
     learner = start(stack, tmp_path / "run", keys=folder)
     play(join(stack, learner, keys=folder / "worker.keys"), 3)
     address = learner.address

@@ -92,7 +92,7 @@ def start() -> Iterator[Callable[..., Learner]]:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     """A folder with the keys of a learner, of an actor, and of an admin."""
-    for arguments in ([], ["--client", "actor"], ["--client", "me", "--role", "admin", "--role", "read_weights"]):
+    for arguments in ([], ["--user", "actor"], ["--user", "me", "--role", "admin", "--role", "read_weights"]):
         assert run("keys", "k", *arguments).exit_code == 0
     return tmp_path / "k"
 
@@ -215,11 +215,11 @@ def test_keys_on_one_side_only(start: Callable[..., Learner], keys: Path) -> Non
 def test_keys_that_the_learner_does_not_take(start: Callable[..., Learner], keys: Path) -> None:
     learner = start(keys=keys)
     assert run("keys", "other").exit_code == 0
-    assert run("keys", "other", "--client", "a").exit_code == 0
+    assert run("keys", "other", "--user", "a").exit_code == 0
     wrong = Visit(learner.address, "--keys", "other/a.keys")
     assert wrong.failed == "keys"
     assert "not the learner's key in our NAME.keys" in wrong.text
-    clients = keys / "clients.toml"
+    clients = keys / "users.toml"
     # An expired key, and one that is not listed.
     clients.write_text(clients.read_text().replace("[actor]\n", "[actor]\nexpires = 2020-01-01\n"))
     assert run("keys", "k", "--revoke", "me").exit_code == 0
@@ -285,7 +285,7 @@ def test_a_configuration_that_differs(start: Callable[..., Learner], change: dic
 
 
 def test_a_client_of_another_key(start: Callable[..., Learner], keys: Path) -> None:
-    assert run("keys", "k", "--client", "mars", "--client-id", "mars").exit_code == 0
+    assert run("keys", "k", "--user", "mars", "--client-id", "mars").exit_code == 0
     learner = start(keys=keys, luna=True)
     visit = Visit(learner.address, "--keys", "k/mars.keys", "--config", configured())
     assert visit.failed == "configuration"

@@ -17,11 +17,10 @@ from click.testing import CliRunner, Result
 from rl4sys_zmq.cli import keys as module
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main
-from rl4sys_zmq.config import load_access
 from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.status import request_status
-from rl4sys_zmq.transports import read_client_keys, read_learner_public, read_server_keys
+from rl4sys_zmq.security import load_access, read_learner_public, read_server_keys, read_user_keys
 
 from .conftest import Spawn
 
@@ -65,12 +64,12 @@ def test_a_folder_is_made_once_and_then_left_alone(tmp_path: Path) -> None:
     assert {p.name: mode(p) for p in folder.iterdir()} == {
         "learner.secret": 0o600,
         "learner.public": 0o644,
-        "clients.toml": 0o600,
+        "users.toml": 0o600,
     }
     assert read_server_keys(folder / "learner.secret").learner.public == read_learner_public(folder / "learner.public")
     assert read_server_keys(folder / "learner.secret").learner.secret not in said
-    assert "next: rl4sys-learner keys k --client NAME" in said
-    assert load_access(folder / "clients.toml").by_name == {}
+    assert "next: rl4sys-learner keys k --user NAME" in said
+    assert load_access(folder / "users.toml").by_name == {}
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
     said = done(keys("k"))
     assert said.count("there already") == 3
@@ -93,14 +92,14 @@ def test_what_is_missing_is_made_again_and_what_does_not_fit_is_refused(tmp_path
 
 def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
     done(keys("k"))
-    said = done(keys("k", "--client", "edge-7"))
+    said = done(keys("k", "--user", "edge-7"))
     assert said.splitlines()[-1] == '  "keys": "edge-7.keys"'
     file = tmp_path / "k" / "edge-7.keys"
     assert mode(file) == 0o600
-    name, made = read_client_keys(file)
+    name, made = read_user_keys(file)
     assert (name, made.learner_public) == ("edge-7", read_learner_public(tmp_path / "k" / "learner.public"))
     assert made.own.secret not in said
-    peer = load_access(tmp_path / "k" / "clients.toml").by_name["edge-7"]
+    peer = load_access(tmp_path / "k" / "users.toml").by_name["edge-7"]
     assert (peer.key, peer.client_ids, peer.roles, peer.expires_unix_s) == (
         made.own.public,
         None,
@@ -110,7 +109,7 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
     done(
         keys(
             "k",
-            "--client",
+            "--user",
             "edge.8@lab",
             "--client-id",
             "luna",
@@ -122,9 +121,9 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
             "2999-01-01",
         )
     )
-    peer = load_access(tmp_path / "k" / "clients.toml").by_name["edge.8@lab"]
+    peer = load_access(tmp_path / "k" / "users.toml").by_name["edge.8@lab"]
     assert (peer.client_ids, peer.roles, peer.expires_unix_s) == ({"luna", "mars"}, {"admin"}, 32472144000.0)
-    assert "there already: k/clients.toml: edge-7, edge.8@lab" in done(keys("k"))
+    assert "there already: k/users.toml: edge-7, edge.8@lab" in done(keys("k"))
 
 
 @pytest.mark.parametrize(
@@ -132,34 +131,34 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
 )
 def test_a_time_is_taken_too(tmp_path: Path, expires: str, unix_s: float) -> None:
     done(keys("k"))
-    done(keys("k", "--client", "a", "--expires", expires))
-    assert load_access(tmp_path / "k" / "clients.toml").by_name["a"].expires_unix_s == unix_s
+    done(keys("k", "--user", "a", "--expires", expires))
+    assert load_access(tmp_path / "k" / "users.toml").by_name["a"].expires_unix_s == unix_s
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["k", "--client", "there"], "listed already"),
-        (["k", "--client", "left"], "is there already"),
-        (["k", "--client", "a/b"], "is not a name"),
-        (["k", "--client", "x" * 65], "is not a name"),
-        (["k", "--client", "a", "--client-id", "a\nb"], "is not a name"),
-        (["k", "--client", "a", "--role", "boss"], "boss"),
-        (["k", "--client", "a", "--expires", "soon"], "no date"),
-        (["k", "--client", "a", "--expires", "2020-01-01"], "over already"),
-        (["k", "--client", "a", "--revoke", "b"], "either --client or --revoke"),
-        (["k", "--role", "admin"], "name it"),
+        (["k", "--user", "there"], "listed already"),
+        (["k", "--user", "left"], "is there already"),
+        (["k", "--user", "a/b"], "is not a name"),
+        (["k", "--user", "x" * 65], "is not a name"),
+        (["k", "--user", "a", "--client-id", "a\nb"], "is not a name"),
+        (["k", "--user", "a", "--role", "boss"], "boss"),
+        (["k", "--user", "a", "--expires", "soon"], "no date"),
+        (["k", "--user", "a", "--expires", "2020-01-01"], "over already"),
+        (["k", "--user", "a", "--revoke", "b"], "either --user or --revoke"),
+        (["k", "--role", "admin"], "give --user NAME"),
         (["k", "--revoke", "nobody"], "'nobody' is not listed; there are: there"),
-        (["none", "--client", "a"], "rl4sys-learner keys none"),
+        (["none", "--user", "a"], "rl4sys-learner keys none"),
         (["file"], "no folder to use"),
-        (["empty", "--client", "a"], "make the keys first"),
+        (["empty", "--user", "a"], "make the keys first"),
         (["empty", "--revoke", "a"], "cannot be read"),
         ([], "DIR"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_changes_nothing(tmp_path: Path, arguments: list[str], said: str) -> None:
     done(keys("k"))
-    done(keys("k", "--client", "there"))
+    done(keys("k", "--user", "there"))
     (tmp_path / "k" / "left.keys").touch()
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
@@ -196,7 +195,7 @@ def edited(tmp_path: Path) -> Path:
     """A list as a person has edited it, mode 0640, of edge-1 and edge-2."""
     done(keys("k"))
     public = [module.new_key_pair().public for _ in range(2)]
-    path = tmp_path / "k" / "clients.toml"
+    path = tmp_path / "k" / "users.toml"
     path.write_text(LIST.replace("{a}", public[0]).replace("{b}", public[1]))
     path.chmod(0o640)
     return path
@@ -204,7 +203,7 @@ def edited(tmp_path: Path) -> Path:
 
 def test_comments_and_mode_stay(edited: Path) -> None:
     before = edited.read_text()
-    done(keys("k", "--client", "new"))
+    done(keys("k", "--user", "new"))
     assert edited.read_text().startswith(before)
     assert mode(edited) == 0o640
     done(keys("k", "--revoke", "new"))
@@ -225,14 +224,14 @@ def test_comments_and_mode_stay(edited: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 def test_a_list_stays_its_owners(edited: Path) -> None:
     os.chown(edited, 1234, 5678)
-    done(keys("k", "--client", "new"))
+    done(keys("k", "--user", "new"))
     assert (edited.stat().st_uid, edited.stat().st_gid, mode(edited)) == (1234, 5678, 0o640)
 
 
 def test_a_link_to_a_list_stays_one(edited: Path, tmp_path: Path) -> None:
     real = edited.rename(tmp_path / "real.toml")
     edited.symlink_to(real)
-    done(keys("k", "--client", "new"))
+    done(keys("k", "--user", "new"))
     assert edited.is_symlink()
     assert "new" in load_access(real).by_name
 
@@ -248,7 +247,7 @@ def test_a_table_that_is_no_lines_is_left_to_its_writer(edited: Path) -> None:
 
 def test_a_damaged_list_is_not_touched(edited: Path) -> None:
     edited.write_text("[edge-1\n")
-    assert "not TOML" in refused(keys("k", "--client", "a"))
+    assert "not TOML" in refused(keys("k", "--user", "a"))
     assert "not TOML" in refused(keys("k", "--revoke", "edge-1"))
     assert "not TOML" in keys("k").stderr
     assert edited.read_text() == "[edge-1\n"
@@ -261,7 +260,7 @@ def test_a_list_that_cannot_be_written_leaves_no_key(edited: Path, monkeypatch: 
 
     before = edited.read_text()
     monkeypatch.setattr(module.os, "replace", full)
-    assert "No space left" in refused(keys("k", "--client", "a"))
+    assert "No space left" in refused(keys("k", "--user", "a"))
     assert not (edited.parent / "a.keys").exists()
     assert edited.read_text() == before
     assert [p.name for p in edited.parent.iterdir() if p.name.startswith(".")] == []
@@ -271,15 +270,15 @@ def test_many_at_once_lose_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[
     done(keys("k"))
     names = [f"n{i}" for i in range(12)]
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda name: module.add_client(tmp_path / "k", name, ["*"], ["submit"], None), names))
+        list(pool.map(lambda name: module.add_user(tmp_path / "k", name, ["*"], ["submit"], None), names))
     capsys.readouterr()
-    assert sorted(load_access(tmp_path / "k" / "clients.toml").by_name) == sorted(names)
+    assert sorted(load_access(tmp_path / "k" / "users.toml").by_name) == sorted(names)
 
 
 def test_options_come_from_the_environment(tmp_path: Path) -> None:
     done(keys("k"))
-    done(keys("k", RL4SYS_LEARNER_KEYS_CLIENT="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
-    assert load_access(tmp_path / "k" / "clients.toml").by_name["env"].roles == {"admin", "read_weights"}
+    done(keys("k", RL4SYS_LEARNER_KEYS_USER="env", RL4SYS_LEARNER_KEYS_ROLE="admin read_weights"))
+    assert load_access(tmp_path / "k" / "users.toml").by_name["env"].roles == {"admin", "read_weights"}
 
 
 def test_a_running_learner_follows(tmp_path: Path) -> None:
@@ -288,12 +287,12 @@ def test_a_running_learner_follows(tmp_path: Path) -> None:
 
         def lets_in(name: str) -> bool:
             try:
-                request_status(learner.address, 5.0, read_client_keys(tmp_path / "k" / f"{name}.keys")[1])
+                request_status(learner.address, 5.0, read_user_keys(tmp_path / "k" / f"{name}.keys")[1])
             except ProtocolError:
                 return False
             return True
 
-        done(keys("k", "--client", "me", "--role", "admin"))
+        done(keys("k", "--user", "me", "--role", "admin"))
         until(lambda: lets_in("me"))
         began = time.monotonic()
         done(keys("k", "--revoke", "me"))
@@ -303,13 +302,13 @@ def test_a_running_learner_follows(tmp_path: Path) -> None:
 
 def test_an_error_of_the_list_names_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no folder to use"):
-        module.revoke_client(tmp_path / "nowhere", "a")
+        module.revoke_user(tmp_path / "nowhere", "a")
 
 
 def test_a_learner_and_an_actor_meet_by_the_keys_they_were_made(spawn: Spawn, tmp_path: Path) -> None:
     for module_name in ("torch", "tensorboard", "rich", "gymnasium"):
         pytest.importorskip(module_name)
-    for arguments in ([], ["--client", "actor", "--client-id", "luna"], ["--client", "me", "--role", "admin"]):
+    for arguments in ([], ["--user", "actor", "--client-id", "luna"], ["--user", "me", "--role", "admin"]):
         done(keys("k", *arguments))
     server = spawn("learner", "serve", "--port", "0", "--keys", "k")
     address = server.wait_for(r"learner at (\S+) ").group(1)

@@ -35,7 +35,7 @@ def test_it_serves_until_a_signal(spawn: Spawn, signum: signal.Signals, code: in
 
 
 def test_with_keys_a_client_needs_the_role(spawn: Spawn, tmp_path: Path) -> None:
-    for options in ([], ["--client", "trainer", "--role", "call"], ["--client", "actor", "--role", "submit"]):
+    for options in ([], ["--user", "trainer", "--role", "call"], ["--user", "actor", "--role", "submit"]):
         made = CliRunner().invoke(learner, ["keys", str(tmp_path / "keys"), *options])
         assert made.exit_code == 0, made.output
     server = spawn("actor", "serve-env", "--env", "CartPole-v1", "--port", "0", "--keys", str(tmp_path / "keys"))

@@ -20,8 +20,8 @@ from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.addresses import TransportUnderTest
-from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
 WAIT_S = 20.0
@@ -342,8 +342,8 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
     ):
         pair = new_key_pair()
         lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {client_ids}\nroles = {roles}\n")
-        write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
-    (folder / "clients.toml").write_text("".join(lines))
+        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+    (folder / "users.toml").write_text("".join(lines))
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=folder)) as learner:
         with RL4SysAgent(config=config(learner, inference="remote", keys=folder / "full.keys")) as agent:
             assert len(play(agent, 3)) == 3

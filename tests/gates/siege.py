@@ -15,20 +15,9 @@ import zmq
 
 from rl4sys_zmq import RL4SysAgent
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.security import KeyPair, ServerKeys, UserKeys, curve_client, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import FakeAlgorithm
-from rl4sys_zmq.transports import (
-    ClientKeys,
-    KeyPair,
-    MonitorEvent,
-    Poller,
-    ServerKeys,
-    Socket,
-    context,
-    curve_client,
-    new_key_pair,
-    write_client_keys,
-    write_server_keys,
-)
+from rl4sys_zmq.transports import MonitorEvent, Poller, Socket, context
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Block, Hello, Message, Refused, Welcome
@@ -81,8 +70,8 @@ class KeyRing:
 
     @property
     def list_file(self) -> Path:
-        """``clients.toml``."""
-        return self.folder / "clients.toml"
+        """``users.toml``."""
+        return self.folder / "users.toml"
 
     def pair(self, name: str) -> KeyPair:
         """The keys of a name, listed or not."""
@@ -90,15 +79,15 @@ class KeyRing:
             self._pairs[name] = new_key_pair()
         return self._pairs[name]
 
-    def client(self, name: str) -> ClientKeys:
+    def client(self, name: str) -> UserKeys:
         """What a client of that name has."""
-        return ClientKeys(self.pair(name), self.server.learner.public)
+        return UserKeys(self.pair(name), self.server.learner.public)
 
     def file(self, name: str) -> Path:
         """The key file of a name."""
         path = self.folder / f"{name}.keys"
         if not path.exists():
-            write_client_keys(path, name, self.client(name))
+            write_user_keys(path, name, self.client(name))
         return path
 
     def new_pair(self, name: str) -> None:
@@ -190,7 +179,7 @@ def submit_with(first_seq: int = 0, *, layout: Any = None, **numbers: Any) -> li
 class Attacker:
     """A DEALER with or without keys that may send anything."""
 
-    def __init__(self, address: str, keys: ClientKeys | None, *, identity: bytes = b"") -> None:
+    def __init__(self, address: str, keys: UserKeys | None, *, identity: bytes = b"") -> None:
         def secure(raw: zmq.Socket[bytes]) -> None:
             if keys is not None:
                 curve_client(keys)(raw)
@@ -311,7 +300,7 @@ class Siege:
             options["keys"] = self.ring.file(name)
         return self.stack.enter_context(join(self.learner.address, algorithm_name=ALGORITHM, **options))
 
-    def attacker(self, name: str = "mallory", *, keys: ClientKeys | None = None, identity: bytes = b"") -> Attacker:
+    def attacker(self, name: str = "mallory", *, keys: UserKeys | None = None, identity: bytes = b"") -> Attacker:
         """Somebody with the keys of a name, listed or not; an empty name has none."""
         if keys is None and self.ring is not None and name:
             keys = self.ring.client(name)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.transports import ClientKeys
+from rl4sys_zmq.security import UserKeys
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Bye, Message, Refused, Welcome
@@ -30,7 +30,7 @@ SIZES = {"plain": (300, 10_000), "curve": (100, 2_000)}
 class Churner:
     """Actors by name, each of which lives for one segment at a time."""
 
-    def __init__(self, address: str, rng: random.Random, keys: ClientKeys | None, *, fresh: bool) -> None:
+    def __init__(self, address: str, rng: random.Random, keys: UserKeys | None, *, fresh: bool) -> None:
         """Args:
         address: of the learner.
         rng: the dice.

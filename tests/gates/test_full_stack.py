@@ -13,14 +13,8 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, Faults
-from rl4sys_zmq.transports import (
-    ClientKeys,
-    ServerKeys,
-    new_key_pair,
-    write_client_keys,
-    write_server_keys,
-)
 
 from .conftest import Child, Spawn, Tier, check_law, until
 
@@ -43,11 +37,11 @@ def make_keys(folder: Path) -> Path:
     tables = []
     for index in range(ACTORS):
         own = new_key_pair()
-        write_client_keys(keys / f"actor-{index}.keys", f"actor-{index}", ClientKeys(own, learner.public))
+        write_user_keys(keys / f"actor-{index}.keys", f"actor-{index}", UserKeys(own, learner.public))
         tables.append(
             f'[actor-{index}]\nkey = {json.dumps(own.public)}\nclient_ids = ["cart"]\nroles = ["submit", "read_weights"]\n'
         )
-    (keys / "clients.toml").write_text("\n".join(tables))
+    (keys / "users.toml").write_text("\n".join(tables))
     return keys
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.calls.door import AccessWatcher
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused, LearnerUnavailable, WorkerDied
 from rl4sys_zmq.learner import Learner, LearnerConfig
+from rl4sys_zmq.security import UserKeys, new_key_pair, write_user_keys, zap
+from rl4sys_zmq.security.authenticator import AccessWatcher
 from rl4sys_zmq.testing import ChaosProxy, Faults
-from rl4sys_zmq.transports import ClientKeys, Socket, new_key_pair, write_client_keys, zap
+from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.weights import WeightsHeader
 from rl4sys_zmq.wire.messages import Bye, Fetch, Heartbeat, Refused, Status, StatusRequest, Welcome
 
@@ -35,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a clock that is not tested; the long tier has them as they are."""
     if not SOAK:
         monkeypatch.setattr("rl4sys_zmq.learner.gateway.BEACON_S", 0.05)
-        monkeypatch.setattr("rl4sys_zmq.calls.door.LOOK_S", 0.02)
+        monkeypatch.setattr("rl4sys_zmq.security.authenticator.LOOK_S", 0.02)
         monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.1)
 
 
@@ -97,7 +98,7 @@ def test_a_key_that_is_not_listed_is_named(siege: Siege) -> None:
 
 def test_a_wrong_learner_key_is_named(siege: Siege) -> None:
     path = ring(siege).folder / "astray.keys"
-    write_client_keys(path, "astray", ClientKeys(ring(siege).pair("mallory"), new_key_pair().public))
+    write_user_keys(path, "astray", UserKeys(ring(siege).pair("mallory"), new_key_pair().public))
     said = ""
     for timeout_s in (0.3, 1.0, 10.0):  # it goes on trying to the end, and says then what it saw
         if "copy learner.public again" not in said:
@@ -433,7 +434,8 @@ def test_a_check_that_stands_still_lets_nobody_in(siege: Siege, monkeypatch: pyt
         return check(self, credentials)
 
     # The domain has the bound method: it is the list that is slow.
-    monkeypatch.setattr(siege.learner._door._domain, "check", slow.__get__(siege.learner._door.watcher))
+    authenticator = siege.learner._authenticator
+    monkeypatch.setattr(authenticator._domain, "check", slow.__get__(authenticator.watcher))
     late = siege.attacker("mallory")
     late.say(hello())
     assert asked.wait(PATIENCE_S)
@@ -465,7 +467,7 @@ def test_a_dead_handler_lets_nobody_in(siege: Siege, monkeypatch: pytest.MonkeyP
 
 
 def test_a_dead_watch_is_told(siege: Siege, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl4sys_zmq.calls.door.load_access", lambda path: 1 / 0)
+    monkeypatch.setattr("rl4sys_zmq.security.authenticator.load_access", lambda path: 1 / 0)
     ring(siege).write()
     until(lambda: not siege.status()["security"]["alive"], "the death to show")
     with pytest.raises(WorkerDied, match="rl4sys-access"):
@@ -542,7 +544,7 @@ def test_a_key_file_that_is_wrong(tmp_path: Path, how: str) -> None:
 def test_a_list_that_is_missing_or_wrong(tmp_path: Path) -> None:
     keys = KeyRing(tmp_path / "keys")
     config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=keys.folder)
-    with pytest.raises(ConfigError, match="--client NAME"):
+    with pytest.raises(ConfigError, match="--user NAME"):
         Learner(config).start()
     keys.list_file.write_text("[good]\nkey = 'short'")
     with pytest.raises(ConfigError, match=r"good\.client_ids is missing"):

@@ -16,12 +16,12 @@ import pytest
 from rl4sys_zmq import AgentConfig
 from rl4sys_zmq.calls import Server
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
-from rl4sys_zmq.config.addresses import is_local
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms.dqn import DQNParameters
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
+from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.messages import Refused
 
@@ -157,26 +157,41 @@ def test_what_others_may_write_is_said_in_the_status_until_it_is_mended(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("host", "loopback"),
+    ("uri", "local"),
     [
-        ("127.0.0.1", True),
-        ("127.8.9.1", True),
-        ("localhost", True),
-        ("[::1]", True),
-        ("[::ffff:127.0.0.1]", True),
-        ("[::ffff:7f00:1]", True),
-        ("[::ffff:10.0.0.1]", False),
-        ("[::]", False),
-        ("0.0.0.0", False),
-        ("*", False),
-        ("10.0.0.1", False),
-        ("localhost.example", False),
+        ("tcp://127.0.0.1:5555", True),
+        ("tcp://127.8.9.1:5555", True),
+        ("tcp://localhost:5555", True),
+        ("tcp://[::1]:5555", True),
+        ("tcp://[0:0:0:0:0:0:0:1]:5555", True),
+        ("tcp://[::ffff:127.0.0.1]:5555", True),
+        ("tcp://[::ffff:7f00:1]:5555", True),
+        ("127.0.0.1:5555", True),
+        ("localhost:5555", True),
+        ("ipc:///tmp/a", True),
+        ("inproc://a", True),
+        ("tcp://[::ffff:10.0.0.1]:5555", False),
+        ("tcp://[::]:5555", False),
+        ("tcp://0.0.0.0:5555", False),
+        ("tcp://*:5555", False),
+        ("tcp://10.0.0.1:5555", False),
+        ("10.0.0.1:5555", False),
+        ("tcp://localhost.example:5555", False),
+        ("tcp://127.0.0.1.example:5555", False),
+        ("tcp://2130706433:5555", False),
     ],
 )
-def test_loopback_is_the_same_for_learners_servers_and_addresses(host: str, loopback: bool) -> None:
-    uri = f"tcp://{host}:5555"
-    assert is_local(uri) is Address.parse(uri).is_loopback is loopback
-    with contextlib.nullcontext() if loopback else pytest.raises(ConfigError, match="keys"):
-        LearnerConfig(bind=uri)
-    with contextlib.nullcontext() if loopback else pytest.raises(ConfigError, match="keys"):
-        Server(Address.parse(uri), name="echo").stop()
+def test_loopback_is_the_same_for_learners_and_servers(uri: str, local: bool) -> None:
+    assert is_local(uri) is is_local(Address.parse(uri).uri) is local
+    outcome = contextlib.nullcontext() if local else pytest.raises(ConfigError, match="keys")
+    for option in ("bind", "pub", "inference"):
+        with outcome:
+            LearnerConfig(**{option: uri})
+    for option in ("bind", "pub"):
+        with outcome:
+            Server(**{"bind": "inproc://here", option: Address.parse(uri)}, name="echo").stop()
+
+
+@pytest.mark.parametrize("uri", ["udp://127.0.0.1:5555", "ftp://localhost", "", "tcp://"])
+def test_an_address_that_is_not_understood_does_not_count_as_local(uri: str) -> None:
+    assert not is_local(uri)

@@ -70,7 +70,8 @@ import numpy as np
 import pytest
 import zmq
 
-from rl4sys_zmq.transports import ClientKeys, MonitorEvent, new_key_pair, options
+from rl4sys_zmq.security import UserKeys, new_key_pair
+from rl4sys_zmq.transports import MonitorEvent, options
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
 from rl4sys_zmq.weights import Codec
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
@@ -150,7 +151,7 @@ def _(siege: Siege) -> None:
 @case(2, "wrong-server-key", {"connections.handshake_failed.protocol": AtLeast(1)})
 def _(siege: Siege) -> None:
     assert siege.ring is not None
-    attacker = siege.attacker(keys=ClientKeys(siege.ring.pair("mallory"), new_key_pair().public))
+    attacker = siege.attacker(keys=UserKeys(siege.ring.pair("mallory"), new_key_pair().public))
     assert named(attacker.failure()) == ("handshake_failed.no_detail", 32)
     attacker.close()
 

@@ -140,7 +140,7 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ({"security": None}, "security: no keys; whoever reaches the port may do everything"),
         (
             {"security": {**report()["security"], "problem": "not TOML"}},
-            "!! the list of clients on disk is not in force: not TOML",
+            "!! the list of users on disk is not in force: not TOML",
         ),
         (
             {"security": {**report()["security"], "alive": False}},

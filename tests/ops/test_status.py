@@ -12,13 +12,8 @@ import pytest
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_words, request_status, text_table
-from rl4sys_zmq.transports import (
-    ClientKeys,
-    MonitorEvent,
-    ServerKeys,
-    new_key_pair,
-    write_server_keys,
-)
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
+from rl4sys_zmq.transports import MonitorEvent
 
 
 def client(**changes: Any) -> dict[str, Any]:
@@ -82,19 +77,19 @@ def test_no_address_is_an_error() -> None:
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[tuple[str, ClientKeys, ClientKeys]]:
+def keyed(tmp_path: Path) -> Iterator[tuple[str, UserKeys, UserKeys]]:
     """A learner with keys: its address, the keys of an admin, and those of an actor."""
     server, admin, actor = (new_key_pair() for _ in range(3))
     write_server_keys(tmp_path / "learner.secret", ServerKeys(server))
-    (tmp_path / "clients.toml").write_text(
+    (tmp_path / "users.toml").write_text(
         f'[admin]\nkey = "{admin.public}"\nclient_ids = []\nroles = ["admin"]\n'
         f'[actor]\nkey = "{actor.public}"\nclient_ids = ["*"]\nroles = ["submit", "read_weights"]\n'
     )
     with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=tmp_path)) as learner:
-        yield learner.address, ClientKeys(admin, server.public), ClientKeys(actor, server.public)
+        yield learner.address, UserKeys(admin, server.public), UserKeys(actor, server.public)
 
 
-def test_keys_with_the_role_admin_get_the_status(keyed: tuple[str, ClientKeys, ClientKeys]) -> None:
+def test_keys_with_the_role_admin_get_the_status(keyed: tuple[str, UserKeys, UserKeys]) -> None:
     address, admin, actor = keyed
     assert request_status(address, 10.0, admin)["security"]["listed"] == 2
     with pytest.raises(ProtocolError, match="no role admin") as caught:
@@ -102,14 +97,14 @@ def test_keys_with_the_role_admin_get_the_status(keyed: tuple[str, ClientKeys, C
     assert caught.value.code is Refusal.FORBIDDEN
 
 
-def test_keys_that_do_not_fit_are_said_to_be_why(keyed: tuple[str, ClientKeys, ClientKeys]) -> None:
+def test_keys_that_do_not_fit_are_said_to_be_why(keyed: tuple[str, UserKeys, UserKeys]) -> None:
     address, admin, _ = keyed
     with pytest.raises(ProtocolError, match="the learner asks for keys, and we have none"):
         request_status(address, 10.0)
     with pytest.raises(ProtocolError, match="does not accept our key"):
-        request_status(address, 10.0, ClientKeys(new_key_pair(), admin.learner_public))
+        request_status(address, 10.0, UserKeys(new_key_pair(), admin.learner_public))
     with pytest.raises(LearnerUnavailable, match="it hangs up: most likely its key is not the learner's"):
-        request_status(address, 1.0, ClientKeys(admin.own, new_key_pair().public))
+        request_status(address, 1.0, UserKeys(admin.own, new_key_pair().public))
     with (
         Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None)) as open_to_all,
         pytest.raises(ProtocolError, match="we have keys, and the learner has none"),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq.errors import CallRefusal, CallRefused, CallTimeout, ConfigError
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.serving import QueuedDataStore, TrainerClient, TrainerConfig, TrainerServer
-from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
 
 from .trainers import WAIT_S
 
@@ -24,7 +24,7 @@ def give(tmp_path: Path) -> Give:
     folder = tmp_path / "keys"
     server = ServerKeys(new_key_pair())
     write_server_keys(folder / "learner.secret", server)
-    listed = folder / "clients.toml"
+    listed = folder / "users.toml"
     listed.touch(mode=0o600)
 
     def make(name: str, roles: Sequence[str]) -> Path:
@@ -32,7 +32,7 @@ def give(tmp_path: Path) -> Give:
         if roles:
             with listed.open("a") as file:
                 file.write(f"[{name}]\nkey = '{pair.public}'\nclient_ids = ['*']\nroles = {list(roles)}\n")
-        write_client_keys(folder / f"{name}.keys", name, ClientKeys(pair, server.learner.public))
+        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
         return folder / f"{name}.keys"
 
     return make

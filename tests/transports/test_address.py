@@ -59,29 +59,6 @@ def test_longest_ipc_path():
     assert Address.parse("ipc://" + "p" * 107).name == "p" * 107
 
 
-@pytest.mark.parametrize(
-    ("text", "loopback"),
-    [
-        ("127.0.0.1:1", True),
-        ("127.9.9.9:1", True),
-        ("localhost:1", True),
-        ("[::1]:1", True),
-        ("[::ffff:127.0.0.1]:1", True),
-        ("ipc:///tmp/a", True),
-        ("inproc://a", True),
-        ("*:1", False),
-        ("0.0.0.0:1", False),
-        ("[::]:1", False),
-        ("10.0.0.1:1", False),
-        ("localhost.example.org:1", False),
-        ("127.0.0.1.example.org:1", False),
-        ("2130706433:1", False),
-    ],
-)
-def test_loopback(text, loopback):
-    assert Address.parse(text).is_loopback is loopback
-
-
 def test_with_port():
     assert Address.parse("[::1]:1").with_port(9).uri == "tcp://[::1]:9"
     with pytest.raises(TransportError, match="65536"):

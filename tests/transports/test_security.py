@@ -11,23 +11,8 @@ from contextlib import ExitStack
 import pytest
 
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
-from rl4sys_zmq.transports import (
-    MAX_UNGRANTED,
-    ClientKeys,
-    Denied,
-    MonitorEvent,
-    Poller,
-    Sent,
-    ServerKeys,
-    Socket,
-    curve_client,
-    curve_server,
-    explain,
-    new_key_pair,
-    read_subscription,
-    register_domain,
-    zap,
-)
+from rl4sys_zmq.security import Denied, ServerKeys, UserKeys, curve_client, curve_server, new_key_pair, register_domain, zap
+from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, Sent, Socket, explain, read_subscription
 
 PATIENCE_S = 10.0
 
@@ -76,7 +61,7 @@ class House:
         own = new_key_pair()
         if answer is not None:
             self.users[own.public] = answer
-        return ClientKeys(own, self.keys.learner.public)
+        return UserKeys(own, self.keys.learner.public)
 
     def dealer(self, router, keys, **more):
         secure = None if keys is None else curve_client(keys)
@@ -161,7 +146,7 @@ def test_who_does_not_get_in_is_counted_and_told(house, case):
     if case == "no keys":
         keys = None
     elif case == "wrong server key":
-        keys = ClientKeys(house.actor("arm").own, new_key_pair().public)
+        keys = UserKeys(house.actor("arm").own, new_key_pair().public)
     else:
         keys = house.actor(ANSWERS.get(case))
     bad = house.dealer(router, keys, watch=True)
@@ -353,7 +338,7 @@ def test_a_check_that_waits_does_not_hang_close(monkeypatch):
     keys = ServerKeys(new_key_pair())
     domain = register_domain("slow", slow)
     with Socket.router("tcp://127.0.0.1:0", secure=curve_server(keys, "slow")) as router:
-        client = curve_client(ClientKeys(new_key_pair(), keys.learner.public))
+        client = curve_client(UserKeys(new_key_pair(), keys.learner.public))
         with Socket.dealer(router.bound, secure=client) as dealer:
             dealer.send([b"x"])
             assert asked.wait(PATIENCE_S)
@@ -416,11 +401,12 @@ def test_a_socket_without_keys_in_our_domain_is_denied(house):
 def test_a_forked_child_makes_its_own_handler():
     code = """
         import os, sys
+        from rl4sys_zmq.security import *
         from rl4sys_zmq.transports import *
         def serve(domain):
             keys, own = ServerKeys(new_key_pair()), new_key_pair()
             with Socket.router("tcp://127.0.0.1:0", secure=curve_server(keys, "data")) as router, Poller() as poller:
-                with Socket.dealer(router.bound, secure=curve_client(ClientKeys(own, keys.learner.public))) as dealer:
+                with Socket.dealer(router.bound, secure=curve_client(UserKeys(own, keys.learner.public))) as dealer:
                     poller.register(router)
                     dealer.send([b"x"])
                     assert poller.poll(10)

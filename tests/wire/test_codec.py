@@ -282,3 +282,10 @@ def test_every_single_changed_byte_is_noticed(cls, samples):
     code_of([frames[0] + b"\0", *frames[1:]])
     if len(frames) > 1:
         code_of(frames[:-1])
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
+def test_each_message_goes_one_way(cls: type[Any]) -> None:
+    directions = [base for base in (m.ToLearner, m.ToActor, m.ToThread, m.FromThread) if issubclass(cls, base)]
+    assert len(directions) == 1
+    assert not hasattr(object.__new__(cls), "__dict__")  # a base without slots would give each message one

@@ -1,11 +1,11 @@
-"""Who may do what: the file ``clients.toml``, which names the keys that a learner lets in.
+"""The access list: the file ``users.toml``, which says for each key that a server lets in what its user may do.
 
 ::
 
-    [edge-7]                              # a name of yours, shown in status and logs
+    [edge-7]                              # the user: a name of your choice, shown in status and logs
     key = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
-    client_ids = ["luna"]                 # the policies it may act for; ["*"] for all
-    roles = ["submit", "read_weights"]    # and "admin", for status
+    client_ids = ["luna"]                 # the policies that the user may act for; ["*"] for all
+    roles = ["submit", "read_weights"]    # also "admin" for status and commands, "call" for services
     expires = 2027-01-01T00:00:00Z        # optional
 
     [edge-7.quota]                        # optional, each of them
@@ -27,47 +27,34 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.config.options import Check, check_value, integer, number, text, unknown_key
-from rl4sys_zmq.config.options import name as name_of_peer
+from rl4sys_zmq.config.options import name as name_of_user
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.security.keys import KEY_CHARS, is_key
+from rl4sys_zmq.security.quota import Quota
 
-__all__ = ["ROLES", "AccessList", "Peer", "Quota", "load_access"]
+__all__ = ["ROLES", "USERS_FILE", "AccessList", "User", "load_access"]
+
+USERS_FILE = "users.toml"
+"""The access list's name in a folder of keys."""
 
 ROLES = ("submit", "read_weights", "admin", "call")
-"""``submit``: segments are taken from it; ``read_weights``: it gets the policy; ``admin``: it may see the learner's status;
-``call``: it may ask a service: inference, environments, actions."""
+"""``submit``: the user may send segments; ``read_weights``: it may receive the policy; ``admin``: it may see the learner's status
+and give commands; ``call``: it may call services: inference, environments, actions."""
 
 ANY_CLIENT = "*"
-KEY_CHARACTERS = 40
 MAX_FILE_BYTES = 16 << 20
-_Z85 = set("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quota:
-    """What one key may cause; None for no limit of its own."""
-
-    messages_per_s: float | None = None
-    """Messages, over all its connections; twice as many at once."""
-    bytes_per_s: float | None = None
-    """Bytes of messages, likewise."""
-    actors: int | None = None
-    """Actors that are live at a time."""
-    segment_steps: int | None = None
-    """Steps of one segment."""
-    fetches_per_min: float | None = None
-    """Requests for weights that the PUB did not bring."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One key and what it may do.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class User:
+    """The holder of a key, and what it may do.
 
     Attributes:
         name: the table's name in the file.
         key: its public key, Z85.
-        client_ids: the clients that it may act for; None for all.
+        client_ids: the clients (policies) that it may act for; None: all.
         roles: of `ROLES`.
-        expires_unix_s: from when on it is let in no more; None for never.
+        expires_unix_s: the Unix time from which it is refused; None: never.
         quota: its limits.
     """
 
@@ -79,58 +66,58 @@ class Peer:
     quota: Quota
 
     def serves(self, client_id: str) -> bool:
-        """Whether it may act for a client."""
+        """Return True if it may act for a client."""
         return self.client_ids is None or client_id in self.client_ids
 
     def expired(self, unix_s: float) -> bool:
-        """Whether its time is over."""
+        """Return True if its key has expired at a Unix time."""
         return self.expires_unix_s is not None and unix_s >= self.expires_unix_s
 
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """All keys that are let in.
+    """All users that a server lets in.
 
     Attributes:
-        by_name: the peers.
-        by_key: the same.
+        by_name: the users by name.
+        by_key: the same users by public key.
     """
 
-    by_name: Mapping[str, Peer] = field(default_factory=dict)
-    by_key: Mapping[str, Peer] = field(default_factory=dict)
+    by_name: Mapping[str, User] = field(default_factory=dict)
+    by_key: Mapping[str, User] = field(default_factory=dict)
 
 
 def load_access(path: Path) -> AccessList:
-    """Reads a file of clients.
+    """Read an access list.
 
     Raises:
-        ConfigError: for whatever is wrong in it, with the file, the client and the key.
+        ConfigError: If the file cannot be read or something in it is invalid; the message names the file, the user and the key.
     """
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"more than {MAX_FILE_BYTES} bytes", source=str(path))
         tables = tomllib.loads(path.read_text())
     except OSError as exc:
-        mend = "`rl4sys-learner keys DIR --client NAME` makes one"
-        raise ConfigError(f"the list of clients cannot be read ({exc.strerror}); {mend}", source=str(path)) from exc
+        remedy = "`rl4sys-learner keys DIR --user NAME` makes one"
+        raise ConfigError(f"the list of users cannot be read ({exc.strerror}); {remedy}", source=str(path)) from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"not TOML: {exc}", source=str(path)) from exc
-    by_name: dict[str, Peer] = {}
-    by_key: dict[str, Peer] = {}
+    by_name: dict[str, User] = {}
+    by_key: dict[str, User] = {}
     for name, table in tables.items():
         try:
-            peer = _peer(name, table)
-            other = by_key.get(peer.key)
+            user = _user(name, table)
+            other = by_key.get(user.key)
             if other is not None:
-                raise ConfigError(f"{name}.key is the same as {other.name}.key; each client has its own", key=f"{name}.key")
+                raise ConfigError(f"{name}.key is the same as {other.name}.key; each user has its own", key=f"{name}.key")
         except ConfigError as exc:
             raise ConfigError(str(exc), key=exc.key, source=os.fspath(path)) from None
-        by_name[name] = by_key[peer.key] = peer
+        by_name[name] = by_key[user.key] = user
     return AccessList(by_name, by_key)
 
 
-def _peer(name: str, table: object) -> Peer:
-    check_value(name[:40], name, name_of_peer)
+def _user(name: str, table: object) -> User:
+    check_value(name[:40], name, name_of_user)
     if not isinstance(table, dict):
         raise ConfigError(f"{name}: expected a table [{name}] with key, client_ids and roles", key=name)
     valid = ("key", "client_ids", "roles", "expires", "quota")
@@ -141,20 +128,20 @@ def _peer(name: str, table: object) -> Peer:
         if key not in table:
             raise ConfigError(f"{name}.{key} is missing", key=f"{name}.{key}")
     public = check_value(f"{name}.key", table["key"], text)
-    if len(public) != KEY_CHARACTERS or set(public) - _Z85:
-        raise ConfigError(f"{name}.key is no public key: {KEY_CHARACTERS} characters of Z85", key=f"{name}.key")
+    if not is_key(public):
+        raise ConfigError(f"{name}.key is no public key: {KEY_CHARS} characters of Z85", key=f"{name}.key")
     roles = _texts(f"{name}.roles", table["roles"])
     for role in roles:
         if role not in ROLES:
             raise ConfigError(f"{name}.roles: {role!r} is none of {', '.join(ROLES)}", key=f"{name}.roles")
-    client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_peer)
-    return Peer(
-        name,
-        public,
-        None if ANY_CLIENT in client_ids else frozenset(client_ids),
-        frozenset(roles),
-        _expires(f"{name}.expires", table.get("expires")),
-        _quota(name, table.get("quota", {})),
+    client_ids = _texts(f"{name}.client_ids", table["client_ids"], name_of_user)
+    return User(
+        name=name,
+        key=public,
+        client_ids=None if ANY_CLIENT in client_ids else frozenset(client_ids),
+        roles=frozenset(roles),
+        expires_unix_s=_expires(f"{name}.expires", table.get("expires")),
+        quota=_quota(name, table.get("quota", {})),
     )
 
 

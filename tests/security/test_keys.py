@@ -4,19 +4,19 @@ import stat
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.transports import (
-    ClientKeys,
+from rl4sys_zmq.security import (
     KeyPair,
     ServerKeys,
+    UserKeys,
     curve_server,
     new_key_pair,
-    read_client_keys,
     read_learner_public,
     read_server_keys,
-    write_client_keys,
+    read_user_keys,
     write_learner_public,
     write_secret_file,
     write_server_keys,
+    write_user_keys,
 )
 
 
@@ -36,22 +36,22 @@ def test_files_come_back_as_written_whatever_the_umask(tmp_path, learner):
     old = os.umask(0)
     try:
         folder = tmp_path / "made" / "keys"
-        keys = ClientKeys(new_key_pair(), learner.learner.public)
+        keys = UserKeys(new_key_pair(), learner.learner.public)
         write_server_keys(folder / "learner.secret", learner)
         write_learner_public(folder / "learner.public", learner.learner.public)
-        write_client_keys(folder / "arm-1.keys", "arm-1", keys)
+        write_user_keys(folder / "arm-1.keys", "arm-1", keys)
     finally:
         os.umask(old)
     assert read_server_keys(folder / "learner.secret") == learner
     assert read_learner_public(folder / "learner.public") == learner.learner.public
-    assert read_client_keys(folder / "arm-1.keys") == ("arm-1", keys)
+    assert read_user_keys(folder / "arm-1.keys") == ("arm-1", keys)
     modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (folder, folder.parent, *folder.iterdir())}
     assert modes == {"keys": 0o700, "made": 0o700, "learner.secret": 0o600, "learner.public": 0o644, "arm-1.keys": 0o600}
 
 
 def test_a_repr_never_shows_a_secret(learner):
     assert learner.learner.secret not in repr(learner)
-    assert learner.learner.secret not in repr(ClientKeys(learner.learner, "x"))
+    assert learner.learner.secret not in repr(UserKeys(learner.learner, "x"))
 
 
 def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path, secret):
@@ -134,7 +134,7 @@ def test_a_public_key_of_another_pair_is_refused(tmp_path, learner):
 @pytest.mark.parametrize("name", ["", "a'b", "a\nb", "x" * 65, "é"])
 def test_names_are_plain(tmp_path, learner, name):
     with pytest.raises(ConfigError, match="is not a name"):
-        write_client_keys(tmp_path / "k", name, ClientKeys(learner.learner, learner.learner.public))
+        write_user_keys(tmp_path / "k", name, UserKeys(learner.learner, learner.learner.public))
     assert not (tmp_path / "k").exists()
 
 

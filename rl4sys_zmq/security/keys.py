@@ -1,10 +1,10 @@
-"""CURVE keys: pairs, the small files that hold them, and what they set on a socket.
+"""CURVE keys: pairs, the small files that hold them, and sockets that use them.
 
 A key is 32 bytes, written as 40 characters of Z85. The files are TOML::
 
-    learner.secret    public, secret                    0600, on the learner's machine alone
-    learner.public    public                            for anybody
-    NAME.keys         name, public, secret, learner     0600, one for each actor or person
+    learner.secret    public, secret                    0600, only on the learner's machine
+    learner.public    public                            may be read by all
+    NAME.keys         name, public, secret, learner     0600, one for each user: an actor, a caller or a person
 
 Keys protect tcp and ipc. inproc never leaves the process and libzmq ignores CURVE there, so setting it does nothing.
 """
@@ -24,24 +24,29 @@ from zmq.utils import z85
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import make_private, sync_folder
+from rl4sys_zmq.transports.network import curve
 from rl4sys_zmq.transports.options import Secure
 
 __all__ = [
-    "ClientKeys",
     "KeyPair",
+    "LEARNER_PUBLIC",
+    "LEARNER_SECRET",
     "ServerKeys",
+    "UserKeys",
     "curve_client",
     "curve_server",
+    "is_key",
     "new_key_pair",
-    "read_client_keys",
+    "read_user_keys",
     "read_learner_public",
     "read_server_keys",
-    "write_client_keys",
+    "write_user_keys",
     "write_learner_public",
     "write_secret_file",
     "write_server_keys",
 ]
 
+LEARNER_SECRET, LEARNER_PUBLIC = "learner.secret", "learner.public"
 KEY_CHARS = 40
 _MAX_FILE_BYTES = 4096
 _PLAIN = re.compile(r"[A-Za-z0-9._@-]{1,64}")
@@ -59,32 +64,37 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a learner needs to be known by its key."""
+    """The keys of a learner or another server."""
 
     learner: KeyPair
 
 
 @dataclass(frozen=True, slots=True)
-class ClientKeys:
-    """What an actor needs: its own pair, and the learner's public key, by which it knows the learner."""
+class UserKeys:
+    """The keys of a user: its own pair, and the learner's public key, which proves the learner to it."""
 
     own: KeyPair
     learner_public: str
 
 
+def is_key(text: str) -> bool:
+    """Return True if a text can be a key: 40 characters of Z85."""
+    return len(text) == KEY_CHARS and _Z85.issuperset(text)
+
+
 def new_key_pair() -> KeyPair:
-    """A fresh random pair."""
+    """Return a fresh random pair."""
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
 def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
-    """Makes a bound socket speak CURVE alone, and ask the domain's check (`register_domain`) about every peer.
+    """Make a bound socket speak only CURVE, and ask the domain's check (`register_domain`) about every peer.
 
-    Without a check that answers nobody gets in. On inproc it does nothing.
+    If no check answers, no peer can connect. On inproc it does nothing.
 
     Raises:
-        ConfigError: for an empty domain: libzmq would then let anybody in whenever no check answers.
+        ConfigError: If the domain is empty: libzmq would then let in any peer while no check answers.
     """
     if not zap_domain:
         raise ConfigError("an empty ZAP domain lets everybody in; give it a name", key="zap_domain")
@@ -99,52 +109,46 @@ def curve_server(keys: ServerKeys, zap_domain: str) -> Secure:
     return secure
 
 
-def curve_client(keys: ClientKeys) -> Secure:
-    """Makes a dialling socket speak CURVE alone, and only with the learner whose key it has. On inproc it does nothing."""
-
-    def secure(raw: zmq.Socket[bytes]) -> None:
-        raw.setsockopt(zmq.CURVE_SERVERKEY, keys.learner_public.encode("ascii"))
-        raw.setsockopt(zmq.CURVE_PUBLICKEY, keys.own.public.encode("ascii"))
-        raw.setsockopt(zmq.CURVE_SECRETKEY, keys.own.secret.encode("ascii"))
-
-    return secure
+def curve_client(keys: UserKeys) -> Secure:
+    """Make a dialling socket speak only CURVE, and only with the learner whose key it has. On inproc it does nothing."""
+    return curve((keys.own.public, keys.own.secret, keys.learner_public))
 
 
 # ---- writing
 
 
 def write_secret_file(path: str | os.PathLike[str], values: Mapping[str, str]) -> None:
-    """Writes a file that its owner alone may read, in a folder that its owner alone may enter; both are synced to the disk.
+    """Write a file that only its owner may read, in a folder that only its owner may enter; both are synced to the disk.
 
     Raises:
-        ConfigError: when something is there already (nothing is overwritten), or it cannot be written.
+        ConfigError: If the file exists already (nothing is overwritten) or cannot be written.
     """
     _write(Path(path), values, 0o600)
 
 
 def write_server_keys(path: str | os.PathLike[str], keys: ServerKeys) -> None:
-    """Writes ``learner.secret``.
+    """Write ``learner.secret``.
 
     Raises:
-        ConfigError: as `write_secret_file` does.
+        ConfigError: As `write_secret_file` does.
     """
     write_secret_file(path, {"public": keys.learner.public, "secret": keys.learner.secret})
 
 
 def write_learner_public(path: str | os.PathLike[str], public: str) -> None:
-    """Writes ``learner.public``, which anybody may read.
+    """Write ``learner.public``, which all may read.
 
     Raises:
-        ConfigError: as `write_secret_file` does.
+        ConfigError: As `write_secret_file` does.
     """
     _write(Path(path), {"public": public}, 0o644)
 
 
-def write_client_keys(path: str | os.PathLike[str], name: str, keys: ClientKeys) -> None:
-    """Writes ``NAME.keys``.
+def write_user_keys(path: str | os.PathLike[str], name: str, keys: UserKeys) -> None:
+    """Write ``NAME.keys``.
 
     Raises:
-        ConfigError: for a name of other than 1 to 64 letters, digits, and ``._@-``; and as `write_secret_file` does.
+        ConfigError: If the name is not 1 to 64 letters, digits and ``._@-``; and as `write_secret_file` does.
     """
     if not _PLAIN.fullmatch(name):
         raise ConfigError(
@@ -162,7 +166,7 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:
-                os.fchmod(file.fileno(), mode)  # whatever the umask took away
+                os.fchmod(file.fileno(), mode)  # the umask may have taken away bits
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -180,42 +184,42 @@ def _write(path: Path, values: Mapping[str, str], mode: int) -> None:
 
 
 def read_server_keys(path: str | os.PathLike[str]) -> ServerKeys:
-    """Reads ``learner.secret``.
+    """Read ``learner.secret``.
 
     Raises:
-        ConfigError: when the file is missing, a link, another's, open to others, damaged, or its public key is not the
-            secret's; the message names the file and the mend.
+        ConfigError: If the file is missing, a link, owned by another account, open to others or damaged, or if its public key
+            does not belong to its secret; the message names the file and the remedy.
     """
     return ServerKeys(_pair(_read(Path(path), secret=True), str(path)))
 
 
 def read_learner_public(path: str | os.PathLike[str]) -> str:
-    """Reads the learner's public key from ``learner.public``.
+    """Return the learner's public key from ``learner.public``.
 
     Raises:
-        ConfigError: when the file is missing or damaged.
+        ConfigError: If the file is missing or damaged.
     """
     return _key(_read(Path(path), secret=False), "public", str(path))
 
 
-def read_client_keys(path: str | os.PathLike[str]) -> tuple[str, ClientKeys]:
-    """Reads ``NAME.keys``: the name and the keys.
+def read_user_keys(path: str | os.PathLike[str]) -> tuple[str, UserKeys]:
+    """Return the user's name and keys from ``NAME.keys``.
 
     Raises:
-        ConfigError: as `read_server_keys` does, or when the name is missing or impossible.
+        ConfigError: As `read_server_keys` does, or if the name is missing or invalid.
     """
     source = str(path)
     found = _read(Path(path), secret=True)
     name = found.get("name")
     if not isinstance(name, str) or not _PLAIN.fullmatch(name):
         raise ConfigError("name: missing or impossible; make new keys", key="name", source=source)
-    return name, ClientKeys(_pair(found, source), _key(found, "learner", source))
+    return name, UserKeys(_pair(found, source), _key(found, "learner", source))
 
 
 def _read(path: Path, *, secret: bool) -> dict[str, object]:
     source = str(path)
     try:
-        # NONBLOCK: a pipe at this path must not make us wait for somebody to write into it.
+        # NONBLOCK: if the path is a pipe, open must not wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if secret else 0))
         with os.fdopen(fd, "rb") as file:
             _check_access(os.fstat(file.fileno()), source, secret=secret)
@@ -253,7 +257,7 @@ def _key(found: Mapping[str, object], name: str, source: str) -> str:
     value = found.get(name)
     if not isinstance(value, str):
         raise ConfigError(f"{name}: missing; copy the file again, or make new keys", key=name, source=source)
-    if len(value) != KEY_CHARS or not _Z85.issuperset(value):
+    if not is_key(value):
         raise ConfigError(
             f"{name}: not {KEY_CHARS} characters of Z85; copy the file again, or make new keys", key=name, source=source
         )

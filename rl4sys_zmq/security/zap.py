@@ -1,10 +1,10 @@
-"""Who may connect: our own ZAP 1.0 handler (ZeroMQ RFC 27), in a thread of its own.
+"""Authentication of connections: our own ZAP 1.0 handler (ZeroMQ RFC 27), in a thread of its own.
 
 libzmq asks ``inproc://zeromq.zap.01`` about every peer of a socket that has a ZAP domain. There is one such name per
 context, so there is one handler per process; it starts with the first domain and ends with the last.
 
-It fails closed. With ZAP_ENFORCE_DOMAIN and a named domain (`curve_server` sets both) nobody gets in while no handler answers,
-and a domain that is not registered, or no longer, is answered with a denial. Register a domain before its sockets bind.
+It fails closed. With ZAP_ENFORCE_DOMAIN and a named domain (`curve_server` sets both) no peer can connect while no handler
+answers, and a peer of a domain that is not registered is denied. Register a domain before its sockets bind.
 
 pyzmq's authenticator is not used: its thread dies of an exception in a callback.
 """
@@ -44,10 +44,10 @@ _OK, _DENIED, _FAULT = b"200", b"400", b"500"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a peer shows.
+    """The credentials of a peer that wants to connect.
 
     Attributes:
-        domain: the ZAP domain of the socket it wants to reach.
+        domain: the ZAP domain of the socket that it dialled.
         address: its IP address; empty over ipc.
         mechanism: always ``CURVE``; anything else is denied before a check is asked.
         key_z85: its public key, 40 characters of Z85, proved to be its own.
@@ -61,7 +61,7 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A check's no. The peer is told that it was denied, never why; `reason` names the counter ``denied.REASON``.
+    """The answer of a check that denies a peer. The peer never hears the reason; it names the counter ``denied.REASON``.
 
     Attributes:
         reason: lower-case letters and underscores, at most 32: ``unlisted``, ``expired``.
@@ -71,12 +71,12 @@ class Denied:
 
 
 Check = Callable[[Credentials], "str | Denied"]
-"""Answers with the peer's user id (1 to 255 bytes), which then marks each of its messages, or with a denial. It runs in the
-handler's thread, one peer at a time, so it must not wait for anything."""
+"""A check returns the peer's user id (1 to 255 bytes), which then marks each of its messages, or a denial. It runs in the
+handler's thread, one peer at a time, so it must not block."""
 
 
 class ZapDomain(Resource):
-    """A registered domain: close it after its sockets. From then on nobody new gets into it.
+    """A registered domain. Close it after its sockets; from then on no peer can connect to it.
 
     Attributes:
         counters: ``accepted``, ``denied.mechanism``, ``denied.error``, and ``denied.REASON`` for each reason of the check.
@@ -95,11 +95,11 @@ class ZapDomain(Resource):
         return self._handler.alive and self._handler.domains.get(self.name) is self
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDied when the handler's thread has died: nobody new gets in any more."""
+        """Raise WorkerDied if the handler's thread has died: no peer can connect any more."""
         self._handler.raise_if_dead()
 
     def close(self) -> None:
-        """Takes the domain back; with the last one the thread ends. A check that does not return is waited for 2 s only."""
+        """Unregister the domain. The last one ends the thread, for which this waits at most 2 s."""
         if self._pid != os.getpid():
             return  # inherited by a fork: the parent's
         with _process.lock:
@@ -114,11 +114,11 @@ class ZapDomain(Resource):
 
 
 def register_domain(name: str, check: Check) -> ZapDomain:
-    """Has `check` decide who may reach the sockets of the domain `name`. Call it before any of them binds.
+    """Register `check` for the sockets of the domain `name`. Call it before any of them binds.
 
     Raises:
-        ConfigError: for an empty name, or one of more than 255 bytes.
-        TransportError: when the domain is registered already, or another ZAP handler is bound in this context.
+        ConfigError: If the name is empty or has more than 255 bytes.
+        TransportError: If the domain is registered already, or another ZAP handler is bound in this context.
     """
     if not 0 < len(name.encode("utf-8")) <= MAX_USER_ID_BYTES:
         raise ConfigError(f"{name!r} is no ZAP domain; use 1 to {MAX_USER_ID_BYTES} bytes", key="zap_domain")
@@ -175,12 +175,12 @@ class _Handler(Worker):
         self.bound.set()
 
     def stop(self) -> None:
-        """Makes the thread look whether it still has a domain."""
+        """Make the thread end if no domain is registered with it."""
         self._stopping = True
         self._wakeup.set()
 
     def _ended(self, router: Socket) -> bool:
-        """Under the lock, closing with it: a domain is registered either with this thread or with the next, never in between."""
+        """Return True if the thread is to end; its socket is then closed under the lock, so no domain can register in between."""
         with _process.lock:
             if self.domains or not self._stopping:
                 return False
@@ -190,7 +190,7 @@ class _Handler(Worker):
             return True
 
     def _serve(self, router: Socket) -> None:
-        """Answers one request; the poll tells of the next, so that `stop` is seen between two."""
+        """Answer one request, so that `stop` is noticed between two."""
         try:
             frames = router.recv(_MAX_FRAMES)
         except TooManyFrames:
@@ -234,7 +234,7 @@ class _Handler(Worker):
 
 
 def _user_id(verdict: object) -> bytes | Denied:
-    """A check's answer, itself checked. An empty id would read like no id at all."""
+    """Return a check's answer after checking it. libzmq cannot tell an empty id from a missing one."""
     if isinstance(verdict, Denied):
         if not _REASON.fullmatch(verdict.reason):
             raise ValueError(f"{verdict.reason!r} names no counter")
@@ -248,7 +248,7 @@ def _user_id(verdict: object) -> bytes | Denied:
 
 
 class _Process:
-    """What belongs to one process; a forked child makes its own."""
+    """The handler of one process; a forked child makes its own."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

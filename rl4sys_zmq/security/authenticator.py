@@ -1,4 +1,4 @@
-"""The door of a server: its keys, the list of clients, and the ZAP domain that lets nobody else in.
+"""Authentication for one server: its keys, its access list, and the ZAP domain that lets in only the keys on that list.
 
 A change of the list's file is in force within a second; a mistake in it changes nothing.
 """
@@ -13,24 +13,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rl4sys_zmq.config import AccessList, load_access
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.transports import Credentials, Denied, Secure, curve_server, read_server_keys, register_domain
+from rl4sys_zmq.security.access import USERS_FILE, AccessList, load_access
+from rl4sys_zmq.security.keys import LEARNER_SECRET, curve_server, read_server_keys
+from rl4sys_zmq.security.zap import Credentials, Denied, register_domain
+from rl4sys_zmq.transports import Secure
 
-__all__ = ["LEARNER_SECRET", "AccessWatcher", "Door"]
+__all__ = ["AccessWatcher", "Authenticator"]
 
 log = logging.getLogger(__name__)
 
-LEARNER_SECRET = "learner.secret"
 LOOK_S = 0.1
 JOIN_S = 2.0
-_doors = itertools.count()
+_numbers = itertools.count()
 
 
 class AccessWatcher(Worker):
-    """Reads the list of clients, looks ten times a second whether it has changed, and answers the ZAP handler from it.
+    """The access list in force, read again when its file changes; the ZAP handler is answered from it.
 
     Attributes:
         access: the list in force; replaced whole.
@@ -40,10 +41,10 @@ class AccessWatcher(Worker):
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads the file a first time.
+        """Read the file a first time.
 
         Raises:
-            ConfigError: when it can't be used.
+            ConfigError: If it cannot be used.
         """
         super().__init__("rl4sys-access")
         self.problem = ""
@@ -57,41 +58,41 @@ class AccessWatcher(Worker):
         self._stopping = threading.Event()
 
     def check(self, credentials: Credentials) -> str | Denied:
-        """The key that a connection has, if it is listed; called by the ZAP handler in its thread.
+        """Return the key of a connection if it is listed; the ZAP handler calls this in its thread.
 
-        The key rather than its name: a name may be given another key while the old one is connected.
+        The key identifies the connection, not the user's name: a name may be given another key while the old one is connected.
         """
-        peer = self.access.by_key.get(credentials.key_z85)
-        if peer is None:
+        user = self.access.by_key.get(credentials.key_z85)
+        if user is None:
             return Denied("unlisted")
-        return Denied("expired") if peer.expired(time.time()) else peer.key
+        return Denied("expired") if user.expired(time.time()) else user.key
 
     def run(self) -> None:
-        """The thread's body."""
+        """Look ten times a second if the file has changed, until `stop`."""
         last = self._seen
         while not self._stopping.wait(LOOK_S):
             before, last = last, _signature(self._path)
             if last == self._seen or last != before:
-                continue  # nothing new, or still being written: half a list would lock the other half out
+                continue  # unchanged, or still being written: half a list would lock out the other half
             self._seen = last
             self._warn()
             try:
                 access = load_access(self._path)
             except ConfigError as exc:
                 self.problem = str(exc)
-                log.error("the list of clients has not changed, because: %s", exc)
+                log.error("the list of users has not changed, because: %s", exc)
                 continue
             self.access, self.problem = access, ""
             self.changed(access)
             self.loads += 1
-            log.warning("the list of clients has changed: %s", ", ".join(sorted(access.by_name)) or "nobody")
+            log.warning("the list of users has changed: %s", ", ".join(sorted(access.by_name)) or "no users")
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._stopping.set()
 
     def _warn(self) -> None:
-        """Says once of each file and folder that others may change it: they could let themselves in."""
+        """Log once for each file and folder that others may change: they could add their own keys."""
         found = others_can_write(self._path, self._path.resolve().parent)
         for warning in found:
             if warning not in self.warnings:
@@ -99,33 +100,39 @@ class AccessWatcher(Worker):
         self.warnings = found
 
 
-class Door(Resource):
-    """A server's keys and who may come in by them. Open it before the sockets are bound, close it after they are closed.
+class Authenticator(Resource):
+    """The authentication of one server's connections: only listed keys can connect.
+
+    Open it before the sockets are bound, and close it after they are closed.
 
     Attributes:
-        watcher: the list of clients.
-        secure: makes a bound socket ask at this door.
+        watcher: the access list.
+        secure: makes a bound socket speak CURVE and ask this authenticator about each connection.
     """
 
-    def __init__(self, keys: Path, access_file: Path) -> None:
-        """Reads the folder of keys and the list of clients.
+    def __init__(self, keys: Path, users_file: Path | None = None) -> None:
+        """Read the keys and the access list, and register the ZAP domain.
+
+        Args:
+            keys: the folder with the server's keys.
+            users_file: the access list; None: ``users.toml`` in `keys`.
 
         Raises:
-            ConfigError: when one of them is missing, wrong, or readable by others.
+            ConfigError: If one of them is missing or invalid, or if others can read the secret.
         """
         pair = read_server_keys(keys / LEARNER_SECRET)
-        self.watcher = AccessWatcher(access_file)
-        name = f"rl4sys-{os.getpid()}-{next(_doors)}"
+        self.watcher = AccessWatcher(users_file or keys / USERS_FILE)
+        name = f"rl4sys-{os.getpid()}-{next(_numbers)}"
         self._domain = register_domain(name, self.watcher.check)
         self.secure: Secure = curve_server(pair, name)
 
     def open(self, changed: Callable[[AccessList], None]) -> None:
-        """Starts to watch the list; `changed` is called with each new one, in the watcher's thread."""
+        """Start to watch the list; the watcher's thread calls `changed` with each new one."""
         self.watcher.changed = changed
         self.watcher.start()
 
     def report(self) -> dict[str, object]:
-        """For the learner's status: who is listed, and who was denied why."""
+        """Return the figures for a server's status: users that are listed, connections that were accepted and denied."""
         return {
             "listed": len(self.watcher.access.by_name),
             "loads": self.watcher.loads,
@@ -136,19 +143,19 @@ class Door(Resource):
         }
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDied when nobody new can get in any more, or the list is not looked at."""
+        """Raise WorkerDied if no peer can connect any more, or the access list is no longer watched."""
         self._domain.raise_if_dead()
         self.watcher.raise_if_dead()
 
     def close(self) -> None:
-        """Takes the domain back and ends the watch."""
+        """End the watch and unregister the domain."""
         self.watcher.stop()
         self.watcher.join(JOIN_S)
         self._domain.close()
 
 
 def _signature(path: Path) -> tuple[int, ...]:
-    """What changes with the file, its replacement by another included; empty when there is none."""
+    """Return what changes with the file or its replacement; empty if there is no file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Who may hear what: an xpub's subscriptions are effective only when granted; and how a peer is cut off."""
+"""The peers of a bound socket: the user of a frame, subscriptions that must be granted, and the end of a connection."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""Users and their keys: who may connect, what each user may do, and how much.
+
+- `keys`: CURVE key pairs, their files, and sockets that speak CURVE with them.
+- `access`: the access list ``users.toml``: a `User` for each key, with client_ids, roles, expiry and quota.
+- `zap`: authentication of connections, as libzmq asks for it; one thread per process.
+- `authenticator`: the keys of one server, its access list, kept up to date, and its ZAP domain.
+- `authorizer`: authorization of each message. Learners and services ask the same `Authorizer`.
+- `quota`: the limits of a user, and token buckets for rates.
+
+Two rules are on the ground floor, because configuration and the journal need them too: `rl4sys_zmq.loopback` says which
+addresses other machines reach, and `rl4sys_zmq.private` makes files that only their owner may read.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rl4sys_zmq.late import load_late
+
+if TYPE_CHECKING:
+    from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
+    from rl4sys_zmq.security.authenticator import AccessWatcher, Authenticator
+    from rl4sys_zmq.security.authorizer import Authorizer
+    from rl4sys_zmq.security.keys import (
+        LEARNER_PUBLIC,
+        LEARNER_SECRET,
+        KeyPair,
+        ServerKeys,
+        UserKeys,
+        curve_client,
+        curve_server,
+        new_key_pair,
+        read_learner_public,
+        read_server_keys,
+        read_user_keys,
+        write_learner_public,
+        write_secret_file,
+        write_server_keys,
+        write_user_keys,
+    )
+    from rl4sys_zmq.security.quota import Quota, TokenBucket
+    from rl4sys_zmq.security.zap import Check, Credentials, Denied, ZapDomain, register_domain
+
+__all__ = [
+    "AccessList",
+    "AccessWatcher",
+    "Authenticator",
+    "Authorizer",
+    "Check",
+    "Credentials",
+    "Denied",
+    "KeyPair",
+    "LEARNER_PUBLIC",
+    "LEARNER_SECRET",
+    "Quota",
+    "ServerKeys",
+    "TokenBucket",
+    "USERS_FILE",
+    "User",
+    "UserKeys",
+    "ZapDomain",
+    "curve_client",
+    "curve_server",
+    "load_access",
+    "new_key_pair",
+    "read_learner_public",
+    "read_server_keys",
+    "read_user_keys",
+    "register_domain",
+    "write_learner_public",
+    "write_secret_file",
+    "write_server_keys",
+    "write_user_keys",
+]
+
+__getattr__ = load_late(
+    __name__,
+    {
+        "access": ("USERS_FILE", "AccessList", "User", "load_access"),
+        "authenticator": ("AccessWatcher", "Authenticator"),
+        "authorizer": ("Authorizer",),
+        "keys": (
+            "LEARNER_PUBLIC",
+            "LEARNER_SECRET",
+            "KeyPair",
+            "ServerKeys",
+            "UserKeys",
+            "curve_client",
+            "curve_server",
+            "new_key_pair",
+            "read_learner_public",
+            "read_server_keys",
+            "read_user_keys",
+            "write_learner_public",
+            "write_secret_file",
+            "write_server_keys",
+            "write_user_keys",
+        ),
+        "quota": ("Quota", "TokenBucket"),
+        "zap": ("Check", "Credentials", "Denied", "ZapDomain", "register_domain"),
+    },
+)

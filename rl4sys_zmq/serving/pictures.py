@@ -9,8 +9,8 @@ import numpy as np
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageCodec, decode_images, encode_images, has_pillow, image_size
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import Tree
-from rl4sys_zmq.wire.values import MAX_DIMENSIONS
 
 __all__ = ["MAX_PIXEL_BYTES", "code_images", "read_images"]
 

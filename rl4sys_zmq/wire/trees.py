@@ -23,19 +23,17 @@ import numpy as np
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
-from rl4sys_zmq.values.trees import Tree
+from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.values import MAX_DEPTH, MAX_ITEMS, MAX_STRING, elements
+from rl4sys_zmq.wire.values import elements
 
-__all__ = ["MAX_KEY", "MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
+__all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
 
 INLINE_BYTES = 2048
 """Up to this size an array or a string stays in the skeleton, as long as there is room."""
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
 """From this size on an array gets a frame of its own, which is not copied on arrival, and need not be to be sent."""
-MAX_KEY = MAX_STRING // 4
-"""Of a dict's key, in characters: so many fit a header's string in any script."""
 MAX_TREE_FRAMES = 128
 """The first holds what lies side by side; with so many large ones, the rest lies there too."""
 

@@ -64,6 +64,9 @@ class _Base:
     __slots__ = ()
     KIND: ClassVar[str]
 
+    def __str__(self) -> str:
+        return f"{self.KIND}({', '.join([str(part) for part in self.parts])})"
+
     @property
     def parts(self) -> Iterable[AnySpace]:
         """The spaces that this one is made of."""
@@ -98,6 +101,9 @@ class _ArraySpace(_Base):
     shape: Any
     dtype: Any
 
+    def __str__(self) -> str:
+        return f"{self.KIND}({self.shape}, {_NUMPY[self.dtype]})"
+
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         try:
             return np.asarray(value, _NUMPY[self.dtype] if cast else None)
@@ -108,9 +114,9 @@ class _ArraySpace(_Base):
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-            return f"{path or 'it'} is a {type(value).__name__}, and the space is {self}"
+            return f"{path or 'it'} is a {type(value).__name__}, and the space is {self!s:.80}"
         if value.shape[batch:] != self.shape or value.ndim != batch + len(self.shape):
-            return f"{path or 'it'} has the shape {value.shape}, and the space is {self}"
+            return f"{path or 'it'} has the shape {value.shape}, and the space is {self!s:.80}"
         return ""
 
 
@@ -183,6 +189,9 @@ class DiscreteSpace(_Base):
             raise ConfigError(f"a discrete space starts at an integer, not {self.start!r:.40}", key="start")
         _check_range(self, (self.n,), (self.start,))
 
+    def __str__(self) -> str:
+        return f"Discrete({self.n}, start={self.start})" if self.start else f"Discrete({self.n})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Always ``()``: a scalar."""
@@ -197,7 +206,7 @@ class DiscreteSpace(_Base):
             fits = value.ndim == batch if batch else value.size == 1
         else:
             fits = isinstance(value, int) and not batch
-        return "" if fits else f"{path or 'it'} is {value!r:.60}, and the space is {self}"
+        return "" if fits else f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.80}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,11 +277,14 @@ class TextSpace(_Base):
         if type(self.characters) is not str:
             raise ConfigError(f"the characters of a text space are a string, not {self.characters!r:.40}", key="characters")
 
+    def __str__(self) -> str:
+        return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
+
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         """See `BoxSpace.mismatch`."""
         if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
             return ""
-        return f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.120}"
+        return f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.80}"
 
     def _has(self, value: str) -> bool:
         return set(value) <= set(self.characters)
@@ -488,7 +500,7 @@ def _first(texts: Iterable[str]) -> str:
 
 def _measure(space: Any) -> tuple[int, int, int]:
     """Return the number of spaces in a space, of its levels, and of the elements of all its arrays."""
-    count, depth, elements = 1, 0, prod(space.shape or ())
+    count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
     for part in space.parts:
         inner = _measure(part)
         count, depth, elements = count + inner[0], max(depth, inner[1]), elements + inner[2]

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.values.trees import Structure, Tree, flatten, unflatten
+from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
 
 __all__ = ["batched", "stack", "unstack"]
+
+
+_Form = tuple[Structure, tuple[object, ...]]
 
 
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
@@ -19,10 +22,12 @@ def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]
     """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
-        groups: dict[object, list[int]] = {}
         flat = [_flat(payload) for payload in payloads]
-        for index, (leaves, structure) in enumerate(flat):
-            groups.setdefault((structure, tuple([_signature(leaf) for leaf in leaves])), []).append(index)
+        if len(flat) == 1:
+            return unstack(fn(_stack(flat)), 1)
+        groups: dict[object, list[int]] = {}
+        for index, (_, form) in enumerate(flat):
+            groups.setdefault(form, []).append(index)
         answers: list[Tree] = [None] * len(payloads)
         for members in groups.values():
             answer = fn(_stack([flat[i] for i in members]))
@@ -53,33 +58,42 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
         rows = leaf if isinstance(leaf, list) else _array(leaf)
         if (not isinstance(rows, list) and rows.ndim == 0) or len(rows) != count:
             size = "no axis" if not isinstance(rows, list) and rows.ndim == 0 else f"{len(rows)} entries"
-            path = [*structure.paths("answer")][index]
+            path = [*leaf_paths(structure, "answer")][index]
             raise ValueError(f"{path} has {size}; a batch of {count} needs as many, along the first axis")
         columns.append(rows)
-    return [unflatten(structure, [column[i] for column in columns]) for i in range(count)]
+    return unflatten_each(structure, columns, count)
 
 
-def _flat(tree: Tree) -> tuple[list[Any], Structure]:
-    """The leaves and the structure of a payload, with lists of numbers as arrays."""
+def _flat(tree: Tree) -> tuple[list[Any], _Form]:
+    """The leaves of a payload, with lists of numbers as arrays, and what payloads must have in common to be stacked.
+
+    That is a pair of their structure and, for each leaf, the dtype and the shape.
+    """
     leaves, structure = flatten(tree, by_key=True)
-    return [_numbers(leaf) if type(leaf) is list else leaf for leaf in leaves], structure
+    kinds: list[object] = []
+    for index, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if kind is list:
+            leaves[index] = leaf = _numbers(leaf)
+            kind = type(leaf)
+        if kind is np.ndarray:
+            kinds += leaf.dtype, leaf.shape
+        else:
+            kinds.append(leaf.dtype if isinstance(leaf, np.generic) else kind)
+    return leaves, (structure, tuple(kinds))
 
 
-def _signature(leaf: Any) -> object:
-    """What leaves must have in common to be stacked."""
-    if type(leaf) is np.ndarray:
-        return leaf.dtype.str, leaf.shape
-    return leaf.dtype.str if isinstance(leaf, np.generic) else type(leaf)
-
-
-def _stack(flat: Sequence[tuple[list[Any], Structure]]) -> Tree:
-    return unflatten(flat[0][1], [_column(leaves) for leaves in zip(*[leaves for leaves, _ in flat], strict=True)])
+def _stack(flat: Sequence[tuple[list[Any], _Form]]) -> Tree:
+    return unflatten(flat[0][1][0], [_column(leaves) for leaves in zip(*[leaves for leaves, _ in flat], strict=True)])
 
 
 def _column(leaves: Sequence[Any]) -> Tree:
     first = leaves[0]
     if type(first) is np.ndarray:
-        return np.stack(leaves)
+        out = np.empty((len(leaves), *first.shape), first.dtype)  # several times as fast as numpy.stack for small arrays
+        for index, leaf in enumerate(leaves):
+            out[index] = leaf
+        return out
     if type(first) in (bool, int, float) or isinstance(first, np.generic):
         return np.asarray(leaves)
     return list(leaves)

@@ -15,7 +15,7 @@ import numpy as np
 from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.errors import CallRefusal
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
-from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten
+from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten_each
 
 __all__ = ["pack_items", "payload_bytes", "unpack_items"]
 
@@ -35,7 +35,7 @@ def unpack_items(payload: Tree) -> list[Any]:
     leaves, structure = flatten(columns, tuples=False)
     if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
         raise Refuse(CallRefusal.INVALID, "items whose columns do not have as many rows as there are items")
-    return [unflatten(structure, [leaf[index] for leaf in leaves]) for index in range(count)]
+    return unflatten_each(structure, leaves, count)
 
 
 def payload_bytes(value: object) -> int:

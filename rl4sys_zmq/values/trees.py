@@ -6,7 +6,7 @@ This module walks them. `wire.trees` writes and reads them; `values.spaces` says
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +23,12 @@ __all__ = [
     "flatten",
     "is_text",
     "keys_of",
+    "leaf_paths",
     "map_tree",
     "named_leaves",
     "tree_of_names",
     "unflatten",
+    "unflatten_each",
 ]
 
 Tree = Any
@@ -44,28 +46,11 @@ Path = tuple[Any, ...]
 """A place in a tree: ``()`` for the root, else a pair of the parent's place and the key or index."""
 
 
-class Structure(NamedTuple):
-    """The containers of a tree, without its leaves. It can be hashed and compared.
+Structure = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
+"""The containers of a tree, without its leaves: None for a leaf, else dict or tuple, a dict's keys, and the entries' structures.
 
-    Attributes:
-        kind: dict or tuple; None for a leaf.
-        keys: a dict's keys.
-        parts: the structure of each entry.
-    """
-
-    kind: type | None
-    keys: tuple[Any, ...]
-    parts: tuple[Structure, ...]
-
-    def paths(self, prefix: str = "") -> Iterator[str]:
-        """Yield the path of each leaf, like ``['image'][0]``, in the order of `flatten`."""
-        if self.kind is None:
-            yield prefix
-        for key, part in zip(self.keys or range(len(self.parts)), self.parts, strict=True):
-            yield from part.paths(f"{prefix}[{key!r}]")
-
-
-_LEAF = Structure(None, (), ())
+It can be hashed and compared.
+"""
 
 
 def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[list[Any], Structure]:
@@ -77,17 +62,27 @@ def flatten(tree: Tree, *, tuples: bool = True, by_key: bool = False) -> tuple[l
         by_key: take the entries of a dict in the order of the keys, so that dicts with the same keys have one structure.
     """
     leaves: list[Any] = []
-    return leaves, _flatten(tree, leaves, tuples, by_key)
+    return leaves, _flatten(tree, leaves, (dict, tuple) if tuples else (dict,), by_key)
 
 
-def _flatten(tree: Tree, leaves: list[Any], tuples: bool, by_key: bool) -> Structure:
+def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key: bool) -> Structure:
     if isinstance(tree, dict):
+        kind: type = dict
         keys = tuple(sorted(tree) if by_key else tree)
-        return Structure(dict, keys, tuple([_flatten(tree[key], leaves, tuples, by_key) for key in keys]))
-    if tuples and isinstance(tree, tuple):
-        return Structure(tuple, (), tuple([_flatten(held, leaves, tuples, by_key) for held in tree]))
-    leaves.append(tree)
-    return _LEAF
+        entries: Iterable[Any] = tree.values() if not by_key else map(tree.__getitem__, keys)
+    elif isinstance(tree, containers):
+        kind, keys, entries = tuple, (), tree
+    else:
+        leaves.append(tree)
+        return None
+    parts: list[Structure] = []
+    for held in entries:
+        if type(held) is np.ndarray or not isinstance(held, containers):
+            leaves.append(held)
+            parts.append(None)
+        else:
+            parts.append(_flatten(held, leaves, containers, by_key))
+    return kind, keys, tuple(parts)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
@@ -96,11 +91,36 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Tree:
 
 
 def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Tree:
-    kind, keys, parts = structure
-    if kind is None:
+    if structure is None:
         return next(leaves)
-    built = [_unflatten(part, leaves) if part.kind else next(leaves) for part in parts]
+    kind, keys, parts = structure
+    built = [next(leaves) if part is None else _unflatten(part, leaves) for part in parts]
     return dict(zip(keys, built, strict=True)) if kind is dict else tuple(built)
+
+
+def unflatten_each(structure: Structure, columns: Iterable[Any], count: int) -> list[Tree]:
+    """Return `count` trees of this structure. Each column has `count` rows: that leaf of each tree."""
+    return _unflatten_each(structure, iter(columns), count)
+
+
+def _unflatten_each(structure: Structure, columns: Iterator[Any], count: int) -> list[Tree]:
+    if structure is None:
+        return list(next(columns))
+    kind, keys, parts = structure
+    if not parts:
+        return [kind() for _ in range(count)]
+    rows = zip(*[_unflatten_each(part, columns, count) for part in parts], strict=True)
+    return [dict(zip(keys, row, strict=True)) for row in rows] if kind is dict else list(rows)
+
+
+def leaf_paths(structure: Structure, prefix: str = "") -> Iterator[str]:
+    """Yield the path of each leaf, like ``['image'][0]``, in the order of `flatten`."""
+    if structure is None:
+        yield prefix
+        return
+    _, keys, parts = structure
+    for key, part in zip(keys or range(len(parts)), parts, strict=True):
+        yield from leaf_paths(part, f"{prefix}[{key!r}]")
 
 
 def copy_tree(tree: Tree) -> Any:

@@ -77,7 +77,10 @@ LEAVES: st.SearchStrategy[AnySpace] = st.one_of(
     multi_discretes(),
     st.builds(MultiBinarySpace, st.integers(0, 5) | SHAPES),
     st.builds(
-        lambda least, more, text: TextSpace(least + more, least, text), st.integers(0, 3), st.integers(0, 3), st.text("abγ")
+        lambda least, more, text: TextSpace(least + more, least, text),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.sampled_from(["", "a", "abγ"]),
     ),
 )
 SPACES: st.SearchStrategy[AnySpace] = st.recursive(
@@ -291,3 +294,16 @@ def test_what_a_learner_client_cannot_have_yet_is_refused_by_its_kind() -> None:
         with pytest.raises(ConfigError, match=f"type {space.KIND} is not supported by learner clients yet"):
             space_from(space_to_json(space))
     assert space_from(DiscreteSpace(3, dtype="|u1")) == DiscreteSpace(3)
+
+
+@given(SPACES)
+@settings(max_examples=50)
+def test_gymnasiums_space_is_read_as_ours(space: AnySpace) -> None:
+    pytest.importorskip("gymnasium")
+    module = pytest.importorskip("rl4sys_zmq.serving.gymnasium_spaces")
+    try:
+        built = module.to_gymnasium(space)
+    except ConfigError as exc:  # Gymnasium knows no Dict with the key "", no graph of texts, no batch of what is empty
+        assert "Gymnasium refuses" in str(exc)
+        return
+    assert any_space_from(built) == space

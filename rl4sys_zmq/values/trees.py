@@ -70,7 +70,7 @@ def _flatten(tree: Tree, leaves: list[Any], containers: tuple[type, ...], by_key
         kind: type = dict
         keys = tuple(sorted(tree) if by_key else tree)
         entries: Iterable[Any] = tree.values() if not by_key else map(tree.__getitem__, keys)
-    elif isinstance(tree, containers):
+    elif isinstance(tree, tuple) and tuple in containers:
         kind, keys, entries = tuple, (), tree
     else:
         leaves.append(tree)

@@ -9,19 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values.spaces import (
-    AnySpace,
-    BoxSpace,
-    DictSpace,
-    DiscreteSpace,
-    GraphSpace,
-    MultiBinarySpace,
-    MultiDiscreteSpace,
-    OneOfSpace,
-    SequenceSpace,
-    TextSpace,
-    TupleSpace,
-)
+from rl4sys_zmq.values import spaces as ours
+from rl4sys_zmq.values.spaces import AnySpace, BoxSpace
 from rl4sys_zmq.values.trees import copy_tree
 
 __all__ = ["ElementReader", "GymSpace", "to_gymnasium"]
@@ -47,26 +36,26 @@ def _build(space: AnySpace) -> GymSpace:
             dtype = np.dtype(space.dtype)
             low, high = (_bound(space, bound) for bound in (space.low, space.high))
             return spaces.Box(low, high, space.shape, dtype.type)
-        case DiscreteSpace():
+        case ours.DiscreteSpace():
             other: dict[str, Any] = {} if space.dtype == "<i8" else {"dtype": np.dtype(space.dtype).type}
             return spaces.Discrete(space.n, start=space.start, **other)
-        case MultiBinarySpace():
+        case ours.MultiBinarySpace():
             return spaces.MultiBinary(list(space.n) if isinstance(space.n, tuple) else space.n)  # 3 and (3,) are not equal
-        case MultiDiscreteSpace():
+        case ours.MultiDiscreteSpace():
             dtype = np.dtype(space.dtype)
             nvec, start = (np.array(numbers, dtype).reshape(space.shape) for numbers in (space.nvec, space.start))
             return spaces.MultiDiscrete(nvec, dtype.type, start=start)
-        case TextSpace():
+        case ours.TextSpace():
             return spaces.Text(space.max_length, min_length=space.min_length, charset=space.characters)
-        case DictSpace():
+        case ours.DictSpace():
             return spaces.Dict([(key, _build(part)) for key, part in space.spaces.items()])  # a dict would be sorted
-        case TupleSpace():
+        case ours.TupleSpace():
             return spaces.Tuple([_build(part) for part in space.spaces])
-        case OneOfSpace():
+        case ours.OneOfSpace():
             return spaces.OneOf([_build(part) for part in space.spaces])
-        case SequenceSpace():
+        case ours.SequenceSpace():
             return spaces.Sequence(_build(space.space), stack=space.stack)
-        case GraphSpace():
+        case ours.GraphSpace():
             return spaces.Graph(_build(space.nodes), None if space.edges is None else _build(space.edges))
 
 
@@ -101,20 +90,20 @@ class ElementReader:
 
 
 def _has_graph(space: AnySpace) -> bool:
-    return isinstance(space, GraphSpace) or any(_has_graph(part) for part in space.parts)
+    return isinstance(space, ours.GraphSpace) or any(_has_graph(part) for part in space.parts)
 
 
 def _with_graphs(space: AnySpace, tree: Any) -> Any:
     match space:
-        case GraphSpace() if type(tree) is tuple and len(tree) == 3:
+        case ours.GraphSpace() if type(tree) is tuple and len(tree) == 3:
             return spaces.GraphInstance(*tree)
-        case DictSpace() if type(tree) is dict:
+        case ours.DictSpace() if type(tree) is dict:
             return {k: _with_graphs(space.spaces[k], v) if k in space.spaces else v for k, v in tree.items()}
-        case TupleSpace() if type(tree) is tuple and len(tree) == len(space.spaces):
+        case ours.TupleSpace() if type(tree) is tuple and len(tree) == len(space.spaces):
             return tuple([_with_graphs(s, v) for s, v in zip(space.spaces, tree, strict=True)])
-        case SequenceSpace() if not space.stack and type(tree) is tuple:
+        case ours.SequenceSpace() if not space.stack and type(tree) is tuple:
             return tuple([_with_graphs(space.space, v) for v in tree])
-        case OneOfSpace() if type(tree) is tuple and len(tree) == 2 and isinstance(tree[0], (int, np.integer)):
+        case ours.OneOfSpace() if type(tree) is tuple and len(tree) == 2 and isinstance(tree[0], (int, np.integer)):
             if 0 <= tree[0] < len(space.spaces):
                 return tree[0], _with_graphs(space.spaces[int(tree[0])], tree[1])
     return tree

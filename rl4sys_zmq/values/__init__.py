@@ -8,45 +8,21 @@
 
 from rl4sys_zmq.values.policy import ACTIVATIONS, HEADS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
 from rl4sys_zmq.values.segment import Segment
-from rl4sys_zmq.values.space_forms import any_space_from, space_from, space_to_json
-from rl4sys_zmq.values.spaces import (
-    DTYPES,
-    AnySpace,
-    BoxSpace,
-    DictSpace,
-    DiscreteSpace,
-    GraphSpace,
-    MultiBinarySpace,
-    MultiDiscreteSpace,
-    OneOfSpace,
-    SequenceSpace,
-    Space,
-    TextSpace,
-    TupleSpace,
-)
+from rl4sys_zmq.values.space_forms import space_from, space_to_json
+from rl4sys_zmq.values.spaces import DTYPES, BoxSpace, DiscreteSpace, Space
 
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
     "HEADS",
-    "AnySpace",
     "BoxSpace",
-    "DictSpace",
     "DiscreteSpace",
     "FlatWeights",
-    "GraphSpace",
-    "MultiBinarySpace",
-    "MultiDiscreteSpace",
-    "OneOfSpace",
     "PolicySnapshot",
     "PolicySpec",
     "Segment",
-    "SequenceSpace",
     "Space",
     "TensorSpec",
-    "TextSpace",
-    "TupleSpace",
-    "any_space_from",
     "feature_size",
     "space_from",
     "space_to_json",

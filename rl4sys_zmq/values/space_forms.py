@@ -20,29 +20,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from math import prod
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values.spaces import (
-    DTYPES,
-    MAX_DEPTH,
-    AnySpace,
-    Bound,
-    BoxSpace,
-    DictSpace,
-    DiscreteSpace,
-    GraphSpace,
-    MultiBinarySpace,
-    MultiDiscreteSpace,
-    OneOfSpace,
-    SequenceSpace,
-    Space,
-    TextSpace,
-    TupleSpace,
-)
+from rl4sys_zmq.values import spaces as sp
+from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, Space
 
 __all__ = ["MAX_TEXT", "any_space_from", "space_from", "space_from_text", "space_to_json", "space_to_text"]
 
@@ -52,21 +37,7 @@ MAX_CLIENT_DIMENSIONS = 7
 """Of a learner client's box: a column has one more."""
 
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
-_CLASSES: dict[str, type[AnySpace]] = {
-    cls.KIND: cls
-    for cls in (
-        BoxSpace,
-        DiscreteSpace,
-        MultiDiscreteSpace,
-        MultiBinarySpace,
-        TextSpace,
-        DictSpace,
-        TupleSpace,
-        OneOfSpace,
-        SequenceSpace,
-        GraphSpace,
-    )
-}
+_CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
 _KINDS = ", ".join(_CLASSES)
 
 
@@ -117,8 +88,8 @@ def space_to_json(space: AnySpace) -> dict[str, Any]:
         if value is None or (field.default is not MISSING and value == field.default and field.name not in _ALWAYS[space.KIND]):
             continue
         form[field.name] = _plain(value) if field.name != "dtype" else np.dtype(value).name
-    if isinstance(space, MultiDiscreteSpace):
-        defaults = MultiDiscreteSpace(space.nvec)
+    if isinstance(space, sp.MultiDiscreteSpace):
+        defaults = sp.MultiDiscreteSpace(space.nvec)
         form = {
             key: value for key, value in form.items() if key in ("type", "nvec") or getattr(space, key) != getattr(defaults, key)
         }
@@ -289,28 +260,28 @@ def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
             dtype = _little(getattr(value, "dtype", None) or np.int64)
             return DiscreteSpace(int(value.n), int(getattr(value, "start", 0)), dtype)
         case "MultiBinary":
-            return MultiBinarySpace(
+            return sp.MultiBinarySpace(
                 tuple(int(n) for n in value.n) if isinstance(value.n, Sequence | np.ndarray) else int(value.n)
             )
         case "MultiDiscrete":
             nvec = np.asarray(value.nvec)
             start = getattr(value, "start", np.zeros_like(nvec)).ravel().tolist()
-            return MultiDiscreteSpace(tuple(nvec.ravel().tolist()), tuple(start), nvec.shape, _little(value.dtype))
+            return sp.MultiDiscreteSpace(tuple(nvec.ravel().tolist()), tuple(start), nvec.shape, _little(value.dtype))
         case "Text":
-            return TextSpace(value.max_length, value.min_length, "".join(value.character_list))
+            return sp.TextSpace(value.max_length, value.min_length, "".join(value.character_list))
         case "Dict":
             for key in value.spaces:
                 if type(key) is not str:
                     raise ConfigError(f"{path} is a Dict with the key {key!r:.60}, which is not a string", key=path)
-            return DictSpace({key: part(held, f"[{key!r}]") for key, held in value.spaces.items()})
+            return sp.DictSpace({key: part(held, f"[{key!r}]") for key, held in value.spaces.items()})
         case "Tuple":
-            return TupleSpace(parts())
+            return sp.TupleSpace(parts())
         case "OneOf":
-            return OneOfSpace(parts())
+            return sp.OneOfSpace(parts())
         case "Sequence":
-            return SequenceSpace(part(value.feature_space, "[0]"), bool(value.stack))
+            return sp.SequenceSpace(part(value.feature_space, "[0]"), bool(value.stack))
     edges = None if value.edge_space is None else part(value.edge_space, ".edges")
-    return GraphSpace(part(value.node_space, ".nodes"), edges)
+    return sp.GraphSpace(part(value.node_space, ".nodes"), edges)
 
 
 def _little(dtype: Any) -> str:

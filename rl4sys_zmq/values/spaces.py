@@ -7,7 +7,7 @@ client may have a `Space`, which is a `BoxSpace` or a `DiscreteSpace`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, ClassVar
 
@@ -16,25 +16,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = [
-    "DTYPES",
-    "MAX_DEPTH",
-    "MAX_DIMENSIONS",
-    "MAX_ELEMENTS",
-    "MAX_SPACES",
-    "AnySpace",
-    "BoxSpace",
-    "DictSpace",
-    "DiscreteSpace",
-    "GraphSpace",
-    "MultiBinarySpace",
-    "MultiDiscreteSpace",
-    "OneOfSpace",
-    "SequenceSpace",
-    "Space",
-    "TextSpace",
-    "TupleSpace",
-]
+__all__ = ["DTYPES", "AnySpace", "BoxSpace", "DiscreteSpace", "Space"]
 
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 """The dtypes that may travel, as numpy writes them: little-endian numbers and booleans, nothing else."""
@@ -297,9 +279,20 @@ class _Nested(_Base):
     shape: ClassVar[None] = None
     dtype: ClassVar[None] = None
 
+    @property
+    def parts(self) -> Iterable[AnySpace]:
+        """The spaces in the fields: one, a tuple or a dict of them."""
+        for field in fields(self):  # type: ignore[arg-type]
+            held = getattr(self, field.name)
+            if isinstance(held, Mapping | tuple):
+                yield from held.values() if isinstance(held, Mapping) else held
+            elif held is not None and not isinstance(held, bool):
+                yield held
+
     def _check(self, key: str) -> None:
         """Raise ConfigError for a part that is no space, or for too many spaces, levels or elements."""
-        for part in self.parts:
+        held = getattr(self, key)
+        for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
             if not isinstance(part, _Base):
                 raise ConfigError(f"a {self.KIND} space is made of spaces, not of {part!r:.60}", key=key)
         count, depth, elements = _measure(self)
@@ -331,11 +324,6 @@ class DictSpace(_Nested):
     def __hash__(self) -> int:
         return hash(frozenset(self.spaces.items()))
 
-    @property
-    def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this one is made of."""
-        return self.spaces.values()
-
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         """See `BoxSpace.to_tree`."""
         if not isinstance(value, Mapping):
@@ -360,11 +348,6 @@ class TupleSpace(_Nested):
     def __post_init__(self) -> None:
         object.__setattr__(self, "spaces", tuple(self.spaces))
         self._check("spaces")
-
-    @property
-    def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this one is made of."""
-        return self.spaces
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         """See `BoxSpace.to_tree`."""
@@ -391,11 +374,6 @@ class OneOfSpace(_Nested):
         object.__setattr__(self, "spaces", tuple(self.spaces))
         self._check("spaces")
 
-    @property
-    def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this one is made of."""
-        return self.spaces
-
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         """See `BoxSpace.mismatch`."""
         if batch:
@@ -418,11 +396,6 @@ class SequenceSpace(_Nested):
 
     def __post_init__(self) -> None:
         self._check("space")
-
-    @property
-    def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this one is made of."""
-        return (self.space,)
 
     def to_tree(self, value: Any, *, cast: bool = False) -> Any:
         """See `BoxSpace.to_tree`."""
@@ -454,11 +427,6 @@ class GraphSpace(_Nested):
 
     def __post_init__(self) -> None:
         self._check("nodes")
-
-    @property
-    def parts(self) -> Iterable[AnySpace]:
-        """The spaces that this one is made of."""
-        return (self.nodes,) if self.edges is None else (self.nodes, self.edges)
 
     def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
         """See `BoxSpace.mismatch`."""

@@ -14,7 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values import (
+from rl4sys_zmq.values.space_forms import MAX_TEXT, any_space_from, space_from, space_from_text, space_to_json, space_to_text
+from rl4sys_zmq.values.spaces import (
+    DTYPES,
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_SPACES,
     AnySpace,
     BoxSpace,
     DictSpace,
@@ -26,12 +31,7 @@ from rl4sys_zmq.values import (
     SequenceSpace,
     TextSpace,
     TupleSpace,
-    any_space_from,
-    space_from,
-    space_to_json,
 )
-from rl4sys_zmq.values.space_forms import MAX_TEXT, space_from_text, space_to_text
-from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, MAX_ELEMENTS, MAX_SPACES
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
 from rl4sys_zmq.wire.values import unpack_plain
 
@@ -45,11 +45,9 @@ def boxes(draw: st.DrawFn) -> BoxSpace:
     held = np.iinfo(dtype) if dtype in INTEGERS else None
     one = (st.integers(int(held.min), int(held.max)) if held else st.floats(-100.0, 100.0, width=16)).map(exact)
 
-    def bound(least: Any) -> Any:
-        size = prod(shape)
-        return draw(st.one_of(one, st.lists(one, min_size=size, max_size=size).map(tuple))) if least is None else least
-
-    low, high = bound(None), bound(None)
+    size = prod(shape)
+    bounds = one if size else st.just(())  # Gymnasium has no bounds of no elements
+    low, high = (draw(bounds | st.lists(one, min_size=size, max_size=size).map(tuple)) for _ in range(2))
     if not np.all(np.asarray(low, object) <= np.asarray(high, object)):
         low, high = (-np.inf, np.inf) if held is None else (exact(int(held.min)), exact(int(held.max)))
     return BoxSpace(shape, dtype, folded(low), folded(high))

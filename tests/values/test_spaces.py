@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, MultiBinarySpace, space_from, space_to_json
-from rl4sys_zmq.values.spaces import MAX_ELEMENTS
+from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, space_from, space_to_json
+from rl4sys_zmq.values.spaces import MAX_ELEMENTS, MultiBinarySpace
 
 bounds = st.floats(-1e6, 1e6) | st.just(-np.inf)
 

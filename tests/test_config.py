@@ -330,6 +330,7 @@ AGENT_ERRORS = [
     ({"server_address": "::1:5"}, "server_address", "an IPv6 host stands in brackets"),
     ({"server_address": "udp://h:1"}, "server_address", "expected an address"),
     ({"observation_space": {"type": "Bx"}}, "observation_space", 'space needs a "type" that is one of Box, Discrete'),
+    ({"observation_space": {"type": "Dict", "spaces": {}}}, "observation_space", "type Dict is not supported by learner clients"),
     ({"input_size": 8.0}, "input_size", "expected an integer from 1 to 16777216"),
     ({"algorithm_parameters": {"act_dim": "4"}}, "algorithm_parameters.act_dim", "expected an integer from 1 to 16777216"),
     ({"act_dim": 4, "algorithm_parameters": {"act_dim": 3}}, "act_dim", "4 contradicts 'algorithm_parameters.act_dim': 3"),

@@ -31,7 +31,7 @@ from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpac
 
 __all__ = ["MAX_TEXT", "any_space_from", "space_from", "space_from_text", "space_to_json", "space_to_text"]
 
-MAX_TEXT = 1 << 24
+MAX_TEXT = 1 << 22
 """The most characters of a space as JSON text: a Box may have two bounds for each of its elements."""
 MAX_CLIENT_DIMENSIONS = 7
 """Of a learner client's box: a column has one more."""
@@ -39,6 +39,8 @@ MAX_CLIENT_DIMENSIONS = 7
 _BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 _CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
 _KINDS = ", ".join(_CLASSES)
+_ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
+"""Fields that are written though they have their default value."""
 
 
 def space_from(value: object) -> Space:
@@ -85,14 +87,8 @@ def space_to_json(space: AnySpace) -> dict[str, Any]:
     form: dict[str, Any] = {"type": space.KIND}
     for field in fields(space):
         value = getattr(space, field.name)
-        if value is None or (field.default is not MISSING and value == field.default and field.name not in _ALWAYS[space.KIND]):
-            continue
-        form[field.name] = _plain(value) if field.name != "dtype" else np.dtype(value).name
-    if isinstance(space, sp.MultiDiscreteSpace):
-        defaults = sp.MultiDiscreteSpace(space.nvec)
-        form = {
-            key: value for key, value in form.items() if key in ("type", "nvec") or getattr(space, key) != getattr(defaults, key)
-        }
+        if (space.KIND, field.name) in _ALWAYS or field.default is MISSING or value != field.default:
+            form[field.name] = _plain(value) if field.name != "dtype" else np.dtype(value).name
     return form
 
 
@@ -121,10 +117,6 @@ def space_from_text(text: str) -> AnySpace:
     if not isinstance(form, dict):
         raise ConfigError(f"a space is a JSON object, not a {type(form).__name__}", key="space")
     return any_space_from(form)
-
-
-_ALWAYS = {kind: frozenset({"dtype"} if kind == "Box" else {"start"} if kind == "Discrete" else ()) for kind in _CLASSES}
-"""Written though they have their default value."""
 
 
 def _check_text(text: str) -> None:

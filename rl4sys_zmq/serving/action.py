@@ -19,8 +19,8 @@ from rl4sys_zmq.errors import AnswerError, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.errors import Refusal as WireRefusal
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.action_config import ActionConfig
-from rl4sys_zmq.serving.pictures import code_images, own, read_images
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.serving.pictures import code_images, read_images
+from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["ActCallback", "ActionClient", "ActionServer", "ObsCallback"]
 
@@ -381,7 +381,7 @@ def _unknown(kind: str, keys: Iterable[object], known: Iterable[str]) -> str:
 def _joined(plain: Tree, images: Tree) -> Tree:
     """Values with their images where they were; the arrays are copies."""
     arrays = read_images(images)
-    values = own(plain)
+    values = copy_tree(plain)
     if not arrays:
         return values
     if not isinstance(values, dict) or not arrays.keys() <= values.keys():

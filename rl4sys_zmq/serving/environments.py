@@ -21,9 +21,11 @@ from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.addresses import listening
+from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace
 from rl4sys_zmq.serving.leases import LeaseTable
-from rl4sys_zmq.serving.spaces import Space, describe_space, from_tree, misfit, thaw, to_tree, what_travels
-from rl4sys_zmq.wire.trees import Tree, pack_tree
+from rl4sys_zmq.values.space_forms import any_space_from, space_to_text
+from rl4sys_zmq.values.trees import Tree, copy_tree
+from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree
 
 __all__ = ["DEFAULT_PORT", "SERVICE", "GymEnvServer"]
 
@@ -114,14 +116,17 @@ class GymEnvServer(Resource):
                 for made in _make(env, count, dict(make_kwargs or {})):
                     self._seats.append(_Seat(made))
                 first = self._seats[0].env
-                self.observation_space: Space = first.observation_space
-                self.action_space: Space = first.action_space
+                self.observation_space: GymSpace = first.observation_space
+                self.action_space: GymSpace = first.action_space
                 for i, seat in enumerate(self._seats):
                     for name in ("observation_space", "action_space"):
                         here, there = getattr(self, name), getattr(seat.env, name)
                         if here != there:
                             raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
-                self._about = _describe(first, count, lease_s)
+                self._observations = any_space_from(self.observation_space, "observation_space")
+                self._actions = any_space_from(self.action_space, "action_space")
+                self._read_action = ElementReader(self._actions)
+                self._about = self._describe(first, lease_s)
             self._server = Server(listening(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
             self._close_envs()
@@ -210,6 +215,26 @@ class GymEnvServer(Resource):
             for seat in self._seats if owned else ():
                 closing.callback(seat.env.close)
 
+    def _describe(self, env: Env, lease_s: float) -> Tree:
+        """What a client must know to be such an environment."""
+        spec = env.spec
+        metadata, _ = drop_unsupported(dict(env.metadata), "metadata", 1)
+        modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
+        kwargs, _ = drop_unsupported(dict(spec.kwargs), "kwargs", 1) if spec is not None else ({}, [])
+        about = {
+            "count": self.count,
+            "lease_s": float(lease_s),
+            "observation_space": space_to_text(self._observations),
+            "action_space": space_to_text(self._actions),
+            "metadata": {**metadata, "render_modes": modes},
+            "render_mode": env.render_mode,
+            "id": spec.id if spec is not None else None,
+            "kwargs": kwargs,
+            "max_episode_steps": spec.max_episode_steps if spec is not None else None,
+        }
+        pack_tree(about)  # rather here than when the first client comes
+        return about
+
     # ---- leases
 
     def _take(self, payload: Tree) -> Tree:
@@ -250,7 +275,7 @@ class GymEnvServer(Resource):
 
     def _reset_one(self, index: int, seat: _Seat, seed: int | None, options: Tree) -> Tree:
         with _callback(seat, "its reset failed"):
-            observation, info = seat.env.reset(seed=seed, options=None if options is None else thaw(options))
+            observation, info = seat.env.reset(seed=seed, options=None if options is None else copy_tree(options))
             self._server.counters.add("resets")
             used = getattr(seat.env.unwrapped, "_np_random_seed", None)
             return self._observation(index, seat, observation), self._info(info), str(used) if isinstance(used, int) else None
@@ -263,7 +288,7 @@ class GymEnvServer(Resource):
         for (index, seat), action, again in zip(seats, actions, anew, strict=True):
             if seat.pending and not again:
                 raise Refuse(CallRefusal.GONE, f"environment {index}: {seat.pending}; call reset()")
-            wrong = "" if again else misfit(self.action_space, action)
+            wrong = "" if again else self._actions.mismatch(action)
             if wrong:
                 raise Refuse(CallRefusal.INVALID, f"the action for environment {index} does not fit: {wrong}")
         out = []
@@ -272,7 +297,7 @@ class GymEnvServer(Resource):
                 observation, info, _ = self._reset_one(index, seat, None, None)
                 out.append((observation, 0.0, False, False, info))
             else:
-                out.append(self._step_one(index, seat, from_tree(self.action_space, action)))
+                out.append(self._step_one(index, seat, self._read_action(action)))
         return out
 
     def _step_one(self, index: int, seat: _Seat, action: Any) -> Tree:
@@ -294,12 +319,12 @@ class GymEnvServer(Resource):
             seat.pending = "its last observation was outside its space"
             shown = f"{observation!r:.200}"
             raise Refuse(CallRefusal.INVALID, f"environment {index} gave an observation outside its space {space}: {shown}")
-        return to_tree(space, observation, cast=True)
+        return self._observations.to_tree(observation, cast=True)
 
     def _info(self, info: Any) -> Tree:
         if not isinstance(info, Mapping):
             raise TypeError(f"the environment gave the info {info!r:.60}, which is no dict")
-        kept, dropped = what_travels(info, "info", INFO_DEPTH)
+        kept, dropped = drop_unsupported(info, "info", INFO_DEPTH)
         if dropped:
             if not self._server.counters.get("info.dropped"):
                 log.warning("%s cannot travel: left out, as are all such from here on", ", ".join(dropped))
@@ -341,27 +366,6 @@ def _make(env: Env | str | Callable[[], Env], count: int, kwargs: dict[str, Any]
             raise ConfigError(f"{env!r:.80} makes one environment twice", key="env")
         known.append(made.unwrapped)
         yield made
-
-
-def _describe(env: Env, count: int, lease_s: float) -> Tree:
-    """What a client must know to be such an environment."""
-    spec = env.spec
-    metadata, _ = what_travels(dict(env.metadata), "metadata", 1)
-    modes = [m for m in metadata.get("render_modes") or [] if m != "human" or env.render_mode == "human"]
-    kwargs, _ = what_travels(dict(spec.kwargs), "kwargs", 1) if spec is not None else ({}, [])
-    about = {
-        "count": count,
-        "lease_s": float(lease_s),
-        "observation_space": describe_space(env.observation_space, "observation_space"),
-        "action_space": describe_space(env.action_space, "action_space"),
-        "metadata": {**metadata, "render_modes": modes},
-        "render_mode": env.render_mode,
-        "id": spec.id if spec is not None else None,
-        "kwargs": kwargs,
-        "max_episode_steps": spec.max_episode_steps if spec is not None else None,
-    }
-    pack_tree(about)  # rather here than when the first client comes
-    return about
 
 
 def _fields(payload: Tree, **kinds: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Values as they travel: images of some keys as files; and as their receiver gets them."""
+"""Images of some keys of a payload, coded as files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, BadImage, ImageCodec, decode_images, encode_images, has_pillow, image_size
-from rl4sys_zmq.wire.trees import Tree
-from rl4sys_zmq.wire.values import MAX_DIMENSIONS
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
+from rl4sys_zmq.values.trees import Tree
 
-__all__ = ["MAX_PIXEL_BYTES", "code_images", "own", "read_images"]
+__all__ = ["MAX_PIXEL_BYTES", "code_images", "read_images"]
 
 MAX_PIXEL_BYTES = 256 * 1024 * 1024
 """What all coded images of one payload may take when they are decoded."""
@@ -82,19 +82,6 @@ def read_images(images: Tree) -> dict[str, Tree]:
         except BadImage as exc:
             raise ProtocolError(Refusal.MALFORMED, f"{key!r:.60}: {exc}") from exc
     return out
-
-
-def own(value: Tree) -> Tree:
-    """A copy of a tree that came: its arrays may be written to, and keep no message alive."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: own(held) for key, held in value.items()}
-    if isinstance(value, list):
-        return [own(held) for held in value]
-    if isinstance(value, tuple):
-        return tuple(own(held) for held in value)
-    return value
 
 
 def _is_shape(shape: list[Tree]) -> bool:

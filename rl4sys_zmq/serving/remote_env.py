@@ -9,8 +9,8 @@ import gymnasium
 from gymnasium.utils import seeding
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.serving.spaces import from_tree, thaw, to_tree
 from rl4sys_zmq.serving.tenancy import Tenancy
+from rl4sys_zmq.values.trees import copy_tree
 
 __all__ = ["RemoteEnv", "seeded_as"]
 
@@ -77,7 +77,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         ((observation, info, used),) = self._tenancy.reset(payload)
         if seeded_as(used) not in (None, self._np_random_seed):
             self._np_random, self._np_random_seed = seeding.np_random(seeded_as(used))
-        return from_tree(self.observation_space, observation), thaw(info)
+        return self._tenancy.read_observation(observation), copy_tree(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step.
@@ -90,9 +90,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             CallLost: the server was started again meanwhile; whether it ran is unknown.
             PayloadError: for an action that cannot travel.
         """
-        payload = {"actions": [to_tree(self.action_space, action)], "anew": [False]}
+        payload = {"actions": [self._tenancy.actions.to_tree(action)], "anew": [False]}
         ((observation, reward, terminated, truncated, info),) = self._tenancy.call("step", payload)
-        return from_tree(self.observation_space, observation), reward, terminated, truncated, thaw(info)
+        return self._tenancy.read_observation(observation), reward, terminated, truncated, copy_tree(info)
 
     def render(self) -> Any:
         """What the environment renders in the server's render mode.
@@ -101,7 +101,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             CallError: as `step`.
         """
         (frame,) = self._tenancy.call("render", {})
-        return thaw(frame)
+        return copy_tree(frame)
 
     def close(self) -> None:
         """Gives the environment back. A second call does nothing."""

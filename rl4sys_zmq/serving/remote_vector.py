@@ -14,9 +14,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, seeded_as
-from rl4sys_zmq.serving.spaces import from_tree, thaw, to_tree
 from rl4sys_zmq.serving.tenancy import Tenancy
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["RemoteVectorEnv"]
 
@@ -134,12 +133,13 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             for answer in part.reset({**{k: v[here] for k, v in payload.items()}, "options": options})
         ]
         infos: dict[str, Any] = {}
+        read = self._parts[0].read_observation
         for i, answer in enumerate(answers):
             if answer is not None:
                 observation, info, used = answer
-                self._observations[i] = from_tree(self.single_observation_space, observation)
+                self._observations[i] = read(observation)
                 self._seeds[i] = seeded_as(used)
-                infos = self._add_info(infos, thaw(info), i)
+                infos = self._add_info(infos, copy_tree(info), i)
         self._ended[mask] = False
         self._unsure = False
         return self._batch(), infos
@@ -160,8 +160,9 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         if self._unsure and not self.closed:
             text = "not all environments were reset since the beginning, or since a call failed; call reset()"
             raise CallRefused("step", self._parts[0].client.address, CallRefusal.GONE, text)
+        to_tree = self._parts[0].actions.to_tree
         try:
-            each = [to_tree(self.single_action_space, a) for a in iterate(self.action_space, actions)]
+            each = [to_tree(a) for a in iterate(self.action_space, actions)]
         except Exception as exc:  # Gymnasium goes through whatever it is given
             raise ConfigError(f"{actions!r:.80} is no batch of actions: {exc}", key="actions") from exc
         if len(each) != self.num_envs:
@@ -173,10 +174,11 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         rewards = np.zeros(self.num_envs, np.float64)
         terminations, truncations = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         infos: dict[str, Any] = {}
+        read = self._parts[0].read_observation
         for i, (observation, reward, terminated, truncated, info) in enumerate(answers):
-            self._observations[i] = from_tree(self.single_observation_space, observation)
+            self._observations[i] = read(observation)
             rewards[i], terminations[i], truncations[i] = reward, terminated, truncated
-            infos = self._add_info(infos, thaw(info), i)
+            infos = self._add_info(infos, copy_tree(info), i)
         self._ended = np.logical_or(terminations, truncations)
         self._unsure = False
         return self._batch(), rewards, terminations, truncations, infos
@@ -187,7 +189,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         Raises:
             CallError: as `RemoteEnv.render`.
         """
-        return tuple(thaw(self._ask_all("render", [(part, {}) for part in self._parts])))
+        return tuple(copy_tree(self._ask_all("render", [(part, {}) for part in self._parts])))
 
     def close_extras(self, **kwargs: Any) -> None:
         """Gives the environments back."""

@@ -7,21 +7,30 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.values.trees import Structure, Tree, flatten, leaf_paths, unflatten, unflatten_each
 
-__all__ = ["batched", "shape_of", "stack", "unstack"]
+__all__ = ["batched", "stack", "unstack"]
+
+
+_Form = tuple[Structure, tuple[object, ...]]
 
 
 def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]]:
-    """A function of a stacked payload as one of a list of payloads. Payloads of different shapes go to `fn` separately."""
+    """Return a function of a list of payloads made of one of a stacked payload.
+
+    Payloads of different shapes go to `fn` separately. The dicts of a stacked payload have their keys in order.
+    """
 
     def run(payloads: Sequence[Tree]) -> list[Tree]:
+        flat = [_flat(payload) for payload in payloads]
+        if len(flat) == 1:
+            return unstack(fn(_stack(flat)), 1)
         groups: dict[object, list[int]] = {}
-        for index, payload in enumerate(payloads):
-            groups.setdefault(shape_of(payload), []).append(index)
+        for index, (_, form) in enumerate(flat):
+            groups.setdefault(form, []).append(index)
         answers: list[Tree] = [None] * len(payloads)
         for members in groups.values():
-            answer = fn(stack([payloads[i] for i in members]))
+            answer = fn(_stack([flat[i] for i in members]))
             for i, part in zip(members, unstack(answer, len(members)), strict=True):
                 answers[i] = part
         return answers
@@ -29,66 +38,65 @@ def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]
     return run
 
 
-def shape_of(tree: Tree) -> object:
-    """What trees must have in common to be stacked: structure, and the dtype and shape of each leaf."""
-    kind = type(tree)
-    if kind is list:
-        tree = _numbers(tree)
-        kind = type(tree)
-    if kind is np.ndarray:
-        return tree.dtype.str, tree.shape
-    if kind is dict:
-        return dict, tuple([(key, shape_of(tree[key])) for key in sorted(tree)])
-    if kind is tuple:
-        return tuple, tuple([shape_of(value) for value in tree])
-    return tree.dtype.str if isinstance(tree, np.generic) else kind
-
-
 def stack(trees: Sequence[Tree]) -> Tree:
-    """``N`` trees of one shape as one.
+    """Return ``N`` trees of one shape as one.
 
     Arrays, numbers and lists of numbers become arrays ``[N, ...]``, other leaves lists of ``N``; dicts and tuples stay.
     """
-    if type(trees[0]) is list:
-        trees = [_numbers(tree) for tree in trees]
-    first = trees[0]
-    kind = type(first)
-    if kind is np.ndarray:
-        out = np.empty((len(trees), *first.shape), first.dtype)
-        for index, tree in enumerate(trees):
-            out[index] = tree
-        return out
-    if kind is dict:
-        return {key: stack([tree[key] for tree in trees]) for key in first}
-    if kind is tuple:
-        return tuple([stack([tree[i] for tree in trees]) for i in range(len(first))])
-    if kind in (bool, int, float) or isinstance(first, np.generic):
-        return np.asarray(trees)
-    return list(trees)
+    return _stack([_flat(tree) for tree in trees])
 
 
 def unstack(tree: Tree, count: int) -> list[Tree]:
-    """The inverse of `stack`: dicts and tuples of leaves, each an array ``[N, ...]`` (or a tensor) or a list of ``N``.
+    """Undo `stack`: a tree of dicts and tuples whose leaves are arrays ``[N, ...]`` (or tensors) or lists of ``N``.
 
     Raises:
         ValueError: for a leaf that has no such axis, by its path.
     """
-    return _unstack(tree, count, "answer")
+    leaves, structure = flatten(tree)
+    columns = []
+    for index, leaf in enumerate(leaves):
+        rows = leaf if isinstance(leaf, list) else _array(leaf)
+        if (not isinstance(rows, list) and rows.ndim == 0) or len(rows) != count:
+            size = "no axis" if not isinstance(rows, list) and rows.ndim == 0 else f"{len(rows)} entries"
+            path = [*leaf_paths(structure, "answer")][index]
+            raise ValueError(f"{path} has {size}; a batch of {count} needs as many, along the first axis")
+        columns.append(rows)
+    return unflatten_each(structure, columns, count)
 
 
-def _unstack(tree: Tree, count: int, path: str) -> list[Tree]:
-    if isinstance(tree, dict):
-        parts = {key: _unstack(value, count, f"{path}[{key!r}]") for key, value in tree.items()}
-        return [{key: part[i] for key, part in parts.items()} for i in range(count)]
-    if isinstance(tree, tuple):
-        columns = [_unstack(value, count, f"{path}[{i}]") for i, value in enumerate(tree)]
-        return [tuple(column[i] for column in columns) for i in range(count)]
-    if not isinstance(tree, list):
-        tree = _array(tree)
-    if (not isinstance(tree, list) and tree.ndim == 0) or len(tree) != count:
-        size = "no axis" if not isinstance(tree, list) and tree.ndim == 0 else f"{len(tree)} entries"
-        raise ValueError(f"{path} has {size}; a batch of {count} needs as many, along the first axis")
-    return list(tree)
+def _flat(tree: Tree) -> tuple[list[Any], _Form]:
+    """The leaves of a payload, with lists of numbers as arrays, and what payloads must have in common to be stacked.
+
+    That is a pair of their structure and, for each leaf, the dtype and the shape.
+    """
+    leaves, structure = flatten(tree, by_key=True)
+    kinds: list[object] = []
+    for index, leaf in enumerate(leaves):
+        kind = type(leaf)
+        if kind is list:
+            leaves[index] = leaf = _numbers(leaf)
+            kind = type(leaf)
+        if kind is np.ndarray:
+            kinds += leaf.dtype, leaf.shape
+        else:
+            kinds.append(leaf.dtype if isinstance(leaf, np.generic) else kind)
+    return leaves, (structure, tuple(kinds))
+
+
+def _stack(flat: Sequence[tuple[list[Any], _Form]]) -> Tree:
+    return unflatten(flat[0][1][0], [_column(leaves) for leaves in zip(*[leaves for leaves, _ in flat], strict=True)])
+
+
+def _column(leaves: Sequence[Any]) -> Tree:
+    first = leaves[0]
+    if type(first) is np.ndarray:
+        out = np.empty((len(leaves), *first.shape), first.dtype)  # several times as fast as numpy.stack for small arrays
+        for index, leaf in enumerate(leaves):
+            out[index] = leaf
+        return out
+    if type(first) in (bool, int, float) or isinstance(first, np.generic):
+        return np.asarray(leaves)
+    return list(leaves)
 
 
 def _numbers(value: list[Any]) -> Any:

@@ -20,8 +20,9 @@ from rl4sys_zmq.calls import Client
 from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, CallTimeout, Closed, ConfigError, PayloadError, RL4SysError
 from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.serving.environments import SERVICE
-from rl4sys_zmq.serving.spaces import Space, build_space, thaw
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace, to_gymnasium
+from rl4sys_zmq.values.space_forms import space_from_text
+from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["Tenancy"]
 
@@ -89,6 +90,8 @@ class Tenancy(Resource):
         seats: the environments' numbers at the server.
         observation_space: of each environment.
         action_space: of each.
+        actions: the action space as one of ours.
+        read_observation: makes an observation from a received tree.
         metadata: theirs.
         render_mode: theirs.
     """
@@ -121,9 +124,12 @@ class Tenancy(Resource):
         self._index = index
         try:
             about = self.client.call("describe")
-            self.observation_space: Space = build_space(_of(about, "observation_space", dict))
-            self.action_space: Space = build_space(_of(about, "action_space", dict))
-            self.metadata: dict[str, Any] = thaw(_of(about, "metadata", dict))
+            observations = space_from_text(_of(about, "observation_space", str))
+            self.actions = space_from_text(_of(about, "action_space", str))
+            self.read_observation = ElementReader(observations)
+            self.observation_space: GymSpace = to_gymnasium(observations)
+            self.action_space: GymSpace = to_gymnasium(self.actions)
+            self.metadata: dict[str, Any] = copy_tree(_of(about, "metadata", dict))
             self.render_mode: str | None = _of(about, "render_mode", str | None)
             self._about = about
             self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
@@ -140,7 +146,7 @@ class Tenancy(Resource):
         spec = gymnasium.registry.get(id_) if isinstance(id_, str) else None  # a look-up: `gymnasium.spec` might import a module
         if spec is None or not isinstance(kwargs, dict):
             return None
-        return replace(copy.deepcopy(spec), kwargs=thaw(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
+        return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
 
     def take(self) -> None:
         """Takes environments, under a new number; or under the last one when that was not answered: they may be taken already.

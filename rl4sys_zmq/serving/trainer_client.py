@@ -31,9 +31,8 @@ from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import pack_items, payload_bytes
-from rl4sys_zmq.serving.trainer_params import copy_arrays
 from rl4sys_zmq.serving.trainer_server import INSERT, MARK, NETWORK, REQUEST, STORES
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["TrainerClient", "UpdateResult"]
 
@@ -417,7 +416,7 @@ class TrainerClient(Resource):
         with self._lock:
             callback, self.network_version = self._on_network, number
         if callback is not None:
-            callback(copy_arrays(params))
+            callback(copy_tree(params))
 
     def _count(self, name: str, amount: int = 1) -> None:
         with self._lock:

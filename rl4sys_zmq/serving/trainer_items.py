@@ -14,13 +14,10 @@ import numpy as np
 
 from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.errors import CallRefusal
-from rl4sys_zmq.wire.trees import Tree
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
+from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten_each
 
 __all__ = ["pack_items", "payload_bytes", "unpack_items"]
-
-MAX_ITEMS = 65_536
-MAX_DIMENSIONS = 8
-"""Of an array that travels: what has as many is not put side by side."""
 
 
 def pack_items(items: Sequence[Any]) -> dict[str, Tree]:
@@ -35,9 +32,10 @@ def unpack_items(payload: Tree) -> list[Any]:
         Refuse: when it is none of `pack_items`.
     """
     count, columns = (payload.get("count"), payload.get("columns")) if type(payload) is dict else (None, None)
-    if type(count) is not int or not 0 <= count <= MAX_ITEMS or not _has_rows(columns, count):
+    leaves, structure = flatten(columns, tuples=False)
+    if type(count) is not int or not 0 <= count <= MAX_ITEMS or not all(_has_rows(leaf, count) for leaf in leaves):
         raise Refuse(CallRefusal.INVALID, "items whose columns do not have as many rows as there are items")
-    return [_row(columns, index) for index in range(count)]
+    return unflatten_each(structure, leaves, count)
 
 
 def payload_bytes(value: object) -> int:
@@ -60,7 +58,7 @@ def _column(values: Sequence[Any]) -> Tree:
         return np.array(values, first.dtype)
     if (
         kind is np.ndarray
-        and 0 < first.ndim < MAX_DIMENSIONS
+        and 0 < first.ndim < MAX_DIMENSIONS  # with the items' axis it has one more
         and all(type(v) is kind and v.shape == first.shape and v.dtype == first.dtype for v in values)
     ):
         return np.stack(values)
@@ -70,14 +68,6 @@ def _column(values: Sequence[Any]) -> Tree:
 
 
 def _has_rows(column: Tree, count: int) -> bool:
-    if type(column) is dict:
-        return all(_has_rows(held, count) for held in column.values())
     if type(column) is list:
         return len(column) == count
     return isinstance(column, np.ndarray) and column.ndim > 0 and len(column) == count
-
-
-def _row(column: Tree, index: int) -> Any:
-    if type(column) is dict:
-        return {key: _row(held, index) for key, held in column.items()}
-    return column[index]

@@ -1,57 +1,130 @@
-"""Observation and action spaces as plain values: what a Gymnasium space says, without Gymnasium."""
+"""Observation and action spaces as plain values: the kinds that Gymnasium has, without Gymnasium.
+
+A space describes its elements. `AnySpace` is any of the ten kinds; environments and other services carry them all. A learner
+client may have a `Space`, which is a `BoxSpace` or a `DiscreteSpace`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 
-__all__ = ["DTYPES", "BoxSpace", "DiscreteSpace", "Space", "space_from", "space_to_json"]
+__all__ = ["DTYPES", "AnySpace", "BoxSpace", "DiscreteSpace", "Space"]
 
 DTYPES = ("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8")
 """The dtypes that may travel, as numpy writes them: little-endian numbers and booleans, nothing else."""
-
-MAX_DIMENSIONS = 7
-"""Of a box: a column has one more."""
+MAX_DIMENSIONS = 8
+"""The most dimensions of an array."""
 MAX_ELEMENTS = 1 << 26
-"""Of a box: a description that somebody sent must not make anybody allocate more."""
+"""The most array elements in one space, with all spaces in it: a received description must not cause a large allocation."""
+MAX_SPACES = 4096
+"""The most spaces in one space, itself included."""
+MAX_DEPTH = 16
+"""The most levels of spaces in one space."""
 
-_BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
 Bound = float | tuple[float, ...]
+_INTEGERS = tuple(d for d in DTYPES if d[1] in "iu")
+_NUMPY = {d: np.dtype(d) for d in DTYPES}
+_NO_ARRAY = (ValueError, TypeError, RuntimeError, OverflowError)
+"""What `numpy.asarray` raises for a ragged list, or for a tensor that is on a device or needs a gradient."""
+
+
+class _Base:
+    """What every space has, besides the `shape` and the `dtype` of its elements, None where these are no arrays or numbers.
+
+    Attributes:
+        KIND: the name of the kind, as Gymnasium names it.
+    """
+
+    __slots__ = ()
+    KIND: ClassVar[str]
+
+    def __str__(self) -> str:
+        return f"{self.KIND}({', '.join([str(part) for part in self.parts])})"
+
+    @property
+    def parts(self) -> Iterable[AnySpace]:
+        """The spaces that this one is made of."""
+        return ()
+
+    def to_tree(self, value: Any, *, cast: bool = False) -> Any:
+        """Return an element as a tree; a part that does not fit is left as it is, for `mismatch` to find.
+
+        Args:
+            value: the element.
+            cast: give arrays the dtype of their space; a value that is no array then raises what NumPy raises.
+        """
+        return value
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """Return how the structure or a shape of a tree differs from this space; an empty string if it fits.
+
+        Bounds are not checked: many environments clip an action that is out of bounds.
+
+        Args:
+            value: a tree.
+            path: where in the element the tree is.
+            batch: the number of leading axes that each array has beyond the shape of its space.
+        """
+        raise NotImplementedError
+
+
+class _ArraySpace(_Base):
+    """A space of arrays of one shape and dtype."""
+
+    __slots__ = ()
+    shape: Any
+    dtype: Any
+
+    def __str__(self) -> str:
+        return f"{self.KIND}({self.shape}, {_NUMPY[self.dtype]})"
+
+    def to_tree(self, value: Any, *, cast: bool = False) -> Any:
+        try:
+            return np.asarray(value, _NUMPY[self.dtype] if cast else None)
+        except _NO_ARRAY:
+            if cast:
+                raise
+            return value
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+            return f"{path or 'it'} is a {type(value).__name__}, and the space is {self!s:.80}"
+        if value.shape[batch:] != self.shape or value.ndim != batch + len(self.shape):
+            return f"{path or 'it'} has the shape {value.shape}, and the space is {self!s:.80}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
-class BoxSpace:
+class BoxSpace(_ArraySpace):
     """An array of fixed shape and dtype, each element between two bounds.
 
     Bounds are a number when all elements share it, else a row-major tuple with one number per element; infinities are
     allowed.
     """
 
+    KIND: ClassVar[str] = "Box"
     shape: tuple[int, ...]
     dtype: str = "<f4"
     low: Bound = -np.inf
     high: Bound = np.inf
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"a box of dtype {self.dtype!r} cannot travel; use one of {', '.join(DTYPES)}", key="dtype")
-        if len(self.shape) > MAX_DIMENSIONS or not all(type(n) is int and n > 0 for n in self.shape):
-            raise ConfigError(f"a box needs at most {MAX_DIMENSIONS} positive dimensions, not {self.shape!s:.80}", key="shape")
-        if self.size > MAX_ELEMENTS:
-            raise ConfigError(f"a box of {self.size} elements; the limit is {MAX_ELEMENTS}", key="shape")
+        _check_dtype(self, DTYPES)
+        _check_shape(self, self.shape)
         for key in ("low", "high"):
             bound = getattr(self, key)
             if isinstance(bound, tuple) and len(bound) != self.size:
                 raise ConfigError(f"{key} has {len(bound)} numbers for a box of {self.size} elements", key=key)
-        if not bool(np.all(np.asarray(self.low) <= np.asarray(self.high))):
-            raise ConfigError(f"a box needs low <= high, not {self.low} and {self.high}", key="low")
+        if not bool(np.all(self._exact(self.low) <= self._exact(self.high))):
+            raise ConfigError(f"a box needs low <= high, not {self.low!s:.80} and {self.high!s:.80}", key="low")
 
     @property
     def size(self) -> int:
@@ -61,134 +134,365 @@ class BoxSpace:
     @property
     def bounded(self) -> bool:
         """True when every element has two finite bounds."""
-        return bool(np.all(np.isfinite(self.low)) and np.all(np.isfinite(self.high)))
+        return all(bool(np.all(np.isfinite(np.asarray(bound, np.float64)))) for bound in (self.low, self.high))
 
     def low_array(self) -> NDArray[np.float64]:
         """The lower bounds, float64 of `shape`."""
-        return _spread(self.low, self.shape)
+        return self._spread(self.low)
 
     def high_array(self) -> NDArray[np.float64]:
         """The upper bounds, float64 of `shape`."""
-        return _spread(self.high, self.shape)
+        return self._spread(self.high)
+
+    def _spread(self, bound: Bound) -> NDArray[np.float64]:
+        if isinstance(bound, tuple):
+            return np.asarray(bound, dtype=np.float64).reshape(self.shape)
+        return np.full(self.shape, bound, dtype=np.float64)
+
+    def _exact(self, bound: Bound) -> NDArray[Any]:
+        """Bounds as numbers that compare exactly: those of 64-bit integers may have no float64."""
+        return np.asarray(bound, object if self.dtype in ("<i8", "<u8") else np.float64)
 
 
 @dataclass(frozen=True, slots=True)
-class DiscreteSpace:
+class DiscreteSpace(_Base):
     """One of `n` integers from `start` on."""
 
+    KIND: ClassVar[str] = "Discrete"
     n: int
     start: int = 0
+    dtype: str = "<i8"
 
     def __post_init__(self) -> None:
+        _check_dtype(self, _INTEGERS)
         if type(self.n) is not int or self.n < 1:
-            raise ConfigError(f"a discrete space needs n >= 1, not {self.n!r}", key="n")
+            raise ConfigError(f"a discrete space needs n >= 1, not {self.n!r:.40}", key="n")
         if type(self.start) is not int:
-            raise ConfigError(f"a discrete space starts at an integer, not {self.start!r}", key="start")
+            raise ConfigError(f"a discrete space starts at an integer, not {self.start!r:.40}", key="start")
+        _check_range(self, (self.n,), (self.start,))
+
+    def __str__(self) -> str:
+        return f"Discrete({self.n}, start={self.start})" if self.start else f"Discrete({self.n})"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Always ``()``: a scalar."""
         return ()
 
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        kind = type(value)
+        if kind is int or isinstance(value, np.integer):
+            fits = not batch
+        elif kind is np.ndarray and value.dtype.kind in "iu":
+            fits = value.ndim == batch if batch else value.size == 1
+        else:
+            fits = isinstance(value, int) and not batch
+        return "" if fits else f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.80}"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiDiscreteSpace(_ArraySpace):
+    """An array of integers. Element ``i`` is one of ``nvec[i]`` integers from ``start[i]`` on.
+
+    `nvec` and `start` are row-major. Without `start` every element starts at 0; without `shape` there is one dimension.
+    """
+
+    KIND: ClassVar[str] = "MultiDiscrete"
+    nvec: tuple[int, ...]
+    start: tuple[int, ...] = ()
+    shape: tuple[int, ...] = (-1,)
+    dtype: str = "<i8"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "start", self.start or (0,) * len(self.nvec))
+        object.__setattr__(self, "shape", (len(self.nvec),) if self.shape == (-1,) else self.shape)
+        _check_dtype(self, _INTEGERS)
+        _check_shape(self, self.shape)
+        for key in ("nvec", "start"):
+            numbers = getattr(self, key)
+            if len(numbers) != prod(self.shape) or not all(type(n) is int for n in numbers):
+                text = f"{key} of a MultiDiscrete space needs {prod(self.shape)} integers for the shape {self.shape}"
+                raise ConfigError(f"{text}, not {numbers!s:.60}", key=key)
+        if min(self.nvec, default=1) < 1:
+            raise ConfigError(f"a MultiDiscrete space needs nvec >= 1, not {min(self.nvec)}", key="nvec")
+        _check_range(self, self.nvec, self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class MultiBinarySpace(_ArraySpace):
+    """An array of zeros and ones: `n` of them, or an array of the shape `n`."""
+
+    KIND: ClassVar[str] = "MultiBinary"
+    n: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_shape(self, self.shape, "n")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an element."""
+        return self.n if isinstance(self.n, tuple) else (self.n,)
+
     @property
     def dtype(self) -> str:
-        """Always 64-bit integers."""
-        return "<i8"
+        """Always 8-bit integers."""
+        return "|i1"
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpace(_Base):
+    """A string of `min_length` to `max_length` of the given `characters`."""
+
+    KIND: ClassVar[str] = "Text"
+    shape: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+    max_length: int
+    min_length: int
+    characters: str
+
+    def __post_init__(self) -> None:
+        numbers = (self.min_length, self.max_length)
+        if any(type(n) is not int for n in numbers) or not 0 <= self.min_length <= self.max_length <= MAX_ELEMENTS:
+            text = f"a text space needs 0 <= min_length <= max_length <= {MAX_ELEMENTS}, not {numbers!s:.60}"
+            raise ConfigError(text, key="max_length")
+        if type(self.characters) is not str:
+            raise ConfigError(f"the characters of a text space are a string, not {self.characters!r:.40}", key="characters")
+
+    def __str__(self) -> str:
+        return f"Text({self.min_length}, {self.max_length}, characters={self.characters!r:.40})"
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        if batch or (isinstance(value, str) and self.min_length <= len(value) <= self.max_length and self._has(value)):
+            return ""
+        return f"{path or 'it'} is {value!r:.60}, and the space is {self!s:.80}"
+
+    def _has(self, value: str) -> bool:
+        return set(value) <= set(self.characters)
+
+
+class _Nested(_Base):
+    """A space that is made of others."""
+
+    __slots__ = ()
+    shape: ClassVar[None] = None
+    dtype: ClassVar[None] = None
+
+    @property
+    def parts(self) -> Iterable[AnySpace]:
+        """The spaces in the fields: one, a tuple or a dict of them."""
+        for field in fields(self):  # type: ignore[arg-type]
+            held = getattr(self, field.name)
+            if isinstance(held, Mapping | tuple):
+                yield from held.values() if isinstance(held, Mapping) else held
+            elif held is not None and not isinstance(held, bool):
+                yield held
+
+    def _check(self, key: str) -> None:
+        """Raise ConfigError for a part that is no space, or for too many spaces, levels or elements."""
+        held = getattr(self, key)
+        for part in self.parts if isinstance(held, dict | tuple) else (held, *self.parts):
+            if not isinstance(part, _Base):
+                raise ConfigError(f"a {self.KIND} space is made of spaces, not of {part!r:.60}", key=key)
+        count, depth, elements = _measure(self)
+        for found, limit, what in (
+            (count, MAX_SPACES, "spaces"),
+            (depth, MAX_DEPTH, "levels"),
+            (elements, MAX_ELEMENTS, "elements"),
+        ):
+            if found > limit:
+                raise ConfigError(f"a {self.KIND} space of {found} {what}; the limit is {limit}", key=key)
+
+
+@dataclass(frozen=True, slots=True)
+class DictSpace(_Nested):
+    """A dict with the given keys, each value an element of its own space. The order of the keys is kept."""
+
+    KIND: ClassVar[str] = "Dict"
+    spaces: Mapping[str, AnySpace]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.spaces, Mapping):
+            raise ConfigError(f"a Dict space needs a dict of spaces, not {self.spaces!r:.60}", key="spaces")
+        object.__setattr__(self, "spaces", dict(self.spaces))
+        for key in self.spaces:
+            if type(key) is not str:
+                raise ConfigError(f"a Dict space with the key {key!r:.60}, which is not a string", key="spaces")
+        self._check("spaces")
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.spaces.items()))
+
+    def to_tree(self, value: Any, *, cast: bool = False) -> Any:
+        """See `BoxSpace.to_tree`."""
+        if not isinstance(value, Mapping):
+            return value
+        spaces = self.spaces
+        return {k: spaces[k].to_tree(v, cast=cast) if k in spaces else v for k, v in value.items()}
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        if not isinstance(value, dict) or value.keys() != self.spaces.keys():
+            return f"{path or 'it'} does not have the keys {', '.join(self.spaces)} of its Dict"
+        return _first(s.mismatch(value[k], f"{path}[{k!r}]", batch) for k, s in self.spaces.items())
+
+
+@dataclass(frozen=True, slots=True)
+class TupleSpace(_Nested):
+    """A tuple, each item an element of its own space."""
+
+    KIND: ClassVar[str] = "Tuple"
+    spaces: tuple[AnySpace, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spaces", tuple(self.spaces))
+        self._check("spaces")
+
+    def to_tree(self, value: Any, *, cast: bool = False) -> Any:
+        """See `BoxSpace.to_tree`."""
+        if not isinstance(value, (tuple, list)) or len(value) != len(self.spaces):
+            return value
+        return tuple([s.to_tree(v, cast=cast) for s, v in zip(self.spaces, value, strict=True)])
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        if not isinstance(value, tuple) or len(value) != len(self.spaces):
+            return f"{path or 'it'} is not a tuple of {len(self.spaces)}"
+        pairs = enumerate(zip(self.spaces, value, strict=True))
+        return _first(s.mismatch(v, f"{path}[{i}]", batch) for i, (s, v) in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOfSpace(_Nested):
+    """A pair of a number ``i`` and an element of ``spaces[i]``."""
+
+    KIND: ClassVar[str] = "OneOf"
+    spaces: tuple[AnySpace, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spaces", tuple(self.spaces))
+        self._check("spaces")
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        if batch:
+            return ""
+        if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], (int, np.integer)):
+            number, held = value
+            if 0 <= number < len(self.spaces):
+                space = self.spaces[int(number)]
+                return space.mismatch(space.to_tree(held), f"{path}[1]")
+        return f"{path or 'it'} is {value!r:.60}, which is not a number below {len(self.spaces)} and an element"
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpace(_Nested):
+    """Any number of elements of one space: a tuple of them, or with `stack` one element whose arrays have a leading axis."""
+
+    KIND: ClassVar[str] = "Sequence"
+    space: AnySpace
+    stack: bool = False
+
+    def __post_init__(self) -> None:
+        self._check("space")
+
+    def to_tree(self, value: Any, *, cast: bool = False) -> Any:
+        """See `BoxSpace.to_tree`."""
+        if self.stack or not isinstance(value, (tuple, list)):
+            return value
+        return tuple([self.space.to_tree(v, cast=cast) for v in value])
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        if batch:
+            return ""
+        if self.stack:
+            return self.space.mismatch(value, path, 1)
+        if not isinstance(value, tuple):
+            return f"{path or 'it'} is {value!r:.60}, which is not a tuple of elements"
+        return _first(self.space.mismatch(v, f"{path}[{i}]") for i, v in enumerate(value))
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpace(_Nested):
+    """A graph: a tuple of nodes, edges and edge links; the last two may be None.
+
+    Nodes and edges are elements with a leading axis. Edge links are integers ``[edges, 2]``, numbers of nodes.
+    """
+
+    KIND: ClassVar[str] = "Graph"
+    nodes: AnySpace
+    edges: AnySpace | None = None
+
+    def __post_init__(self) -> None:
+        self._check("nodes")
+
+    def mismatch(self, value: Any, path: str = "", batch: int = 0) -> str:
+        """See `BoxSpace.mismatch`."""
+        if batch:
+            return ""
+        if not isinstance(value, tuple) or len(value) != 3:
+            return f"{path or 'it'} is {value!r:.60}, which is not a tuple of nodes, edges and edge links"
+        nodes, edges, links = value
+        wrong = self.nodes.mismatch(nodes, f"{path}.nodes", 1)
+        if wrong or (edges is None and links is None):
+            return wrong
+        if self.edges is None or edges is None:
+            return f"{path}.edges and edge links do not go together, or the space has no edges"
+        if not isinstance(links, np.ndarray) or links.dtype.kind not in "iu" or links.ndim != 2 or links.shape[1] != 2:
+            return f"{path}.edge_links are {links!r:.60}, not integers [edges, 2]"
+        return self.edges.mismatch(edges, f"{path}.edges", 1)
 
 
 Space = BoxSpace | DiscreteSpace
+"""The spaces that a learner client may have."""
+AnySpace = (
+    BoxSpace
+    | DiscreteSpace
+    | MultiDiscreteSpace
+    | MultiBinarySpace
+    | TextSpace
+    | DictSpace
+    | TupleSpace
+    | OneOfSpace
+    | SequenceSpace
+    | GraphSpace
+)
+"""All spaces."""
 
 
-def space_from(value: object) -> Space:
-    """Reads a space from one of ours, from a Gymnasium space (by its attributes), or from its JSON form.
-
-    The JSON forms are ``{"type": "Box", "shape": [8], "dtype": "float32", "low": -1, "high": 1}`` and
-    ``{"type": "Discrete", "n": 4, "start": 0}``.
-
-    Raises:
-        ConfigError: for any other value; it names the kinds that are supported.
-    """
-    if isinstance(value, (BoxSpace, DiscreteSpace)):
-        return value
-    if isinstance(value, Mapping) and not hasattr(value, "sample"):  # Gymnasium's Dict is a mapping too
-        return _from_json(value)
-    kind = type(value).__name__
-    if kind == "Discrete":
-        return DiscreteSpace(int(getattr(value, "n")), int(getattr(value, "start", 0)))
-    if kind == "Box":
-        low, high = np.asarray(getattr(value, "low")), np.asarray(getattr(value, "high"))
-        dtype = np.dtype(getattr(value, "dtype", low.dtype)).newbyteorder("<").str
-        return BoxSpace(tuple(int(n) for n in low.shape), dtype, _fold(low), _fold(high))
-    raise ConfigError(
-        f"a space of type {kind} is not supported: use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
-    )
+def _first(texts: Iterable[str]) -> str:
+    return next(filter(None, texts), "")
 
 
-def space_to_json(space: Space) -> dict[str, Any]:
-    """The JSON form that `space_from` reads; infinite bounds are left out, so that the form is strict JSON."""
-    if isinstance(space, DiscreteSpace):
-        return {"type": "Discrete", "n": space.n, "start": space.start}
-    out: dict[str, Any] = {"type": "Box", "shape": list(space.shape), "dtype": np.dtype(space.dtype).name}
-    for key, bound, absent in (("low", space.low, -np.inf), ("high", space.high, np.inf)):
-        if bound != absent:
-            out[key] = [_finite_or_name(b) for b in bound] if isinstance(bound, tuple) else _finite_or_name(bound)
-    return out
+def _measure(space: Any) -> tuple[int, int, int]:
+    """Return the number of spaces in a space, of its levels, and of the elements of all its arrays."""
+    count, depth, elements = 1, 0, 0 if space.shape is None else prod(space.shape)
+    for part in space.parts:
+        inner = _measure(part)
+        count, depth, elements = count + inner[0], max(depth, inner[1]), elements + inner[2]
+    return count, depth + 1, elements
 
 
-def _finite_or_name(value: float) -> float | str:
-    return value if np.isfinite(value) else str(value)
+def _check_dtype(space: Any, allowed: tuple[str, ...]) -> None:
+    if space.dtype not in allowed:
+        text = f"a {space.KIND} space of dtype {space.dtype!r:.60} cannot travel; use one of {', '.join(allowed)}"
+        raise ConfigError(text, key="dtype")
 
 
-def _from_json(form: Mapping[Any, Any]) -> Space:
-    kind = form.get("type")
-    allowed = {"Box": {"type", "shape", "dtype", "low", "high"}, "Discrete": {"type", "n", "start"}}
-    if type(kind) is not str or kind not in allowed:
-        raise ConfigError(f'a space needs "type": "Box" or "Discrete", not {kind!r}', key="type")
-    unknown = sorted(set(form) - allowed[kind], key=str)
-    if unknown:
-        raise ConfigError(
-            f"unknown key {unknown[0]!r} in a {kind} space; valid: {', '.join(sorted(allowed[kind]))}", key=unknown[0]
-        )
-    try:
-        if kind == "Discrete":
-            return DiscreteSpace(_integer(form["n"]), _integer(form.get("start", 0)))
-        shape = tuple(_integer(n) for n in form["shape"])
-        dtype = _dtype(form.get("dtype", "float32"))
-        return BoxSpace(shape, dtype, _bound(form.get("low", -np.inf), shape), _bound(form.get("high", np.inf), shape))
-    except (KeyError, TypeError, ValueError) as exc:
-        raise ConfigError(f"not a {kind} space: {dict(form)!r:.200} ({exc})") from exc
+def _check_shape(space: Any, shape: Any, key: str = "shape") -> None:
+    if type(shape) is not tuple or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
+        text = f"a {space.KIND} space needs at most {MAX_DIMENSIONS} dimensions of 0 or more, not {shape!s:.80}"
+        raise ConfigError(text, key=key)
+    if prod(max(n, 1) for n in shape) > MAX_ELEMENTS:  # NumPy multiplies the other dimensions even when one is 0
+        raise ConfigError(f"a {space.KIND} space of the shape {shape!s:.80}; the limit is {MAX_ELEMENTS} elements", key=key)
 
 
-def _dtype(name: object) -> str:
-    """Looked up, never built out of somebody's words: numpy reads a small language there."""
-    if type(name) is not str or name not in _BY_NAME:
-        raise ConfigError(f"a box of dtype {name!r:.60} cannot travel; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
-    return _BY_NAME[name]
-
-
-def _integer(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{value!r} is not an integer")
-    return value
-
-
-def _bound(value: float | str | Sequence[float | str], shape: tuple[int, ...]) -> Bound:
-    if isinstance(value, (int, float, str)):
-        return float(value)
-    array = np.asarray([float(v) for v in np.asarray(value, dtype=object).ravel()])
-    if array.size != prod(shape):
-        raise ValueError(f"a bound of {array.size} numbers for shape {shape}")
-    return _fold(array)
-
-
-def _fold(array: NDArray[Any]) -> Bound:
-    flat = array.astype(np.float64).ravel()
-    if flat.size and np.all(flat == flat[0]):
-        return float(flat[0])
-    return tuple(float(x) for x in flat)
-
-
-def _spread(bound: Bound, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    if isinstance(bound, tuple):
-        return np.asarray(bound, dtype=np.float64).reshape(shape)
-    return np.full(shape, bound, dtype=np.float64)
+def _check_range(space: Any, counts: tuple[int, ...], starts: tuple[int, ...]) -> None:
+    """Raise ConfigError when the dtype cannot hold the numbers of a space, or how many there are."""
+    held = np.iinfo(_NUMPY[space.dtype])
+    for n, start in zip(counts, starts, strict=True):
+        if n > held.max or start < held.min or start + n - 1 > held.max:
+            text = f"a {space.KIND} space of {n!r:.40} numbers from {start!r:.40} on does not fit {held.dtype}"
+            raise ConfigError(text, key="n")

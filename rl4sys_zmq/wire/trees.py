@@ -16,28 +16,24 @@ What is neither small nor large lies side by side in the first frame, each at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from rl4sys_zmq.errors import PayloadError, ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS, MAX_KEY, Tree
 from rl4sys_zmq.wire.messages import Frame
-from rl4sys_zmq.wire.values import MAX_DEPTH, MAX_ITEMS, MAX_STRING, elements
+from rl4sys_zmq.wire.values import elements
 
-__all__ = ["MAX_KEY", "MAX_TREE_FRAMES", "Tree", "pack_tree", "unpack_tree"]
-
-Tree = Any
-"""None, bool, int, float, str, bytes, a numpy array or scalar, or a list, tuple or dict of trees."""
+__all__ = ["MAX_TREE_FRAMES", "Tree", "drop_unsupported", "pack_tree", "unpack_tree"]
 
 INLINE_BYTES = 2048
 """Up to this size an array or a string stays in the skeleton, as long as there is room."""
 INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
 """From this size on an array gets a frame of its own, which is not copied on arrival, and need not be to be sent."""
-MAX_KEY = MAX_STRING // 4
-"""Of a dict's key, in characters: so many fit a header's string in any script."""
 MAX_TREE_FRAMES = 128
 """The first holds what lies side by side; with so many large ones, the rest lies there too."""
 
@@ -189,6 +185,44 @@ def pack_tree(value: Tree, *, copy: bool = False) -> tuple[Any, list[Frame]]:
     if not packer.shared and not packer.own:
         return skeleton, []
     return skeleton, [b"".join(packer.shared), *packer.own]
+
+
+def drop_unsupported(value: Any, path: str, depth: int = 0) -> tuple[Tree, list[str]]:
+    """Return a value (an ``info``, say) without the parts that cannot travel, and the paths of these parts.
+
+    Args:
+        value: the value.
+        path: its name.
+        depth: how many lists, tuples and dicts it will be in when it travels.
+    """
+    return _drop(value, path, depth, set())
+
+
+def _drop(value: Any, path: str, depth: int, seen: set[int]) -> tuple[Tree, list[str]]:
+    if type(value) is dict and not value and depth < MAX_DEPTH:
+        return value, []
+    nested = value
+    for _ in range(depth):
+        nested = [nested]
+    try:
+        pack_tree(nested)
+        return value, []
+    except PayloadError:
+        pass
+    if not isinstance(value, Mapping) or depth >= MAX_DEPTH or id(value) in seen:
+        return None, [path]
+    seen.add(id(value))  # it may be in itself
+    kept, dropped = {}, []
+    for key, held in value.items():
+        where = f"{path}[{key!r:.40}]"
+        if not isinstance(key, str):
+            dropped.append(where)
+            continue
+        part, missing = _drop(held, where, depth + 1, seen)
+        if missing != [where]:
+            kept[key] = part
+        dropped += missing
+    return kept, dropped
 
 
 def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:

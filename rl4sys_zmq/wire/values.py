@@ -16,14 +16,13 @@ import numpy as np
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
+from rl4sys_zmq.values.trees import MAX_DEPTH, MAX_ITEMS
 
-__all__ = ["MAX_HEADER_BYTES", "MAX_DEPTH", "elements", "pack_header", "unpack_header", "unpack_plain"]
+__all__ = ["MAX_HEADER_BYTES", "elements", "pack_header", "unpack_header", "unpack_plain"]
 
 MAX_HEADER_BYTES = 1 << 20
-MAX_DEPTH = 16
 MAX_STRING = 16_384
-MAX_ITEMS = 65_536
-MAX_DIMENSIONS = 8
 MAX_ELEMENTS = 1 << 40
 _ARRAY_KEYS = {b"nd", b"type", b"kind", b"shape", b"data"}
 _SCALAR_KEYS = {b"nd", b"type", b"data"}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout, ConfigError, TransportError
 from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, stack, unstack
-from rl4sys_zmq.serving.stacking import shape_of
+from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 
 WAIT_S = 10.0
@@ -171,9 +171,34 @@ def test_stacking_is_undone(tree: Any, count: int) -> None:
         np.testing.assert_equal(part, tree)
 
 
+@pytest.mark.parametrize(
+    ("payloads", "calls"),
+    [
+        ([{"a": np.zeros(3), "b": 1}, {"b": 2, "a": [1.0, 1.0, 1.0]}], 1),
+        ([np.zeros(3), np.zeros(3, np.float32), np.zeros(4, np.float32)], 3),
+        ([["a", 2], (1, 2), [1]], 3),
+        ([{"a": (1, {})}, {"a": (2, {})}], 1),
+    ],
+)
+def test_payloads_of_one_shape_are_one_call(payloads: list[Any], calls: int) -> None:
+    sizes: list[int] = []
+
+    def echo(stacked: Any) -> Any:
+        parts = [stacked["b"]] if isinstance(stacked, dict) and "b" in stacked else [stacked]
+        sizes.append(1)
+        return unstack_first(parts[0])
+
+    assert len(batched(echo)(payloads)) == len(payloads)
+    assert len(sizes) == calls
+
+
+def unstack_first(tree: Any) -> Any:
+    """Something with as many rows as a stacked tree."""
+    while isinstance(tree, dict | tuple):
+        tree = next(iter(tree.values() if isinstance(tree, dict) else tree))
+    return tree
+
+
 def test_shapes() -> None:
-    assert shape_of({"a": np.zeros(3), "b": 1}) == shape_of({"b": 2, "a": [1.0, 1.0, 1.0]})
-    assert shape_of(np.zeros(3)) != shape_of(np.zeros(3, np.float32)) != shape_of(np.zeros(4, np.float32))
-    assert shape_of(["a", 2]) != shape_of((1, 2)) != shape_of([1])
     assert np.array_equal(stack([[1, 2], [3, 4]]), [[1, 2], [3, 4]])
     assert stack([[1, [2]], [3, [4]]]) == [[1, [2]], [3, [4]]]

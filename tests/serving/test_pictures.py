@@ -15,6 +15,7 @@ from rl4sys_zmq.images import ImageCodec
 from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
 from rl4sys_zmq.serving import pictures as p
 from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.values.trees import copy_tree
 
 pytest.importorskip("PIL")
 
@@ -141,9 +142,9 @@ def test_what_would_be_too_much_is_not_coded(monkeypatch: pytest.MonkeyPatch) ->
     assert caught.value.code is Refusal.SHAPE
 
 
-def test_own_arrays_may_be_written_to() -> None:
+def test_copied_arrays_may_be_written_to() -> None:
     there = np.frombuffer(bytes(8), np.uint8)
-    here = p.own({"a": [there, (there, "x")], "b": 1})
+    here = copy_tree({"a": [there, (there, "x")], "b": 1})
     here["a"][0][0] = here["a"][1][0][1] = 7
     assert not there.any()
     assert (here["b"], here["a"][1][1]) == (1, "x")

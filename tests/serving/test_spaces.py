@@ -1,4 +1,4 @@
-"""Spaces and their elements travel and come back the same."""
+"""Gymnasium's spaces and their elements travel and come back the same."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 spaces = pytest.importorskip("gymnasium.spaces")
 
 from rl4sys_zmq.errors import ConfigError  # noqa: E402
-from rl4sys_zmq.serving.spaces import build_space, describe_space, from_tree, misfit, to_tree, what_travels  # noqa: E402
-from rl4sys_zmq.wire.trees import pack_tree, unpack_tree  # noqa: E402
+from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, to_gymnasium  # noqa: E402
+from rl4sys_zmq.values.space_forms import any_space_from, space_from_text, space_to_text  # noqa: E402
+from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree, unpack_tree  # noqa: E402
 
 from .worlds import same  # noqa: E402
 
@@ -21,6 +22,9 @@ ALL = [
     spaces.Box(np.array([-np.inf, 0.0]), np.array([1.0, np.inf]), dtype=np.float64),
     spaces.Box(0, 255, (4, 4, 3), np.uint8),
     spaces.Box(-1.0, 1.0, (), np.float32),
+    spaces.Box(0, 1, (0, 3)),
+    spaces.Box(np.array([-(2**63), 2**62 + 1]), np.array([2**63 - 1, 2**63 - 3]), dtype=np.int64),
+    spaces.Discrete(200, dtype=np.uint8),
     spaces.Discrete(4),
     spaces.Discrete(3, start=-1),
     spaces.MultiBinary(5),
@@ -53,7 +57,10 @@ def travel(tree: Any) -> Any:
 
 @pytest.mark.parametrize("space", ALL, ids=str)
 def test_a_space_and_its_elements_come_back(space: Any) -> None:
-    built = build_space(travel(describe_space(space)))
+    ours = any_space_from(space)
+    received = space_from_text(travel(space_to_text(ours)))
+    assert received == ours
+    built = to_gymnasium(received)
     assert built == space
     assert str(built) == str(space)  # a Dict's order, too: seeds and `flatten` go by it
     assert type(built) is type(space)
@@ -61,15 +68,16 @@ def test_a_space_and_its_elements_come_back(space: Any) -> None:
     space.seed(3)
     for _ in range(5):
         value = space.sample()
-        back = from_tree(built, travel(to_tree(space, value, cast=True)))
+        back = ElementReader(received)(travel(ours.to_tree(value, cast=True)))
         assert back in space
         assert same(back, value)
-        assert misfit(space, travel(to_tree(space, value))) == ""
+        assert received.mismatch(travel(ours.to_tree(value))) == ""
 
 
 def test_what_comes_back_may_be_written() -> None:
     space = spaces.Dict({"x": BOX, "y": spaces.Tuple((BOX, BOX))})
-    back = from_tree(space, travel(to_tree(space, space.sample())))
+    ours = any_space_from(space)
+    back = ElementReader(ours)(travel(ours.to_tree(space.sample())))
     back["x"][:] = 0
     back["y"][1][:] = 0
 
@@ -88,31 +96,7 @@ class Mine(spaces.Discrete):
 )
 def test_another_space_is_refused_by_its_name_and_place(space: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        describe_space(space)
-
-
-@pytest.mark.parametrize(
-    "form",
-    [
-        None,
-        [],
-        {},
-        {"type": "os.system"},
-        {"type": "Discrete", "n": "4", "start": 0, "dtype": "int64"},
-        {"type": "Discrete", "n": -1, "start": 0, "dtype": "int64"},
-        {"type": "Box", "shape": [1 << 40], "dtype": "float32", "low": np.zeros(1), "high": np.zeros(1)},
-        {"type": "Box", "shape": [2], "dtype": "object", "low": np.zeros(1), "high": np.zeros(1)},
-        {"type": "Box", "shape": [2], "dtype": "float32", "low": np.zeros(3), "high": np.zeros(1)},
-        {"type": "MultiBinary", "n": [-3]},
-        {"type": "MultiBinary", "n": 1 << 40},
-        {"type": "Dict", "spaces": 3},
-        {"type": "Tuple", "spaces": [{"type": "Tuple"}]},
-        {"type": "Text", "most": "9", "least": 0, "characters": ""},
-    ],
-)
-def test_a_description_that_is_none_is_refused(form: Any) -> None:
-    with pytest.raises(ConfigError):
-        build_space(form)
+        any_space_from(space)
 
 
 @pytest.mark.parametrize(
@@ -138,16 +122,17 @@ def test_a_description_that_is_none_is_refused(form: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_found(space: Any, value: Any) -> None:
-    assert misfit(space, to_tree(space, value))
+    ours = any_space_from(space)
+    assert ours.mismatch(ours.to_tree(value))
 
 
 def test_bounds_are_not_this_modules_affair() -> None:
-    assert misfit(BOX, np.full((2, 3), 9.0)) == ""
-    assert misfit(spaces.Discrete(3), 17) == ""
+    assert any_space_from(BOX).mismatch(np.full((2, 3), 9.0)) == ""
+    assert any_space_from(spaces.Discrete(3)).mismatch(17) == ""
 
 
 def test_what_cannot_travel_is_named() -> None:
-    kept, dropped = what_travels({"a": 1, "b": {"c": object(), "d": [1, object()]}, 3: 3, "e": 1 << 70}, "info")
+    kept, dropped = drop_unsupported({"a": 1, "b": {"c": object(), "d": [1, object()]}, 3: 3, "e": 1 << 70}, "info")
     assert kept == {"a": 1, "b": {}}
     assert dropped == ["info['b']['c']", "info['b']['d']", "info[3]", "info['e']"]
 
@@ -155,6 +140,6 @@ def test_what_cannot_travel_is_named() -> None:
 def test_what_has_no_end_is_left_out_once_it_comes_again() -> None:
     info: dict[str, Any] = {"fine": 1, "inner": {"n": 2}}
     info["self"] = info["inner"]["back"] = info
-    kept, dropped = what_travels(info, "info")
+    kept, dropped = drop_unsupported(info, "info")
     assert kept == {"fine": 1, "inner": {"n": 2}}
     assert dropped == ["info['inner']['back']", "info['self']"]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import PayloadError
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
-from rl4sys_zmq.serving.trainer_params import copy_arrays, params_as_arrays
+from rl4sys_zmq.serving.trainer_params import params_as_arrays
+from rl4sys_zmq.values.trees import copy_tree
 from rl4sys_zmq.wire.trees import pack_tree, unpack_tree
 
 
@@ -37,7 +38,7 @@ def test_trees_of_any_framework() -> None:
     assert tree["jax"].tolist() == [[1, 2]] and tree["list"] == [1.0, 2, None] and tree["pair"] == (1.5, "x")
     mine += 1
     assert tree["np"].tolist() == [0.0, 1.0, 2.0]
-    again = copy_arrays(tree)
+    again = copy_tree(tree)
     assert again["np"] is not tree["np"] and again["pair"] == (1.5, "x")
 
 
@@ -59,7 +60,7 @@ def test_torch() -> None:
     [
         ({"a": {"b": object()}}, r"params\['a'\]\['b'\]: a value of type builtins.object"),
         ({"a": [{1, 2}]}, r"params\['a'\]\[0\]"),
-        ({1: 2}, "the key 1 is no string"),
+        ({1: 2}, "1 is not a key"),
         (np.array([object()]), "dtype object"),
         (np.zeros(2, np.complex64), "cast it"),
     ],

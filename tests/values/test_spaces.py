@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, space_from, space_to_json
-from rl4sys_zmq.values.spaces import MAX_ELEMENTS
+from rl4sys_zmq.values.spaces import MAX_ELEMENTS, MultiBinarySpace
 
 bounds = st.floats(-1e6, 1e6) | st.just(-np.inf)
 
@@ -67,11 +67,12 @@ def test_what_a_discrete_space_says():
         (lambda: BoxSpace((2,), "<U4"), "dtype"),
         (lambda: BoxSpace((2,), "|O"), "dtype"),
         (lambda: BoxSpace((2,), ">f4"), "dtype"),
-        (lambda: BoxSpace((0,)), "shape"),
+        (lambda: space_from(BoxSpace((0,))), "shape"),
         (lambda: BoxSpace((-1,)), "shape"),
         (lambda: BoxSpace((True,)), "shape"),
         (lambda: BoxSpace((2.0,)), "shape"),
-        (lambda: BoxSpace((1,) * 8), "shape"),
+        (lambda: BoxSpace((1,) * 9), "shape"),
+        (lambda: space_from(BoxSpace((1,) * 8)), "shape"),
         (lambda: BoxSpace((MAX_ELEMENTS + 1,)), "shape"),
         (lambda: BoxSpace((2**40, 2**40)), "shape"),
         (lambda: BoxSpace((2,), low=(1.0,)), "low"),
@@ -83,7 +84,8 @@ def test_what_a_discrete_space_says():
         (lambda: DiscreteSpace(True), "n"),
         (lambda: DiscreteSpace(2, "0"), "start"),
         (lambda: space_from({}), "type"),
-        (lambda: space_from({"type": "Tuple"}), "type"),
+        (lambda: space_from({"type": "Tuple", "spaces": []}), "type"),
+        (lambda: space_from(MultiBinarySpace(3)), "type"),
         (lambda: space_from({"type": [1]}), "type"),
         (lambda: space_from({"type": np.zeros(2)}), "type"),
         (lambda: space_from({"type": "Box", "shape": [2], "dtype": "object"}), "dtype"),

@@ -8,11 +8,11 @@
 """
 
 from rl4sys_zmq.serving.data.base import DataStoreBase
+from rl4sys_zmq.serving.data.layout import DataShape
 from rl4sys_zmq.serving.data.queued import QueuedDataStore
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
 from rl4sys_zmq.serving.data.samplers import Draw, FutureSampler, LatestSampler, PrioritySampler, Sampler, SequenceSampler
 from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer
-from rl4sys_zmq.serving.data.trees import DataShape
 
 __all__ = [
     "DataShape",

@@ -15,8 +15,8 @@ from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.serving.data.base import DataStoreBase
 from rl4sys_zmq.serving.data.folder import Folder
+from rl4sys_zmq.serving.data.layout import Layout, Leaf
 from rl4sys_zmq.serving.data.ring import Ids, Ring
-from rl4sys_zmq.serving.data.trees import Layout, Leaf
 
 __all__ = ["ColumnStore", "batch_count", "fitting_memory"]
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, StoreError
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.serving.data.base import new_lineage
-from rl4sys_zmq.serving.data.trees import Leaf
+from rl4sys_zmq.serving.data.layout import Leaf
 from rl4sys_zmq.values import DTYPES
 
 __all__ = ["Folder"]

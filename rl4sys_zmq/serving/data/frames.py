@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from rl4sys_zmq.serving.data.trees import Leaf
+from rl4sys_zmq.serving.data.layout import Leaf
 
 __all__ = ["Frames"]
 

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from rl4sys_zmq.serving.data.base import DataStoreBase, as_batch
-from rl4sys_zmq.serving.data.trees import copy_payload
+from rl4sys_zmq.serving.data.layout import copy_payload
 
 __all__ = ["QueuedDataStore"]
 

@@ -15,8 +15,9 @@ from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frames import Frames
+from rl4sys_zmq.serving.data.layout import Layout, Leaf, as_leaf, flag, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.serving.data.trees import Layout, Leaf, as_leaf, flag, flatten, space_leaves, unflatten, zeros
+from rl4sys_zmq.values.trees import named_leaves, tree_of_names
 
 __all__ = ["ReplayBuffer"]
 
@@ -130,7 +131,7 @@ class ReplayBuffer(ColumnStore):
         with self._open(), fitting_memory(count):
             leaves = self._gather(self._draw_uniform(count) if indices is None else self._ring.held("indices", indices))
         leaves["masks"] = 1 - leaves["terminated"].astype(np.float32)
-        return unflatten(leaves)
+        return tree_of_names(leaves)
 
     def stored_frames(self) -> dict[str, int]:
         """For each image key, how many frames are kept for the transitions that are held."""
@@ -251,7 +252,7 @@ class ReplayBuffer(ColumnStore):
 
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
         leaves = self._gather(ids)
-        return [unflatten({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return [tree_of_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
 
 def _slots(key: str) -> str:
@@ -285,7 +286,7 @@ def _transition(data: object) -> dict[str, object]:
         raise DataError(
             ends[1] if ends else "terminated", f"a transition has one of terminated, dones and masks, not {len(ends)}"
         )
-    leaves = flatten(data)
+    leaves = named_leaves(data)
     leaves.setdefault("truncated", False)
     if ends[0] != "terminated":
         leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")

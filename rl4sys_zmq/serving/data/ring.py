@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError, StoreError
 from rl4sys_zmq.serving.data.folder import Folder
-from rl4sys_zmq.serving.data.trees import Leaf, as_leaf, zeros
+from rl4sys_zmq.serving.data.layout import Leaf, as_leaf, zeros
 
 __all__ = ["Ids", "Ring"]
 

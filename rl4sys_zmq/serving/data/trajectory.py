@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
+from rl4sys_zmq.serving.data.layout import DataShape, Layout, Leaf, as_leaf, flag
 from rl4sys_zmq.serving.data.npz import Saved, read_npz, write_npz
 from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
 from rl4sys_zmq.serving.data.spans import Spans
-from rl4sys_zmq.serving.data.trees import DataShape, Layout, Leaf, as_leaf, flag, flatten, unflatten
+from rl4sys_zmq.values.trees import named_leaves, tree_of_names
 
 __all__ = ["TrajectoryBuffer"]
 
@@ -294,7 +295,7 @@ class TrajectoryBuffer(ColumnStore):
         after = np.minimum(ids + 1, self._ring.end - 1)
         end = np.where(ids + 1 < self._ring.end, self._ring.gather(_START_COLUMN, after), self._ended)
         leaves[_START], leaves[_END] = start, end
-        return [unflatten({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return [tree_of_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
     def _anchors(self, config: _Config, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
         """The steps of a sample, and of each one's trajectory the first number that is held and one more than the last."""
@@ -323,7 +324,7 @@ class TrajectoryBuffer(ColumnStore):
         if not np.all((draw.ids >= begins.reshape(wide)) & (draw.ids < ends.reshape(wide))):
             raise ConfigError(f"{type(sampler).__name__} chose rows outside of the trajectory", key=key)
         paths = self._paths(key, sampler)
-        data = unflatten({inner: self._ring.gather(path, draw.ids) for inner, path in paths.items()})
+        data = tree_of_names({inner: self._ring.gather(path, draw.ids) for inner, path in paths.items()})
         values = data.get("", data)
         if draw.offset is None:
             return values, draw.mask
@@ -379,7 +380,7 @@ def _step(data: object) -> tuple[dict[str, object], bool, bool]:
     """The leaves of a step, whether it begins a trajectory, and whether it ends one."""
     if not isinstance(data, Mapping):
         raise DataError("", f"a step is a dict of arrays, not a {type(data).__name__}; a QueuedDataStore takes other payloads")
-    leaves = flatten(data)
+    leaves = named_leaves(data)
     start, end = (flag(name, leaves.pop(name, False)) for name in (_START, _END))
     if not leaves:
         raise DataError("", "a step without a key has nothing to store")

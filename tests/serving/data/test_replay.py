@@ -215,8 +215,8 @@ BAD = [
     (plain(observations={"a": 1.0}), "observations", "is missing"),
     (plain(extra=1), "extra", "is not a key"),
     (plain(extra={}), "extra", "empty dict"),
-    (plain() | {"a/b": 1}, "", "is no key"),
-    (plain() | {3: 1}, "", "is no key"),
+    (plain() | {"a/b": 1}, "", "is not a key"),
+    (plain() | {3: 1}, "", "is not a key"),
     (plain(observations=[[1], [2, 3]]), "observations", "not an array"),
 ]
 

@@ -1,4 +1,4 @@
-"""Trees of arrays as flat columns: ``{"observations": {"camera": x}}`` is the leaf ``observations/camera``."""
+"""The columns of a data store, one for each leaf of its items, and the checks of what goes into them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError
 from rl4sys_zmq.values import DTYPES
-from rl4sys_zmq.wire import values as wire
-from rl4sys_zmq.wire.trees import MAX_KEY
+from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
+from rl4sys_zmq.values.trees import STORED_DEPTH, Path, is_text, keys_of, map_tree
 
-__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "flatten", "space_leaves", "unflatten", "zeros"]
+__all__ = ["DataShape", "Layout", "Leaf", "as_leaf", "copy_payload", "flag", "space_leaves", "zeros"]
 
-MAX_DEPTH = wire.MAX_DEPTH - 2
-"""How deep an item may be: as deep as what travels, less the message around it."""
-MAX_DIMENSIONS = 8
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
-_PLAIN = (type(None), bool, float, str, bytes)
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_DTYPES = {dtype for d in DTYPES for dtype in (np.dtype(d), np.dtype(d).newbyteorder(">"))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,39 +97,6 @@ class Layout:
         return DataError(key, f"{problem}; its keys are {', '.join(sorted(self.leaves))}")
 
 
-def flatten(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
-    """The leaves of a tree of dicts by their paths.
-
-    Raises:
-        DataError: for a key that is not a string or has a ``/``, an empty dict, or a tree that is too deep.
-    """
-    if depth > MAX_DEPTH:
-        raise DataError(prefix.rstrip("/"), f"nested deeper than {MAX_DEPTH}")
-    leaves: dict[str, object] = {}
-    for key, value in tree.items():
-        if type(key) is not str or not key or "/" in key:
-            raise DataError(prefix.rstrip("/"), f"{key!r:.60} is no key: a string without a slash is")
-        if isinstance(value, Mapping):
-            if not value:
-                raise DataError(prefix + key, "an empty dict has nothing to store")
-            leaves.update(flatten(value, f"{prefix}{key}/", depth + 1))
-        else:
-            leaves[prefix + key] = value
-    return leaves
-
-
-def unflatten(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree of dicts that has these leaves."""
-    tree: dict[str, Any] = {}
-    for path, value in leaves.items():
-        *folders, name = path.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = value
-    return tree
-
-
 def as_leaf(path: str, value: object) -> NDArray[Any]:
     """A value as the array that it is, in little-endian byte order.
 
@@ -179,46 +144,33 @@ def space_leaves(prefix: str, space: object) -> dict[str, Leaf]:
     return {prefix: _leaf(prefix, shape, dtype)}
 
 
-def copy_payload(value: object, path: str = "", depth: int = 0) -> Any:
-    """A payload with its arrays copied.
+def copy_payload(value: object) -> Any:
+    """Return a payload with its arrays copied.
 
     Raises:
-        DataError: when something in it cannot travel; it names the path.
+        DataError: If a part of it cannot travel. It names the path.
     """
+    return map_tree(_copy_leaf, value, _data_error, STORED_DEPTH)
+
+
+def _data_error(path: Path, problem: str) -> DataError:
+    return DataError("/".join(map(str, keys_of(path))), problem)
+
+
+def _copy_leaf(value: Any, path: Path) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.newbyteorder("<").str not in DTYPES or isinstance(value, np.ma.MaskedArray):
-            raise DataError(path, f"a {type(value).__name__} of dtype {value.dtype} cannot travel")
+        if value.dtype not in _DTYPES or isinstance(value, np.ma.MaskedArray):
+            raise _data_error(path, f"a {type(value).__name__} of dtype {value.dtype} cannot travel")
         if value.ndim > MAX_DIMENSIONS:
-            raise DataError(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot travel")
+            raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot travel")
         return value.copy()
-    if isinstance(value, str) and not _is_text(value):
-        raise DataError(path, "a string that is no UTF-8 cannot travel")
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, int):
-        if not _INT_MIN <= value <= _INT_MAX:
-            raise DataError(path, "an integer of more than 64 bits cannot travel")
-        return value
-    if depth >= MAX_DEPTH:
-        raise DataError(path, f"nested deeper than {MAX_DEPTH}")
-    if isinstance(value, (Mapping, list, tuple)) and len(value) > wire.MAX_ITEMS:
-        raise DataError(path, f"{len(value)} entries, where {wire.MAX_ITEMS} can travel: use an array")
-    if isinstance(value, Mapping):
-        for key in value:
-            if type(key) is not str or len(key) > MAX_KEY or not _is_text(key):
-                raise DataError(path, f"{key!r:.60} is no key: a string of at most {MAX_KEY} characters is")
-        return {key: copy_payload(item, f"{path}/{key}".lstrip("/"), depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        copies = [copy_payload(item, f"{path}/{index}".lstrip("/"), depth + 1) for index, item in enumerate(value)]
-        return tuple(copies) if isinstance(value, tuple) else copies
-    raise DataError(path, f"a value of type {type(value).__name__} cannot travel")
-
-
-def _is_text(value: str) -> bool:
-    try:
-        return value.isascii() or bool(value.encode())
-    except UnicodeEncodeError:
-        return False
+    if isinstance(value, str) and not is_text(value):
+        raise _data_error(path, "a string that is not UTF-8 cannot travel")
+    if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
+        raise _data_error(path, "an integer of more than 64 bits cannot travel")
+    if not isinstance(value, _PLAIN):
+        raise _data_error(path, f"a value of type {type(value).__name__} cannot travel")
+    return value
 
 
 def zeros(leaf: Leaf) -> NDArray[Any]:

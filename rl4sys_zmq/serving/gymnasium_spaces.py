@@ -1,0 +1,109 @@
+"""Our spaces and received trees made Gymnasium's spaces and their elements. `values.space_forms` reads in the other direction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import spaces as ours
+from rl4sys_zmq.values.spaces import AnySpace, BoxSpace
+from rl4sys_zmq.values.trees import copy_tree
+
+__all__ = ["ElementReader", "GymSpace", "to_gymnasium"]
+
+GymSpace = gymnasium.Space[Any]
+
+
+def to_gymnasium(space: AnySpace) -> GymSpace:
+    """Return the Gymnasium space that one of ours describes.
+
+    Raises:
+        ConfigError: If Gymnasium refuses it.
+    """
+    try:
+        return _build(space)
+    except (ArithmeticError, AssertionError, TypeError, ValueError) as exc:
+        raise ConfigError(f"Gymnasium refuses the space {space!s:.120}: {type(exc).__name__}: {exc}", key="space") from exc
+
+
+def _build(space: AnySpace) -> GymSpace:
+    match space:
+        case BoxSpace():
+            dtype = np.dtype(space.dtype)
+            low, high = (_bound(space, bound) for bound in (space.low, space.high))
+            return spaces.Box(low, high, space.shape, dtype.type)
+        case ours.DiscreteSpace():
+            other: dict[str, Any] = {} if space.dtype == "<i8" else {"dtype": np.dtype(space.dtype).type}
+            return spaces.Discrete(space.n, start=space.start, **other)
+        case ours.MultiBinarySpace():
+            return spaces.MultiBinary(list(space.n) if isinstance(space.n, tuple) else space.n)  # 3 and (3,) are not equal
+        case ours.MultiDiscreteSpace():
+            dtype = np.dtype(space.dtype)
+            nvec, start = (np.array(numbers, dtype).reshape(space.shape) for numbers in (space.nvec, space.start))
+            return spaces.MultiDiscrete(nvec, dtype.type, start=start)
+        case ours.TextSpace():
+            return spaces.Text(space.max_length, min_length=space.min_length, charset=space.characters)
+        case ours.DictSpace():
+            return spaces.Dict([(key, _build(part)) for key, part in space.spaces.items()])  # a dict would be sorted
+        case ours.TupleSpace():
+            return spaces.Tuple([_build(part) for part in space.spaces])
+        case ours.OneOfSpace():
+            return spaces.OneOf([_build(part) for part in space.spaces])
+        case ours.SequenceSpace():
+            return spaces.Sequence(_build(space.space), stack=space.stack)
+        case ours.GraphSpace():
+            return spaces.Graph(_build(space.nodes), None if space.edges is None else _build(space.edges))
+
+
+def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
+    """A bound as an array of the box's shape and dtype; an infinite one of integers is the dtype's least or greatest number."""
+    dtype = np.dtype(space.dtype)
+    if dtype.kind in "iu":
+        held = np.iinfo(dtype)
+        numbers = [min(max(n, held.min), held.max) for n in (bound if isinstance(bound, tuple) else (bound,))]
+        bound = tuple(int(n) for n in numbers) if isinstance(bound, tuple) else int(numbers[0])
+    array = np.array(bound, dtype)
+    return array.reshape(space.shape) if isinstance(bound, tuple) else np.array(np.broadcast_to(array, space.shape))
+
+
+class ElementReader:
+    """Makes the elements of a space from received trees.
+
+    Args:
+        space: the space.
+    """
+
+    def __init__(self, space: AnySpace) -> None:
+        self._space = space if _has_graph(space) else None
+
+    def __call__(self, tree: Any) -> Any:
+        """Return the element that a tree is, with arrays that may be written to, and with graphs as a `GraphInstance`.
+
+        A part that does not fit the space is copied as it is.
+        """
+        element = copy_tree(tree)
+        return element if self._space is None else _with_graphs(self._space, element)
+
+
+def _has_graph(space: AnySpace) -> bool:
+    return isinstance(space, ours.GraphSpace) or any(_has_graph(part) for part in space.parts)
+
+
+def _with_graphs(space: AnySpace, tree: Any) -> Any:
+    match space:
+        case ours.GraphSpace() if type(tree) is tuple and len(tree) == 3:
+            return spaces.GraphInstance(*tree)
+        case ours.DictSpace() if type(tree) is dict:
+            return {k: _with_graphs(space.spaces[k], v) if k in space.spaces else v for k, v in tree.items()}
+        case ours.TupleSpace() if type(tree) is tuple and len(tree) == len(space.spaces):
+            return tuple([_with_graphs(s, v) for s, v in zip(space.spaces, tree, strict=True)])
+        case ours.SequenceSpace() if not space.stack and type(tree) is tuple:
+            return tuple([_with_graphs(space.space, v) for v in tree])
+        case ours.OneOfSpace() if type(tree) is tuple and len(tree) == 2 and isinstance(tree[0], (int, np.integer)):
+            if 0 <= tree[0] < len(space.spaces):
+                return tree[0], _with_graphs(space.spaces[int(tree[0])], tree[1])
+    return tree

@@ -1,0 +1,286 @@
+"""Spaces read from other forms: from JSON, which is also how they travel, and from Gymnasium's objects by their attributes.
+
+The JSON forms, with what may be left out in brackets::
+
+    {"type": "Box", "shape": [2], ["dtype": "float32", "low": -1 or [-1, "-inf"], "high": 1]}
+    {"type": "Discrete", "n": 4, ["start": 0, "dtype": "int64"]}
+    {"type": "MultiDiscrete", "nvec": [3, 4], ["start": [0, 0], "shape": [2], "dtype": "int64"]}
+    {"type": "MultiBinary", "n": 5 or [2, 3]}
+    {"type": "Text", "max_length": 8, "min_length": 1, "characters": "abc"}
+    {"type": "Dict", "spaces": {"camera": SPACE}}
+    {"type": "Tuple", "spaces": [SPACE]}
+    {"type": "OneOf", "spaces": [SPACE]}
+    {"type": "Sequence", "space": SPACE, ["stack": false]}
+    {"type": "Graph", "nodes": SPACE, ["edges": SPACE or null]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from math import prod
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.values import spaces as sp
+from rl4sys_zmq.values.spaces import DTYPES, MAX_DEPTH, AnySpace, Bound, BoxSpace, DiscreteSpace, Space
+
+__all__ = ["MAX_TEXT", "any_space_from", "space_from", "space_from_text", "space_to_json", "space_to_text"]
+
+MAX_TEXT = 1 << 22
+"""The most characters of a space as JSON text: a Box may have two bounds for each of its elements."""
+MAX_CLIENT_DIMENSIONS = 7
+"""Of a learner client's box: a column has one more."""
+
+_BY_NAME = {np.dtype(d).name: d for d in DTYPES} | {d: d for d in DTYPES}
+_CLASSES: dict[str, type[AnySpace]] = {cls.KIND: cls for cls in get_args(AnySpace)}
+_KINDS = ", ".join(_CLASSES)
+_ALWAYS = {("Box", "dtype"), ("Discrete", "start")}
+"""Fields that are written though they have their default value."""
+
+
+def space_from(value: object) -> Space:
+    """Return the space of a learner client, read as `any_space_from` reads it.
+
+    Raises:
+        ConfigError: If the value is no space, or a space that a learner client cannot have yet.
+    """
+    space = any_space_from(value)
+    match space:
+        case DiscreteSpace():
+            return space if space.dtype == "<i8" else replace(space, dtype="<i8")
+        case BoxSpace():
+            if len(space.shape) > MAX_CLIENT_DIMENSIONS or not all(space.shape):
+                text = f"a box needs at most {MAX_CLIENT_DIMENSIONS} positive dimensions, not {space.shape!s:.80}"
+                raise ConfigError(text, key="shape")
+            return space
+    advice = "use Box or Discrete (gymnasium.wrappers.FlattenObservation makes a Box)"
+    raise ConfigError(f"a space of type {space.KIND} is not supported by learner clients yet: {advice}", key="type")
+
+
+def any_space_from(value: object, path: str = "space") -> AnySpace:
+    """Return a space read from one of ours, from a Gymnasium space (by its attributes), or from its JSON form.
+
+    Args:
+        value: the space.
+        path: the name of the space, for errors.
+
+    Raises:
+        ConfigError: If it is none of these, or of a kind that is not supported. It names the place in the space.
+    """
+    if isinstance(value, tuple(_CLASSES.values())):
+        return value  # type: ignore[return-value]
+    try:
+        if isinstance(value, Mapping) and not hasattr(value, "sample"):  # Gymnasium's Dict is a mapping too
+            return _from_json(value, path, 1)
+        return _from_gymnasium(value, path, 1)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as exc:
+        raise ConfigError(f"{path} cannot be read: {type(exc).__name__}: {exc!s:.120}") from exc
+
+
+def space_to_json(space: AnySpace) -> dict[str, Any]:
+    """Return the JSON form that `any_space_from` reads. It leaves out what is the default, so that it is strict JSON."""
+    form: dict[str, Any] = {"type": space.KIND}
+    for field in fields(space):
+        value = getattr(space, field.name)
+        if (space.KIND, field.name) in _ALWAYS or field.default is MISSING or value != field.default:
+            form[field.name] = _plain(value) if field.name != "dtype" else np.dtype(value).name
+    return form
+
+
+def space_to_text(space: AnySpace) -> str:
+    """Return the JSON form as text.
+
+    Raises:
+        ConfigError: If it has more than `MAX_TEXT` characters.
+    """
+    text = json.dumps(space_to_json(space), allow_nan=False, separators=(",", ":"))
+    _check_text(text)
+    return text
+
+
+def space_from_text(text: str) -> AnySpace:
+    """Return the space of a JSON text from an untrusted peer.
+
+    Raises:
+        ConfigError: If it is not the JSON form of a space, or has more than `MAX_TEXT` characters.
+    """
+    _check_text(text)
+    try:
+        form = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"a space is not JSON: {exc!s:.120}", key="space") from exc
+    if not isinstance(form, dict):
+        raise ConfigError(f"a space is a JSON object, not a {type(form).__name__}", key="space")
+    return any_space_from(form)
+
+
+def _check_text(text: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"a space of {len(text)} characters of JSON; the limit is {MAX_TEXT}", key="space")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if np.isfinite(value) else str(value)
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    return value if value is None or isinstance(value, (int, str)) else space_to_json(value)
+
+
+# ---- JSON
+
+
+def _from_json(form: Any, path: str, depth: int) -> AnySpace:
+    """Return the space of a JSON form. Errors of the form itself are ConfigErrors; the caller turns TypeErrors into them."""
+    if not isinstance(form, Mapping):
+        raise TypeError(f"{path} is a {type(form).__name__}, not a JSON object")
+    kind = form.get("type")
+    if type(kind) is not str or kind not in _CLASSES:
+        raise ConfigError(f'{path} needs a "type" that is one of {_KINDS}, not {kind!r:.60}', key="type")
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{path:.60} has more than {MAX_DEPTH} levels of spaces", key="type")
+    cls = _CLASSES[kind]
+    valid = {field.name for field in fields(cls)}
+    for key in form:
+        if key != "type" and key not in valid:
+            raise ConfigError(f"unknown key {key!r:.60} in a {kind} space; valid: type, {', '.join(sorted(valid))}", key=str(key))
+    for field in fields(cls):
+        if field.default is MISSING and field.name not in form:
+            raise TypeError(f"a {kind} space needs {field.name!r}")
+    given = {key: _value(kind, key, form, f"{path}.{key}", depth) for key in form if key != "type"}
+    return cls(**given)
+
+
+def _value(kind: str, key: str, form: Mapping[str, Any], path: str, depth: int) -> Any:
+    """Return one field of a JSON form as its class takes it."""
+    value = form[key]
+    match key:
+        case "dtype":
+            return _dtype(value)
+        case "shape" | "nvec":
+            return _integers(value)
+        case "low" | "high":
+            return _bound(value, _integers(form["shape"]))
+        case "start" if kind == "MultiDiscrete":
+            return _integers(value)
+        case "n" if isinstance(value, Sequence):
+            return _integers(value)
+        case "spaces" if kind == "Dict":
+            if not isinstance(value, Mapping):
+                raise TypeError(f"{path} is a {type(value).__name__}, not a JSON object")
+            return {name: _from_json(part, f"{path}[{name!r:.40}]", depth + 1) for name, part in value.items()}
+        case "spaces":
+            if not isinstance(value, list | tuple):
+                raise TypeError(f"{path} is a {type(value).__name__}, not a list")
+            return tuple([_from_json(part, f"{path}[{i}]", depth + 1) for i, part in enumerate(value)])
+        case "edges" if value is None:
+            return None
+        case "space" | "nodes" | "edges":
+            return _from_json(value, path, depth + 1)
+        case "stack":
+            if type(value) is not bool:
+                raise TypeError(f"{path} is {value!r:.40}, not a boolean")
+    return value
+
+
+def _dtype(name: object) -> str:
+    """Return the dtype of a name. It is looked up, never built: NumPy reads a small language there."""
+    if type(name) is not str or name not in _BY_NAME:
+        raise ConfigError(f"a space of dtype {name!r:.60} cannot travel; use one of {', '.join(sorted(_BY_NAME))}", key="dtype")
+    return _BY_NAME[name]
+
+
+def _integers(value: Any) -> tuple[int, ...]:
+    if isinstance(value, str) or not all(type(n) is int for n in value):
+        raise TypeError(f"{value!r:.60} is not a list of integers")
+    return tuple(value)
+
+
+def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
+    if isinstance(value, (int, float, str)):
+        return _number(value)
+    numbers = [_number(v) for v in np.asarray(value, dtype=object).ravel()]
+    if len(numbers) != prod(shape):
+        raise ValueError(f"a bound of {len(numbers)} numbers for the shape {shape}")
+    return _folded(numbers)
+
+
+def _number(value: Any) -> float:
+    """Return a bound as a float, or as an integer that no float is."""
+    number = float(value)
+    return number if isinstance(value, str) or number == value else int(value)
+
+
+def _folded(numbers: list[float]) -> Bound:
+    """Return the bounds, or one number where all are the same."""
+    if numbers and all(n == numbers[0] for n in numbers):
+        return numbers[0]
+    return tuple(numbers)
+
+
+# ---- Gymnasium
+
+
+def _from_gymnasium(value: Any, path: str, depth: int) -> AnySpace:
+    """Return the space that a Gymnasium space is. It is recognised by the name of its class: Gymnasium is not imported."""
+    cls = type(value)
+    kind = cls.__name__
+    if kind not in _CLASSES or any(base.__name__ == kind for base in cls.__mro__[1:]):  # a subclass may mean more
+        raise ConfigError(f"{path} is a {cls.__module__}.{kind}, which is not supported: use one of {_KINDS}")
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{path:.60} has more than {MAX_DEPTH} levels of spaces", key="type")
+
+    def part(held: Any, name: str) -> AnySpace:
+        return _from_gymnasium(held, path + name, depth + 1)
+
+    def parts() -> tuple[AnySpace, ...]:
+        return tuple([part(held, f"[{i}]") for i, held in enumerate(value.spaces)])
+
+    match kind:
+        case "Box":
+            low, high = np.asarray(value.low), np.asarray(value.high)
+            dtype = _little(getattr(value, "dtype", low.dtype))
+            return BoxSpace(tuple(int(n) for n in low.shape), dtype, _bounds_of(low), _bounds_of(high))
+        case "Discrete":
+            dtype = _little(getattr(value, "dtype", None) or np.int64)
+            return DiscreteSpace(int(value.n), int(getattr(value, "start", 0)), dtype)
+        case "MultiBinary":
+            return sp.MultiBinarySpace(
+                tuple(int(n) for n in value.n) if isinstance(value.n, Sequence | np.ndarray) else int(value.n)
+            )
+        case "MultiDiscrete":
+            nvec = np.asarray(value.nvec)
+            start = getattr(value, "start", np.zeros_like(nvec)).ravel().tolist()
+            return sp.MultiDiscreteSpace(tuple(nvec.ravel().tolist()), tuple(start), nvec.shape, _little(value.dtype))
+        case "Text":
+            return sp.TextSpace(value.max_length, value.min_length, "".join(value.character_list))
+        case "Dict":
+            for key in value.spaces:
+                if type(key) is not str:
+                    raise ConfigError(f"{path} is a Dict with the key {key!r:.60}, which is not a string", key=path)
+            return sp.DictSpace({key: part(held, f"[{key!r}]") for key, held in value.spaces.items()})
+        case "Tuple":
+            return sp.TupleSpace(parts())
+        case "OneOf":
+            return sp.OneOfSpace(parts())
+        case "Sequence":
+            return sp.SequenceSpace(part(value.feature_space, "[0]"), bool(value.stack))
+    edges = None if value.edge_space is None else part(value.edge_space, ".edges")
+    return sp.GraphSpace(part(value.node_space, ".nodes"), edges)
+
+
+def _little(dtype: Any) -> str:
+    return str(np.dtype(dtype).newbyteorder("<").str)
+
+
+def _bounds_of(array: NDArray[Any]) -> Bound:
+    if array.size and np.all(array == array.flat[0]):  # those of an image would be longer than the image
+        return _number(array.flat[0].item())
+    return tuple(_number(n) for n in array.ravel().tolist())

@@ -37,4 +37,7 @@ def for_index_page(markdown: str) -> str:
     return LINK.sub(in_words, markdown)
 
 
-setup(cmdclass={"build_py": BuildWithoutSimulator}, long_description=for_index_page((ROOT / "README.md").read_text(encoding="utf-8")))
+setup(
+    cmdclass={"build_py": BuildWithoutSimulator},
+    long_description=for_index_page((ROOT / "README.md").read_text(encoding="utf-8")),
+)

@@ -39,7 +39,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> set[Path]:
     """The files that setup.py puts into a wheel, relative to it."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", folder, "build", "--build-base", folder / "build"]
+    command = [
+        sys.executable,
+        "setup.py",
+        "-q",
+        "egg_info",
+        "--egg-base",
+        str(folder),
+        "build",
+        "--build-base",
+        str(folder / "build"),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr

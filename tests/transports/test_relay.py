@@ -348,7 +348,7 @@ def test_a_killed_host_takes_its_sidecar_along(router: Any, started: bool) -> No
 
 
 def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> None:
-    code = HOST.format(then="import os; os.fork(); print(os.getpid(), flush=True); time.sleep(60)")
+    code = HOST.format(then="import os; os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
     with python(code.replace('"tcp://127.0.0.1:1"', repr(router.bound.uri)), stdout=subprocess.PIPE) as host:
         pid, *pids = (int(host.stdout.readline()) for _ in range(3))
         try:

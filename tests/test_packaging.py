@@ -66,7 +66,8 @@ def test_a_wheel_has_every_room_and_only_rooms(built: set[Path]) -> None:
 def test_a_wheel_has_each_module_but_the_simulator(built: set[Path]) -> None:
     checkout = {path.relative_to(ROOT) for path in PACKAGE.rglob("*.py")}
     tests_only = {path for path in checkout if path.parts[1] == "testing" and path.stem not in {*TEST_TOOLS, "__init__"}}
-    assert {path for path in built if path.suffix == ".py"} == checkout - tests_only
+    shipped = {path for path in built if path.suffix == ".py"}
+    assert shipped == checkout - tests_only, "a new module of testing: add it to TEST_TOOLS, or leave it out in setup.py"
     assert not tests_only or Path("rl4sys_zmq/testing/simulator.py") in tests_only
 
 

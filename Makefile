@@ -16,7 +16,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev demo test test-first-half test-second-half soak long-gate check test-base bench guard peers clean
+.PHONY: help venv venv-test venv-dev demo test coverage soak long-gate check test-base dist bench guard peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test]'
 	@touch $@
 
-venv-dev: $(VENV)/.installed-dev  ## the same with ruff and mypy
+venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy and build
 $(VENV)/.installed-dev: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test,dev]'
 	@touch $@
@@ -44,17 +44,18 @@ $(VENV)/.installed-dev: $(VENV)/.installed-test
 demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner and two actor processes
 	$(VENV)/bin/rl4sys-learner demo --env $(ENV) --algorithm $(ALGO) --seed $(SEED)
 
-# Two halves side by side, about ten minutes on two cores: each gate waits for real processes most of its time.
-FIRST_HALF = $(addprefix tests/,actor calls cli delivery end_to_end examples learner ops policies serving)
+# Each gate waits for real processes most of its time, so two workers fill two cores. What one has left, the other takes over.
+WORKERS ?= 2
+SUITE := pytest -q -n $(WORKERS) --dist worksteal
 
-test: venv-test  ## the whole test suite, in two halves side by side
-	@$(MAKE) --no-print-directory -j2 test-first-half test-second-half
+test: venv-test  ## the whole test suite, in WORKERS (2) processes
+	$(VENV)/bin/python -m $(SUITE)
 
-test-first-half: venv-test
-	$(VENV)/bin/python -m pytest -q $(FIRST_HALF)
-
-test-second-half: venv-test
-	$(VENV)/bin/python -m pytest -q $(addprefix --ignore=,$(FIRST_HALF)) tests
+coverage: venv-test  ## the same with coverage over every process; fails below the floor in pyproject.toml
+	rm -rf .coverage && mkdir .coverage
+	$(VENV)/bin/python -m coverage run -m $(SUITE)
+	$(VENV)/bin/python -m coverage combine --quiet
+	$(VENV)/bin/python -m coverage report
 
 soak: venv-test  ## the gates at their full size, with their times; figures also go to RL4SYS_SOAK_REPORT
 	RL4SYS_SOAK=1 $(VENV)/bin/python -m pytest tests/gates tests/delivery/test_simulator.py -s --timeout 1800
@@ -78,6 +79,12 @@ test-base:  ## the actor's tests on the base install, with the Python that PYTHO
 	$(@D)/bin/python -m pip install $(PIP_FLAGS) -e '.[test]'
 	@touch $@
 
+# The build takes setuptools from the package index, as pip would, at the pinned version.
+dist: venv-dev  ## a wheel and an sdist in dist/, their files checked, installed and tried in new environments
+	rm -rf dist
+	PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/python -m build --outdir dist
+	$(VENV)/bin/python scripts/check-dist dist
+
 bench: $(VENV)/.installed  ## every script in benchmarks/, each beside its baseline
 	@for script in $(filter-out benchmarks/guard.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$script"; $(VENV)/bin/python "$$script" || exit 1; done
@@ -93,5 +100,5 @@ peers: .venv-peers/.installed  ## an environment for the programs that benchmark
 	@touch $@
 
 clean:  ## remove the environments, caches and build outputs; run directories stay
-	rm -rf .venv .venv-base-* .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-base-* .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

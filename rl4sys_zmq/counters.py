@@ -1,4 +1,4 @@
-"""Counters and gauges that any room may raise; `ops` exports them.
+"""Counters that any room may raise; `ops` exports them.
 
 A `Counters` belongs to one object (an agent, a gateway, a server of calls). Any thread may raise it, without a lock: each has
 numbers of its own, which readers add up. Names are dotted: ``refused.checksum``, ``dropped_at_source.lag``.
@@ -13,11 +13,10 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Named integers that only grow, and named gauges that may take any value."""
+    """Named integers that only grow."""
 
     def __init__(self) -> None:
         self._counts: dict[int, dict[str, int]] = {}
-        self._gauges: dict[str, float] = {}
 
     def add(self, name: str, amount: int = 1) -> None:
         """Adds `amount` (not negative) to the counter `name`."""
@@ -39,13 +38,9 @@ class Counters:
         """The sum of all counters below ``prefix.``."""
         return sum(self.under(prefix).values())
 
-    def gauge(self, name: str, value: float) -> None:
-        """Sets the gauge `name`."""
-        self._gauges[name] = value
-
-    def snapshot(self) -> dict[str, float]:
-        """All counters and gauges by name, as a copy."""
-        return {**dict(self._items()), **self._gauges.copy()}
+    def snapshot(self) -> dict[str, int]:
+        """Return all counters by name, as a copy."""
+        return dict(self._items())
 
     def _items(self) -> Iterator[tuple[str, int]]:
         totals: dict[str, int] = {}

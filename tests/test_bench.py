@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from rl4sys_zmq.bench import peers
@@ -44,13 +47,13 @@ def test_the_guard_compares_ratios_and_knows_what_is_better() -> None:
         "weights": {"own": [{"pair": "own", "dtype": "fp32", "level": 1, "ratio": 1.5, "baseline": 1.25}]},
     }
     assert regressions(earlier, earlier) == []
-    now = {
+    now: dict[str, Any] = {
         "step": {"tight": {"median_us": {**figures(1.75), "ours": 100.0}}},
         "ingress": {"P1": figures(0.37, better="higher")},
         "weights": {"own": [{"pair": "own", "dtype": "fp32", "level": 1, "ratio": 1.25, "baseline": 1.25}]},
     }
     assert regressions(earlier, now) == []  # within 1.25 times the worst pair
-    now["step"]["tight"]["median_us"] = figures(1.8)  # type: ignore[index]
+    now["step"]["tight"]["median_us"] = figures(1.8)
     now["ingress"]["P1"] = figures(0.35, better="higher")
     now["weights"] = {}
     words = regressions(earlier, now)
@@ -58,7 +61,7 @@ def test_the_guard_compares_ratios_and_knows_what_is_better() -> None:
     assert "not measured" in words[2]
 
 
-def test_a_peer_that_cannot_run_says_what_would_help(tmp_path, monkeypatch) -> None:
+def test_a_peer_that_cannot_run_says_what_would_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "FOLDER", tmp_path)
     with pytest.raises(peers.PeerMissing, match="from a clone"):
         peers.run_peer("sb3_ppo")

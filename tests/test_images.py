@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,13 +26,13 @@ SHAPES = st.one_of(
 )
 
 
-def size_of(shape):
+def size_of(shape: Any) -> Any:
     size = image_size(shape)
     assert size is not None
     return size
 
 
-def smooth(shape, seed: int = 0):
+def smooth(shape: Any, seed: int = 0) -> Any:
     """Slow waves over all images, as a sky has them."""
     height, width, channels = size_of(shape)
     count = int(np.prod(shape)) // (height * width * channels)
@@ -43,27 +44,27 @@ def file_of(data: bytes) -> bytes:
     return struct.pack("<I", len(data)) + data
 
 
-def saved(image, form: str, **options) -> bytes:
+def saved(image: Any, form: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, form, **options)
     return file.getvalue()
 
 
-def refused(files: bytes, shape=(16, 24, 3), form: str = "png") -> str:
+def refused(files: bytes, shape: tuple[Any, ...] = (16, 24, 3), form: str = "png") -> str:
     with pytest.raises(BadImage) as caught:
         decode_images(files, shape, size_of(shape), form)
     return str(caught.value)
 
 
 @given(SHAPES, st.integers(0, 99), st.booleans())
-def test_png_gives_back_each_pixel(shape, seed, noisy):
+def test_png_gives_back_each_pixel(shape: Any, seed: int, noisy: bool) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8) if noisy else smooth(shape, seed)
     back = decode_images(encode_images(pixels, size_of(shape), PNG), shape, size_of(shape), "png")
     np.testing.assert_array_equal(back, pixels)
 
 
 @given(SHAPES, st.integers(0, 99))
-def test_jpeg_gives_back_nearly_the_same(shape, seed):
+def test_jpeg_gives_back_nearly_the_same(shape: Any, seed: int) -> None:
     pixels = smooth(shape, seed)
     back = decode_images(encode_images(pixels, size_of(shape), JPEG), shape, size_of(shape), "jpeg")
     assert back.shape == shape and back.dtype == np.uint8
@@ -71,13 +72,13 @@ def test_jpeg_gives_back_nearly_the_same(shape, seed):
 
 
 @pytest.mark.parametrize("quality", [1, 50, 100])
-def test_any_quality_can_be_written_and_read(quality):
+def test_any_quality_can_be_written_and_read(quality: int) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (2, 200, 120, 3), dtype=np.uint8)
     files = encode_images(noise, (200, 120, 3), ImageCodec("jpeg", quality))
     assert decode_images(files, noise.shape, (200, 120, 3), "jpeg").shape == noise.shape
 
 
-def test_jpeg_is_shorter_and_close():
+def test_jpeg_is_shorter_and_close() -> None:
     pixels = smooth((4, 128, 128, 3))
     files = encode_images(pixels, (128, 128, 3), JPEG)
     assert len(files) < pixels.nbytes / 15
@@ -101,11 +102,11 @@ def test_jpeg_is_shorter_and_close():
         ((), None),
     ],
 )
-def test_which_shapes_hold_images(shape, size):
+def test_which_shapes_hold_images(shape: tuple[Any, ...], size: tuple[Any, ...] | None) -> None:
     assert image_size(shape) == size
 
 
-def test_bytes_that_are_not_these_images():
+def test_bytes_that_are_not_these_images() -> None:
     good = encode_images(smooth((16, 24, 3)), (16, 24, 3), PNG)
     grey, other = smooth((16, 24)), smooth((24, 16, 3))
     assert "missing" in refused(b"")
@@ -123,7 +124,7 @@ def test_bytes_that_are_not_these_images():
     assert "begins with" in refused(file_of(palette))
 
 
-def test_what_costs_more_than_its_pixels_is_never_opened(monkeypatch):
+def test_what_costs_more_than_its_pixels_is_never_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image.fromarray(smooth((16, 24, 3)))
     png = saved(image, "PNG")
     text = b"zTXtkey\0\0" + zlib.compress(bytes(1 << 20))
@@ -134,7 +135,7 @@ def test_what_costs_more_than_its_pixels_is_never_opened(monkeypatch):
     one_component = jpeg[:scan] + b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + jpeg[scan + 14 :]
     huge = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sIIBBBBBI", 13, b"IHDR", 1 << 31, 1 << 31, 8, 2, 0, 0, 0, 0) + png[33:]
 
-    def never(*args, **kwargs):
+    def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("opened")
 
     monkeypatch.setattr(Image, "open", never)
@@ -145,14 +146,14 @@ def test_what_costs_more_than_its_pixels_is_never_opened(monkeypatch):
     assert "scan of 1" in refused(file_of(one_component), form="jpeg")
 
 
-def test_half_a_jpeg_is_none():
+def test_half_a_jpeg_is_none() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     jpeg = encode_images(pixels, (64, 64, 3), JPEG)[4:]
     assert "cannot be decoded" in refused(file_of(jpeg[: len(jpeg) // 2]), (64, 64, 3), "jpeg")
     assert "cut short" in refused(file_of(jpeg[:200]), (64, 64, 3), "jpeg")
 
 
-def test_too_few_and_too_many_compressed_rows():
+def test_too_few_and_too_many_compressed_rows() -> None:
     def png(rows: bytes) -> bytes:
         def chunk(kind: bytes, data: bytes) -> bytes:
             return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -167,7 +168,7 @@ def test_too_few_and_too_many_compressed_rows():
 
 
 @given(st.sampled_from(["png", "jpeg"]), st.data())
-def test_damaged_files_are_refused_or_are_images(form, data):
+def test_damaged_files_are_refused_or_are_images(form: Any, data: Any) -> None:
     shape = (2, 16, 24, 3)
     files = bytearray(encode_images(smooth(shape), (16, 24, 3), ImageCodec(form)))
     for _ in range(data.draw(st.integers(1, 4))):

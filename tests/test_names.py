@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -48,7 +50,8 @@ def test_file_names_of_several_names_do_not_meet() -> None:
 def test_names(name: str) -> None:
     assert is_name(name) and check_name(name, "client_id") == name
     assert AgentConfig(client_id=name).client_id == name
-    assert name in LearnerConfig(clients={name: {}}).clients
+    clients: Any = {name: {}}
+    assert name in LearnerConfig(clients=clients).clients
 
 
 @pytest.mark.parametrize(
@@ -62,5 +65,6 @@ def test_what_is_no_name_is_refused_the_same_everywhere(name: object) -> None:
     with pytest.raises(ConfigError, match="1 to 200 printable characters"):
         AgentConfig(client_id=name)  # type: ignore[arg-type]
     if isinstance(name, str):
+        clients: Any = {name: {}}
         with pytest.raises(ConfigError, match="1 to 200 printable characters"):
-            LearnerConfig(clients={name: {}})
+            LearnerConfig(clients=clients)

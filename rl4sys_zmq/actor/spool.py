@@ -347,12 +347,6 @@ class Spool(Resource):
         self._dirty = True
         self._sync()
 
-    def count_dropped(self, reason: str, count: int) -> None:
-        """Counts segments that were submitted and dropped before they came here; stored with the next change."""
-        dropped = {**self._meta.dropped, reason: self._meta.dropped.get(reason, 0) + count}
-        self._meta = replace(self._meta, submitted=self._meta.submitted + count, dropped=dropped)
-        self._dirty = True
-
     def tick(self) -> None:
         """Does what has become due: late deletions, drops by age, another try of the disk."""
         if self._monotonic() >= self.next_deadline():

@@ -261,12 +261,11 @@ def test_the_owner_drops_from_the_head(opened, folder):
     spool.put(segments(*range(5)))
     spool.take(1, 1 << 20)
     assert spool.drop_head(2, "lag") == 2
-    spool.count_dropped("too_large", 3)
     assert numbers(spool.take(1, 1 << 20)) == [3]
     assert spool.drop_head(9, "lag") == 1
     spool.set_ledger(1)
     second = opened(killed(spool, folder))
-    assert second.dropped == {"lag": 3, "too_large": 3}
+    assert second.dropped == {"lag": 3}
     assert numbers(second.reconcile(1, 0)) == [0]
     assert numbers(second.take(9, 1 << 20)) == [3]
     assert law(second)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -12,7 +14,7 @@ FOREIGN_ORDER = (">i2", ">f4", ">u8")
 
 
 @st.composite
-def arrays(draw):
+def arrays(draw: Any) -> Any:
     """Any array that may travel: 0-d, empty, big-endian, F-ordered, reversed, with gaps."""
     dtype = draw(st.sampled_from([*DTYPES, *FOREIGN_ORDER]))
     shape = draw(hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5))
@@ -56,7 +58,7 @@ TREES = st.recursive(
 )
 
 
-def assert_same(left, right):
+def assert_same(left: Any, right: Any) -> None:
     """Equal to the bit: types, dtypes but for their byte order, shapes, the bits of NaNs."""
     assert type(left) is type(right) or (isinstance(left, np.ndarray) and isinstance(right, np.ndarray))
     if isinstance(left, np.ndarray):

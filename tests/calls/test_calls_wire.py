@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -35,7 +36,7 @@ NAMES = st.text(min_size=1, max_size=20)
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.integers(0, 1 << 40), st.booleans(), NAMES, TREES)
-def test_calls_come_back(number, session, acked, timeout_ms, once, method, payload):
+def test_calls_come_back(number: Any, session: Any, acked: Any, timeout_ms: int, once: bool, method: Any, payload: Any) -> None:
     back = decode_call(encode_call(Call(number, session, acked, timeout_ms, once, method, payload)))
     assert isinstance(back, Call)
     assert (back.number, back.session, back.acked, back.timeout_ms) == (number, session, acked, timeout_ms)
@@ -44,7 +45,7 @@ def test_calls_come_back(number, session, acked, timeout_ms, once, method, paylo
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["", "failed", *CallRefusal]), st.text(max_size=50), TREES)
-def test_replies_come_back(number, session, server, code, detail, payload):
+def test_replies_come_back(number: Any, session: Any, server: Any, code: Any, detail: str, payload: Any) -> None:
     back = decode_call(encode_reply(Reply(number, session, server, code, detail, payload)))
     assert isinstance(back, Reply)
     assert (back.number, back.session, back.server, back.code, back.detail) == (number, session, server, code, detail)
@@ -52,14 +53,14 @@ def test_replies_come_back(number, session, server, code, detail, payload):
 
 
 @given(NUMBERS, NUMBERS, NUMBERS, NAMES.filter(lambda name: "\0" not in name), TREES)
-def test_notices_come_back(number, server, latest, topic, payload):
+def test_notices_come_back(number: Any, server: Any, latest: Any, topic: Any, payload: Any) -> None:
     back = decode_call(encode_notice(Notice(number, server, latest, topic, payload)))
     assert isinstance(back, Notice)
     assert (back.number, back.server, back.latest, back.topic) == (number, server, latest, topic)
     assert_same(payload, back.payload)
 
 
-def read(frames) -> str:
+def read(frames: Any) -> str:
     """The code of what is wrong with a message; empty when it is read. Any other exception is a fault."""
     try:
         decode_call(frames)
@@ -88,7 +89,7 @@ def test_changed_bytes_are_refused(kind: str, seed: int) -> None:
         assert read([bytes(f) for f in frames])
 
 
-def forged(frames, fields: bytes):
+def forged(frames: Any, fields: bytes) -> list[Any]:
     """The same message with other fields and a checksum that is right."""
     prefix = Prefix.unpack(frames)
     body = frames[1:]
@@ -113,7 +114,7 @@ def test_changed_fields_under_a_right_checksum_are_read_or_refused(kind: str, se
     assert Refusal.MALFORMED in seen
 
 
-ODD = [None, True, -1, 1 << 64, 1.5, "", "x" * 300, b"x", [], {}]
+ODD: list[Any] = [None, True, -1, 1 << 64, 1.5, "", "x" * 300, b"x", [], {}]
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

@@ -174,7 +174,8 @@ def test_a_server_that_sends_too_many_frames_is_no_server(tmp_path: Path) -> Non
 
 
 def test_a_call_that_was_interrupted_runs_nowhere_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    address, ran = f"ipc://{tmp_path}/s", []
+    ran: list[Any] = []
+    address = f"ipc://{tmp_path}/s"
     with Client(address, timeout_s=WAIT_S) as client:
         with Server(address, name="first") as first:
             first.register("act", ran.append)

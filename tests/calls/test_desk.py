@@ -103,7 +103,7 @@ def test_a_call_that_needs_no_company_is_pressing() -> None:
     alone, batched = Table(max_batch=1), Table()
     for table in (alone, batched):
         table.ask(1, now=0.0)
-    assert alone.desk.pressing and not batched.desk.pressing
+    assert [alone.desk.pressing, batched.desk.pressing] == [True, False]
     job = alone.desk.next_job(0.0)
     assert job is not None and not alone.desk.pressing
     alone.ask(2, now=0.0)

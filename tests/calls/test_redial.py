@@ -34,8 +34,13 @@ def test_a_session_asks_for_another_connection_after_silence() -> None:
 def test_a_half_open_connection_is_dialled_anew_and_the_call_runs_once(way: str, monkeypatch: Any, seed: int) -> None:
     monkeypatch.setattr(sessions, "SILENCE_S", 0.2)
     ran: list[int] = []
+
+    def run(payload: int) -> int:
+        ran.append(payload)
+        return len(ran)
+
     with Server("tcp://127.0.0.1:0", name="redial") as server:
-        server.register("note", lambda payload: ran.append(payload) or len(ran))
+        server.register("note", run)
         server.start()
         with ChaosProxy(server.address, seed=seed) as proxy, Client(proxy.address, timeout_s=20.0) as client:
 

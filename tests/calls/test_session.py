@@ -10,6 +10,7 @@ from rl4sys_zmq.calls import session as sessions
 from rl4sys_zmq.calls.session import Pending, Session
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, RL4SysError
+from rl4sys_zmq.transports.frames import Frame
 from rl4sys_zmq.wire.calls import ANSWERED, Call, Reply, decode_call, encode_reply
 
 
@@ -20,7 +21,7 @@ class Server:
         self.life = life
         self.since: dict[int, int] = {}
 
-    def answer(self, pending: Pending, code: str = ANSWERED) -> list[bytes]:
+    def answer(self, pending: Pending, code: str = ANSWERED) -> list[Frame]:
         call = decode_call(pending.frames)
         assert isinstance(call, Call)
         payload: Any = None
@@ -165,7 +166,8 @@ def test_what_the_connection_had_no_room_for_was_not_said() -> None:
 
 
 def test_who_is_to_be_told_is_told_by_the_owner() -> None:
-    server, told = Server(1), []
+    told: list[Any] = []
+    server = Server(1)
     session = greeted(server)
     pending = session.begin("m", None, 0.0, 10.0, tell=told.append)
     session.due(0.0)

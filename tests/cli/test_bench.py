@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from rl4sys_zmq.bench import questions
+from rl4sys_zmq.bench.infer import PERCEPTRONS
 from rl4sys_zmq.cli.bench import PARTS
 from rl4sys_zmq.cli.learner import main
 
@@ -30,7 +33,7 @@ def test_the_fan_out_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found["commit"] and found["machine"]["cores"]
 
 
-def _small(init):  # type: ignore[no-untyped-def]
+def _small(init: Any) -> Callable[..., Any]:
     return lambda self, **given: init(self, **{**given, "versions": 3})
 
 
@@ -47,7 +50,7 @@ def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_remote_inference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "PERCEPTRONS", questions.PERCEPTRONS[:1])
+    monkeypatch.setattr(questions, "PERCEPTRONS", PERCEPTRONS[:1])
     monkeypatch.setattr(questions, "DEVICES", ())
     monkeypatch.setattr(questions, "INFER_PAUSES_S", (0.001,))
     said: list[str] = []

@@ -47,7 +47,7 @@ def start(stack: ExitStack, run_dir: Path | None, bind: str = "tcp://127.0.0.1:0
 
 def join(stack: ExitStack, learner: Learner, **options: Any) -> RL4SysAgent:
     given = {"client_id": "lab", "actor_id": "a1", "algorithm_name": "HOARDS", "linger_ms": 0, "connect_timeout_s": PATIENCE_S}
-    spaces = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
+    spaces: dict[str, Any] = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
     config = AgentConfig(train_server_address=learner.address, seed=1, **spaces, **{**given, **options})
     return stack.enter_context(RL4SysAgent(config=config))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import socket
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rl4sys_zmq import __version__
-from rl4sys_zmq.cli import app
 from rl4sys_zmq.cli.actor import main as actor
 from rl4sys_zmq.cli.learner import main as learner
 from rl4sys_zmq.cli.rundir import fresh_run_dir
@@ -167,7 +167,7 @@ def test_a_missing_extra_is_named(
     def find(name: str, *rest: Any) -> object:
         return None if name == missing else real(name, *rest) or present
 
-    monkeypatch.setattr(app.importlib.util, "find_spec", find)
+    monkeypatch.setattr(importlib.util, "find_spec", find)
     assert f"pip install 'rl4sys-zmq[{extra}]'" in refused(invoke(group, *arguments))
 
 

@@ -80,9 +80,9 @@ def start() -> Iterator[Callable[..., Learner]]:
         def make(*, luna: bool = False, **options: Any) -> Learner:
             learner = stack.enter_context(Learner(LearnerConfig(**{"bind": "tcp://127.0.0.1:0", "run_dir": None, **options})))
             if luna:
-                keys = {"keys": Path("k/actor.keys")} if "keys" in options else {}
-                spaces = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
-                actor = {"client_id": "luna", "algorithm_name": "DOCTOR", "train_server_address": learner.address}
+                keys: dict[str, Any] = {"keys": Path("k/actor.keys")} if "keys" in options else {}
+                spaces: dict[str, Any] = {"observation_space": BoxSpace((4,)), "action_space": DiscreteSpace(2)}
+                actor: dict[str, Any] = {"client_id": "luna", "algorithm_name": "DOCTOR", "train_server_address": learner.address}
                 stack.enter_context(RL4SysAgent(config=AgentConfig(**actor, **spaces, **keys)))
             return learner
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_table_fits_its_terminal_and_shows_a_failure(monkeypatch: pytest.Monke
     stream = io.StringIO()
     real = rich.Console
     monkeypatch.setattr(rich, "Console", lambda: real(file=stream, force_terminal=True, width=width, color_system=None))
-    monkeypatch.setattr(progress.sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     with make_progress() as shown:
         shown.show(report(1234))
         clock.now += 1

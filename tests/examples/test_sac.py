@@ -34,7 +34,7 @@ def sac() -> ModuleType:
 def make_learner(sac: ModuleType, **changes: Any) -> Any:
     settings = sac.Settings(hidden=(8, 8), batch_size=16, **changes)
     observations = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
-    actions = gym.spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 5.0]))
+    actions = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
     return sac.Sac(observations, actions, settings, seed=3)
 
 

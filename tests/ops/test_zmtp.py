@@ -140,7 +140,7 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
         ended.wait(30.0)
         return []
 
-    monkeypatch.setattr(zmtp.socket, "getaddrinfo", slow)
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
     try:
         with pytest.raises(Unreachable, match=r"not resolved within 0\.1 s"):
             look_up(Address("tcp", "slow", 1), 0.1)
@@ -150,7 +150,7 @@ def test_a_resolver_that_does_not_answer_is_left_behind(monkeypatch: pytest.Monk
 
 def test_a_name_with_ipv6_addresses_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     six = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 1, 0, 0))]
-    monkeypatch.setattr(zmtp.socket, "getaddrinfo", lambda *_, **__: six)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: six)
     with pytest.raises(Unreachable, match="IPv6 addresses only"):
         look_up(Address("tcp", "six", 1), 1.0)
     assert look_up(Address("tcp", "::1", 1), 1.0) == [(socket.AF_INET6, ("::1", 1))]

@@ -1,7 +1,11 @@
 """Numpy policies act as their torch twins do, as their probabilities say, and never against a mask."""
 
+from __future__ import annotations
+
 import math
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ DEVIATIONS = 5.0
 """Chi-square statistics are compared with their mean plus so many standard deviations; the seeds are fixed."""
 
 
-def policy_of(spec, tensors=None, seed=0, scale=0.3):
+def policy_of(spec: Any, tensors: Any = None, seed: int = 0, scale: float = 0.3) -> Any:
     rng = np.random.default_rng(seed)
     flat = (scale * rng.standard_normal(spec.size)).astype(np.float32)
     for name, view in spec.views(flat).items():
@@ -32,19 +36,19 @@ def policy_of(spec, tensors=None, seed=0, scale=0.3):
     return build_policy(spec, PolicySnapshot(3, 4, 5, flat))
 
 
-def logits_policy(logits, start=0):
+def logits_policy(logits: Any, start: int = 0) -> Any:
     """A categorical policy whose logits are the given numbers whatever it observes."""
     logits = np.asarray(logits, dtype=np.float32)
     spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(len(logits), start), "categorical", hidden_sizes=())
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": logits})
 
 
-def values_policy(values, epsilon, start=0):
+def values_policy(values: Any, epsilon: Any, start: int = 0) -> Any:
     spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(len(values), start), "q_values", hidden_sizes=())
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": np.asarray(values), "epsilon": epsilon})
 
 
-def gaussian_policy(mean, log_std, space, squash="clip"):
+def gaussian_policy(mean: Any, log_std: Any, space: Any, squash: str = "clip") -> Any:
     spec = PolicySpec(BoxSpace((2,)), space, "gaussian", hidden_sizes=(), squash=squash)
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": np.ravel(mean), "log_std": np.ravel(log_std)})
 
@@ -52,19 +56,19 @@ def gaussian_policy(mean, log_std, space, squash="clip"):
 OBS = np.zeros(2, dtype=np.float32)
 
 
-def masked_softmax(logits, mask=None):
+def masked_softmax(logits: Any, mask: Any = None) -> Any:
     """Slow and obvious, in float64."""
     z = [float(x) if mask is None or mask[i] else FORBIDDEN for i, x in enumerate(logits)]
     weights = [math.exp(v - max(z)) for v in z]
     return np.array(weights) / sum(weights)
 
 
-def assert_close(ours, theirs):
+def assert_close(ours: Any, theirs: Any) -> None:
     ours, theirs = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     assert np.all(np.abs(ours - theirs) <= 1e-5 * (1 + np.abs(theirs))), (ours, theirs)
 
 
-def assert_frequencies(counts, probabilities):
+def assert_frequencies(counts: Any, probabilities: Any) -> None:
     total = counts.sum()
     possible = probabilities > 0
     assert not counts[~possible].any()
@@ -75,7 +79,7 @@ def assert_frequencies(counts, probabilities):
 
 
 @st.composite
-def specs(draw_, heads=("categorical", "gaussian", "q_values")):
+def specs(draw_: Any, heads: tuple[Any, ...] = ("categorical", "gaussian", "q_values")) -> Any:
     head = draw_(st.sampled_from(heads))
     shapes = st.lists(st.integers(1, 4), min_size=0, max_size=3).map(tuple)
     observation_space = draw_(
@@ -85,6 +89,7 @@ def specs(draw_, heads=("categorical", "gaussian", "q_values")):
         )
     )
     wide = st.sampled_from([1, 2, 4, SMALL, SMALL + 1, 70])
+    action_space: BoxSpace | DiscreteSpace
     if head == "gaussian":
         action_space = BoxSpace(draw_(shapes), draw_(st.sampled_from(["<f4", "<f8"])), -1.0, 2.0)
     else:
@@ -100,7 +105,7 @@ def specs(draw_, heads=("categorical", "gaussian", "q_values")):
     )
 
 
-def observations_of(space, count, rng):
+def observations_of(space: Any, count: Any, rng: Any) -> Any:
     if isinstance(space, DiscreteSpace):
         return rng.integers(space.start, space.start + space.n, count)
     if space.dtype in ("|u1", "<i8"):
@@ -108,14 +113,14 @@ def observations_of(space, count, rng):
     return (2 * rng.standard_normal((count, *space.shape))).astype(space.dtype)
 
 
-def masks_of(spec, count, rng):
+def masks_of(spec: Any, count: Any, rng: Any) -> Any:
     n = spec.action_space.n
     masks = rng.random((count, n)) < 0.6
     masks[np.arange(count), rng.integers(0, n, count)] = True
     return masks
 
 
-def torch_outputs(torch, spec, flat, observations):
+def torch_outputs(torch: Any, spec: Any, flat: Any, observations: Any) -> tuple[Any, ...]:
     """The twin: `PolicySpec`'s docstring in torch."""
     f = torch.nn.functional
     tensors = {name: torch.tensor(view) for name, view in spec.views(flat).items()}
@@ -135,7 +140,7 @@ def torch_outputs(torch, spec, flat, observations):
     return h, tensors
 
 
-def torch_log_probs(torch, spec, outputs, tensors, raw, masks):
+def torch_log_probs(torch: Any, spec: Any, outputs: Any, tensors: Any, raw: Any, masks: Any) -> Any:
     if spec.head == "gaussian":
         normal = torch.distributions.Normal(outputs, tensors["log_std"].exp())
         return normal.log_prob(torch.tensor(raw.reshape(outputs.shape))).sum(1)
@@ -150,13 +155,13 @@ def torch_log_probs(torch, spec, outputs, tensors, raw, masks):
     return (epsilon * uniform + (1 - epsilon) * greedy).log().gather(1, index)[:, 0]
 
 
-def f_one_hot(torch, index, n):
+def f_one_hot(torch: Any, index: Any, n: Any) -> Any:
     return torch.nn.functional.one_hot(index, n).double()
 
 
 @given(specs(), st.integers(0, 2**32), st.integers(1, 20), st.booleans(), st.booleans())
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_agrees_with_a_torch_twin(spec, seed, count, masked, explore):
+def test_agrees_with_a_torch_twin(spec: Any, seed: int, count: int, masked: bool, explore: bool) -> None:
     torch = pytest.importorskip("torch")
     policy = policy_of(spec, seed=seed)
     rng = np.random.default_rng(seed)
@@ -182,7 +187,7 @@ def test_agrees_with_a_torch_twin(spec, seed, count, masked, explore):
 
 @given(specs(), st.integers(0, 2**32), st.integers(0, 20), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_the_mode_is_the_same_for_one_and_for_many(spec, seed, count, masked):
+def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: int, masked: bool) -> None:
     policy = policy_of(spec, seed=seed)
     rng = np.random.default_rng(seed)
     observations = observations_of(spec.observation_space, count, rng)
@@ -212,7 +217,7 @@ def test_the_mode_is_the_same_for_one_and_for_many(spec, seed, count, masked):
 @pytest.mark.parametrize("n", [2, 5, SMALL + 3])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("rows", [0, 1, 400])
-def test_sampled_frequencies_are_the_softmax(n, masked, rows):
+def test_sampled_frequencies_are_the_softmax(n: Any, masked: bool, rows: int) -> None:
     rng = np.random.default_rng(n)
     logits = (2 * rng.standard_normal(n)).astype(np.float32)
     mask = np.arange(n) % 3 != 1 if masked else None
@@ -236,7 +241,7 @@ def test_sampled_frequencies_are_the_softmax(n, masked, rows):
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("batch", [False, True])
-def test_sampled_frequencies_are_epsilon_greedy(masked, batch):
+def test_sampled_frequencies_are_epsilon_greedy(masked: bool, batch: bool) -> None:
     mask = np.array([1, 0, 1, 1, 1], dtype=np.int8) if masked else None
     policy, sampler, counts = values_policy([1.0, 9.0, 3.0, -2.0, 3.0], 0.4, start=-2), Sampler(3), np.zeros(5, dtype=int)
     probabilities = 0.4 * (np.ones(5) / 5 if mask is None else mask / 4)
@@ -253,7 +258,7 @@ def test_sampled_frequencies_are_epsilon_greedy(masked, batch):
 
 
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 1.0, 3.0])
-def test_epsilon_is_a_probability(epsilon):
+def test_epsilon_is_a_probability(epsilon: float) -> None:
     policy, sampler = values_policy([0.0, 1.0], epsilon), Sampler(0)
     draws = [policy.act(OBS, None, sampler, True) for _ in range(200)]
     if epsilon <= 0:
@@ -275,7 +280,7 @@ EXTREME = [-3e38, -1e30, -100.0, 0.0, 1e-40, 50.0, 1e30, 3e38, np.inf, -np.inf, 
     st.integers(1, 12),
 )
 @settings(deadline=None, max_examples=200)
-def test_forbidden_actions_are_never_sampled(logits, seed, categorical, rows):
+def test_forbidden_actions_are_never_sampled(logits: Any, seed: int, categorical: bool, rows: int) -> None:
     rng = np.random.default_rng(seed)
     n = len(logits)
     policy = logits_policy(logits) if categorical else values_policy(logits, 0.5)
@@ -295,7 +300,7 @@ def test_forbidden_actions_are_never_sampled(logits, seed, categorical, rows):
 
 @pytest.mark.parametrize("make", [lambda n: logits_policy(np.zeros(n)), lambda n: values_policy(np.zeros(n), 0.5)])
 @pytest.mark.parametrize("n", [3, SMALL + 1])
-def test_a_mask_that_forbids_everything_is_an_error(make, n):
+def test_a_mask_that_forbids_everything_is_an_error(make: Callable[..., Any], n: Any) -> None:
     policy = make(n)
     with pytest.raises(MaskError):
         policy.act(OBS, np.zeros(n, bool), Sampler(0), True)
@@ -308,13 +313,13 @@ def test_a_mask_that_forbids_everything_is_an_error(make, n):
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
 @pytest.mark.parametrize("logits", [[0.0], [-1e4, 0.0, -1e4], [0.0, -1e4], [-1e4, 0.0], [5.0] * 7, [0.1, 0.2, 0.3]])
-def test_the_ends_of_the_unit_interval_draw_possible_actions(uniform, logits):
+def test_the_ends_of_the_unit_interval_draw_possible_actions(uniform: Any, logits: Any) -> None:
     index, log_prob = draw(logits, uniform)
     assert masked_softmax(logits)[index] > 0
     assert log_prob == pytest.approx(math.log(masked_softmax(logits)[index]))
 
 
-def test_gaussian_samples_have_the_mean_and_the_deviation():
+def test_gaussian_samples_have_the_mean_and_the_deviation() -> None:
     mean, std = np.array([[0.5, -2.0]]), np.array([[0.2, 3.0]])
     policy = gaussian_policy(mean, np.log(std), BoxSpace((1, 2), "<f8"))
     sampler = Sampler(5)
@@ -326,7 +331,7 @@ def test_gaussian_samples_have_the_mean_and_the_deviation():
         assert np.all(np.abs(raw.std(0) / std - 1) < 0.05)
 
 
-def test_gaussian_log_prob_is_that_of_the_stored_float32():
+def test_gaussian_log_prob_is_that_of_the_stored_float32() -> None:
     # A mean a million times the deviation: the rounding of the sample is what the learner will see.
     policy = gaussian_policy([1000.0, -3.0], [-6.0, 0.5], BoxSpace((2,)))
     for seed in range(50):
@@ -337,7 +342,7 @@ def test_gaussian_log_prob_is_that_of_the_stored_float32():
 
 @pytest.mark.parametrize("squash", ["clip", "tanh"])
 @pytest.mark.parametrize("dtype", ["<f4", "<f8", "<f2", "|i1", "|u1", "<i4", "<i8", "<u8", "|b1"])
-def test_environment_actions_are_within_bounds(squash, dtype):
+def test_environment_actions_are_within_bounds(squash: str, dtype: str) -> None:
     low, high = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)) if dtype == "|b1" else ((0.0, 0.0, 0.0), (1.0, 7.0, 100.0))
     space = BoxSpace((3,), dtype, low, high)
     policy = gaussian_policy([-50.0, 0.3, 50.0], [2.0] * 3, space, squash)
@@ -354,7 +359,7 @@ def test_environment_actions_are_within_bounds(squash, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["<i8", "<u8", "|i1", "<f2"])
-def test_unbounded_narrow_actions_stay_within_their_type(dtype):
+def test_unbounded_narrow_actions_stay_within_their_type(dtype: str) -> None:
     policy = gaussian_policy([-1e30, 1e30], [0.0, 0.0], BoxSpace((2,), dtype))
     with np.errstate(all="raise"):
         _, env, _ = policy.act(OBS, None, Sampler(0), False)
@@ -363,7 +368,7 @@ def test_unbounded_narrow_actions_stay_within_their_type(dtype):
     assert env[1] >= info.max * 0.99
 
 
-def test_unbounded_actions_are_the_sample_itself():
+def test_unbounded_actions_are_the_sample_itself() -> None:
     policy = gaussian_policy([4.0], [0.0], BoxSpace((1,), "<f4", -np.inf, np.inf))
     raw, env, _ = policy.act(OBS, None, Sampler(0), True)
     assert env == raw
@@ -371,7 +376,7 @@ def test_unbounded_actions_are_the_sample_itself():
     assert env != raw
 
 
-def test_views_share_the_snapshot_and_never_write_to_it():
+def test_views_share_the_snapshot_and_never_write_to_it() -> None:
     for observation_space in (BoxSpace((8,)), DiscreteSpace(5)):
         spec = PolicySpec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
         policy = policy_of(spec)
@@ -389,11 +394,11 @@ def test_views_share_the_snapshot_and_never_write_to_it():
 
 @given(specs(), st.integers(0, 2**32))
 @settings(max_examples=30, deadline=None)
-def test_a_seed_decides_every_action(spec, seed):
+def test_a_seed_decides_every_action(spec: Any, seed: int) -> None:
     policy = policy_of(spec, seed=seed)
     observations = observations_of(spec.observation_space, 10, np.random.default_rng(0))
 
-    def run():
+    def run() -> Any:
         sampler = Sampler(seed)
         singles = [policy.act(o, None, sampler, True) for o in observations]
         return np.concatenate(
@@ -403,7 +408,7 @@ def test_a_seed_decides_every_action(spec, seed):
     assert np.array_equal(run(), run())
 
 
-def test_the_sampler_hands_out_each_number_once():
+def test_the_sampler_hands_out_each_number_once() -> None:
     sampler = Sampler(0)
     first = [sampler.uniform() for _ in range(1024)]
     assert len(set(first)) == len(first)
@@ -415,13 +420,13 @@ def test_the_sampler_hands_out_each_number_once():
     assert not np.intersect1d(a, b).size and not np.shares_memory(a, b)
 
 
-def test_threads_may_share_a_policy():
+def test_threads_may_share_a_policy() -> None:
     policy = policy_of(PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical"))
     observations = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
     want = [policy.act(o, None, Sampler(0), False)[2] for o in observations]
-    wrong = []
+    wrong: list[int] = []
 
-    def work():
+    def work() -> None:
         wrong.extend(i for i, o in enumerate(observations) if policy.act(o, None, Sampler(0), False)[2] != want[i])
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -432,7 +437,7 @@ def test_threads_may_share_a_policy():
     assert not wrong
 
 
-def test_no_activation_warns_however_large_its_input():
+def test_no_activation_warns_however_large_its_input() -> None:
     big = np.array([[-3e38, -1e4, -90.0, 0.0, 90.0, 1e4, 3e38]], dtype=np.float32)
     for activation in ACTIVATIONS:
         spec = PolicySpec(BoxSpace((7,)), DiscreteSpace(7), "categorical", hidden_sizes=(7,), activation=activation)
@@ -443,14 +448,14 @@ def test_no_activation_warns_however_large_its_input():
         assert np.isfinite(out).all()
 
 
-def test_erf_is_accurate():
+def test_erf_is_accurate() -> None:
     x = np.linspace(-6, 6, 20001).astype(np.float32)
     assert np.abs(erf(x).astype(np.float64) - [math.erf(v) for v in x]).max() < 5e-7
 
 
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("observation", [1, 7, -100])
-def test_discrete_observations_outside_their_space_are_refused(normalise, observation):
+def test_discrete_observations_outside_their_space_are_refused(normalise: bool, observation: int) -> None:
     spec = PolicySpec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", normalise_observations=normalise)
     policy = policy_of(spec)
     policy.act(np.int64(6), None, Sampler(0), True)
@@ -458,20 +463,20 @@ def test_discrete_observations_outside_their_space_are_refused(normalise, observ
         policy.act(np.int64(observation), None, Sampler(0), True)
 
 
-def test_a_snapshot_of_another_size_is_refused():
+def test_a_snapshot_of_another_size_is_refused() -> None:
     spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical")
     with pytest.raises(ConfigError):
         build_policy(spec, PolicySnapshot(0, 0, 0, np.zeros(spec.size + 1, np.float32)))
 
 
-def test_other_kinds_are_registered_by_name():
+def test_other_kinds_are_registered_by_name() -> None:
     spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical", kind="test-kind", tensors=(TensorSpec("w", (3,)),))
     snapshot = PolicySnapshot(0, 0, 0, np.zeros(3, np.float32))
     with pytest.raises(ConfigError, match="test-kind"):
         build_policy(spec, snapshot)
     built = []
 
-    def factory(spec, snapshot):
+    def factory(spec: Any, snapshot: Any) -> Any:
         built.append((spec, snapshot))
         return logits_policy([0.0, 1.0])
 
@@ -486,7 +491,7 @@ def test_other_kinds_are_registered_by_name():
 
 
 @pytest.mark.parametrize("space", [BoxSpace((3,)), DiscreteSpace(3)])
-def test_normalised_observations_are_clipped(space):
+def test_normalised_observations_are_clipped(space: BoxSpace | DiscreteSpace) -> None:
     spec = PolicySpec(space, BoxSpace((3,)), "gaussian", hidden_sizes=(), normalise_observations=True)
     eye = np.eye(3, dtype=np.float32)
     tensors = {"obs_mean": [1.0, 2.0, 3.0], "obs_scale": [1e3, 2.0, -1e3], "layers.0.weight": eye, "layers.0.bias": 0.0}
@@ -498,7 +503,7 @@ def test_normalised_observations_are_clipped(space):
 
 
 @pytest.mark.parametrize("shape", [1, 7, (2, 33), (100, 100)])
-def test_uniform_numbers_fill_the_unit_interval(shape):
+def test_uniform_numbers_fill_the_unit_interval(shape: int | tuple[Any, ...]) -> None:
     drawn = Sampler(4).uniforms(shape)
     assert drawn.shape == np.empty(shape).shape and drawn.dtype == np.float64
     assert np.all((drawn >= 0.0) & (drawn < 1.0))
@@ -508,7 +513,7 @@ def test_uniform_numbers_fill_the_unit_interval(shape):
         assert ((counts - expected) ** 2 / expected).sum() < 19 + 4 * math.sqrt(2 * 19)
 
 
-def test_normal_numbers_follow_the_normal_distribution():
+def test_normal_numbers_follow_the_normal_distribution() -> None:
     drawn = np.sort(Sampler(4).normals(20_000).astype(np.float64))
     cumulative = np.array([0.5 * (1.0 + math.erf(x / math.sqrt(2.0))) for x in drawn])
     distance = np.abs(cumulative - np.arange(1, drawn.size + 1) / drawn.size).max()  # Kolmogorov and Smirnov's

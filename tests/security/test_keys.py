@@ -1,5 +1,10 @@
+from __future__ import annotations
+
 import os
 import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,18 +26,18 @@ from rl4sys_zmq.security import (
 
 
 @pytest.fixture
-def learner():
+def learner() -> Any:
     return ServerKeys(new_key_pair())
 
 
 @pytest.fixture
-def secret(tmp_path, learner):
+def secret(tmp_path: Path, learner: Any) -> Any:
     path = tmp_path / "keys" / "learner.secret"
     write_server_keys(path, learner)
     return path
 
 
-def test_files_come_back_as_written_whatever_the_umask(tmp_path, learner):
+def test_files_come_back_as_written_whatever_the_umask(tmp_path: Path, learner: Any) -> None:
     old = os.umask(0)
     try:
         folder = tmp_path / "made" / "keys"
@@ -49,12 +54,12 @@ def test_files_come_back_as_written_whatever_the_umask(tmp_path, learner):
     assert modes == {"keys": 0o700, "made": 0o700, "learner.secret": 0o600, "learner.public": 0o644, "arm-1.keys": 0o600}
 
 
-def test_a_repr_never_shows_a_secret(learner):
+def test_a_repr_never_shows_a_secret(learner: Any) -> None:
     assert learner.learner.secret not in repr(learner)
     assert learner.learner.secret not in repr(UserKeys(learner.learner, "x"))
 
 
-def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path, secret):
+def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path: Path, secret: Any) -> None:
     before = secret.read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (secret, tmp_path / "link"):
@@ -64,23 +69,23 @@ def test_nothing_is_overwritten_and_no_link_is_followed(tmp_path, secret):
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o604, 0o610, 0o602])
-def test_a_secret_that_others_may_use_is_refused(secret, mode):
+def test_a_secret_that_others_may_use_is_refused(secret: Any, mode: int) -> None:
     secret.chmod(mode)
     with pytest.raises(ConfigError, match=f"chmod 600 {secret}") as caught:
         read_server_keys(secret)
     assert caught.value.source == str(secret)
 
 
-def test_a_link_to_a_secret_is_refused(secret, tmp_path):
+def test_a_link_to_a_secret_is_refused(secret: Any, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(secret)
     with pytest.raises(ConfigError, match="symbolic link"):
         read_server_keys(tmp_path / "link")
 
 
-def test_another_users_secret_is_refused(secret, monkeypatch):
+def test_another_users_secret_is_refused(secret: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.fstat
 
-    def fstat(fd):
+    def fstat(fd: Any) -> Any:
         found = list(real(fd))
         found[4] = os.geteuid() + 1
         return os.stat_result(found)
@@ -90,14 +95,14 @@ def test_another_users_secret_is_refused(secret, monkeypatch):
         read_server_keys(secret)
 
 
-def test_a_missing_file_a_folder_and_a_pipe(tmp_path):
+def test_a_missing_file_a_folder_and_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, says in (("nothing", "no such file"), ("", "cannot be read|not a regular file"), ("pipe", "not a regular file")):
         with pytest.raises(ConfigError, match=says):
             read_server_keys(tmp_path / name)
 
 
-def spoil(path, change):
+def spoil(path: Any, change: Any) -> None:
     path.write_text(change(path.read_text()))
 
 
@@ -116,7 +121,7 @@ def spoil(path, change):
         (lambda text: "\0", "damaged"),
     ],
 )
-def test_a_damaged_secret_is_refused_without_quoting_it(secret, learner, change, says):
+def test_a_damaged_secret_is_refused_without_quoting_it(secret: Any, learner: Any, change: Callable[..., Any], says: str) -> None:
     spoil(secret, change)
     with pytest.raises(ConfigError, match=says) as caught:
         read_server_keys(secret)
@@ -124,7 +129,7 @@ def test_a_damaged_secret_is_refused_without_quoting_it(secret, learner, change,
     assert learner.learner.secret[:20] not in str(caught.value) and caught.value.__cause__ is None
 
 
-def test_a_public_key_of_another_pair_is_refused(tmp_path, learner):
+def test_a_public_key_of_another_pair_is_refused(tmp_path: Path, learner: Any) -> None:
     mixed = ServerKeys(KeyPair(new_key_pair().public, learner.learner.secret))
     write_server_keys(tmp_path / "s", mixed)
     with pytest.raises(ConfigError, match="not the key of this secret"):
@@ -132,14 +137,14 @@ def test_a_public_key_of_another_pair_is_refused(tmp_path, learner):
 
 
 @pytest.mark.parametrize("name", ["", "a'b", "a\nb", "x" * 65, "é"])
-def test_names_are_plain(tmp_path, learner, name):
+def test_names_are_plain(tmp_path: Path, learner: Any, name: str) -> None:
     with pytest.raises(ConfigError, match="is not a name"):
         write_user_keys(tmp_path / "k", name, UserKeys(learner.learner, learner.learner.public))
     assert not (tmp_path / "k").exists()
 
 
-def test_half_a_key_is_not_left_behind(tmp_path, learner, monkeypatch):
-    def full(fd):
+def test_half_a_key_is_not_left_behind(tmp_path: Path, learner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -148,6 +153,6 @@ def test_half_a_key_is_not_left_behind(tmp_path, learner, monkeypatch):
     assert not (tmp_path / "s").exists()
 
 
-def test_an_empty_domain_is_refused(learner):
+def test_an_empty_domain_is_refused(learner: Any) -> None:
     with pytest.raises(ConfigError, match="lets everybody in"):
         curve_server(learner, "")

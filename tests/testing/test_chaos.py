@@ -1,7 +1,10 @@
 """The proxy against plain sockets, whose every byte and error can be seen."""
 
+from __future__ import annotations
+
 import socket as plain
 import time
+from typing import Any
 
 import pytest
 
@@ -12,7 +15,7 @@ from rl4sys_zmq.transports import Address, Poller, Socket
 DATA = bytes(range(256)) * 800
 
 
-def eventually(condition):
+def eventually(condition: Any) -> None:
     deadline = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
@@ -22,29 +25,29 @@ def eventually(condition):
 class Pair:
     """A client and the upstream's side of its connection, the proxy between them."""
 
-    def __init__(self, faults=None, seed=1):
+    def __init__(self, faults: Any = None, seed: int = 1) -> None:
         self.server = plain.create_server(("127.0.0.1", 0))
         self.server.settimeout(10)
         self.proxy = ChaosProxy(f"127.0.0.1:{self.server.getsockname()[1]}", seed=seed, faults=faults)
         self.client, self.upstream = self.connect()
 
-    def connect(self):
+    def connect(self) -> tuple[Any, ...]:
         where = Address.parse(self.proxy.address)
         client = plain.create_connection((where.host, where.port), timeout=10)
         upstream, _ = self.server.accept()
         upstream.settimeout(10)
         return client, upstream
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.proxy.close()
         for side in (self.client, self.upstream, self.server):
             side.close()
 
 
-def receive(side, size):
+def receive(side: Any, size: Any) -> bytes:
     """Up to `size` bytes: fewer when the stream ends."""
     got = bytearray()
     while len(got) < size:
@@ -58,7 +61,7 @@ def receive(side, size):
     return bytes(got)
 
 
-def test_carries_both_ways_untouched():
+def test_carries_both_ways_untouched() -> None:
     with Pair() as pair:
         for there, back in ((pair.client, pair.upstream), (pair.upstream, pair.client)):
             there.sendall(DATA)
@@ -68,14 +71,14 @@ def test_carries_both_ways_untouched():
         assert count("connections") == 1
 
 
-def test_an_end_is_passed_on_after_the_data():
+def test_an_end_is_passed_on_after_the_data() -> None:
     with Pair(Faults(latency_s=0.02)) as pair:
         pair.client.sendall(b"last words")
         pair.client.close()
         assert receive(pair.upstream, 100) == b"last words"
 
 
-def test_latency_and_rate():
+def test_latency_and_rate() -> None:
     with Pair(Faults(latency_s=0.1)) as pair:
         start = time.monotonic()
         pair.client.sendall(b"x")
@@ -89,7 +92,7 @@ def test_latency_and_rate():
         assert time.monotonic() - start >= 0.19
 
 
-def test_corruption_flips_bits_and_counts_them():
+def test_corruption_flips_bits_and_counts_them() -> None:
     with Pair(Faults(corrupt_probability=1.0)) as pair:
         pair.client.sendall(DATA)
         got = receive(pair.upstream, len(DATA))
@@ -97,7 +100,7 @@ def test_corruption_flips_bits_and_counts_them():
         assert 0 < flips == pair.proxy.counters.get("corrupted")
 
 
-def test_a_cut_comes_within_the_data():
+def test_a_cut_comes_within_the_data() -> None:
     with Pair(Faults(cut_probability=1.0)) as pair:
         pair.client.sendall(DATA[:10_000])
         assert len(receive(pair.upstream, 10_000)) < 10_000
@@ -106,13 +109,13 @@ def test_a_cut_comes_within_the_data():
         assert pair.proxy.counters.get("cuts") == 1
 
 
-def test_a_cut_may_be_a_plain_end():
+def test_a_cut_may_be_a_plain_end() -> None:
     with Pair(Faults(cut_probability=1.0, reset=False)) as pair:
         pair.client.sendall(b"x")
         assert receive(pair.upstream, 1) == b"" == pair.client.recv(1)
 
 
-def test_half_open_leaves_the_client_in_belief():
+def test_half_open_leaves_the_client_in_belief() -> None:
     with Pair(Faults(cut_probability=1.0, half_open=True)) as pair:
         pair.client.sendall(b"x" * 1000)
         assert len(receive(pair.upstream, 1000)) < 1000
@@ -124,7 +127,7 @@ def test_half_open_leaves_the_client_in_belief():
         assert pair.proxy.counters.get("half_open") == 1
 
 
-def test_pause_loses_nothing():
+def test_pause_loses_nothing() -> None:
     with Pair() as pair:
         pair.proxy.pause()
         pair.client.sendall(b"waits")
@@ -136,7 +139,7 @@ def test_pause_loses_nothing():
         assert receive(pair.upstream, 5) == b"waits"
 
 
-def test_a_paused_proxy_stops_the_sender():
+def test_a_paused_proxy_stops_the_sender() -> None:
     with Pair() as pair:
         pair.proxy.pause()
         pair.client.setblocking(False)
@@ -145,7 +148,7 @@ def test_a_paused_proxy_stops_the_sender():
                 pair.client.send(DATA)
 
 
-def test_cut_resets_all_at_once():
+def test_cut_resets_all_at_once() -> None:
     with Pair() as pair:
         other, theirs = pair.connect()
         assert pair.proxy.cut() == 2
@@ -157,7 +160,7 @@ def test_cut_resets_all_at_once():
         assert pair.proxy.cut() == 0
 
 
-def test_black_hole_swallows_then_resets_what_has_a_hole():
+def test_black_hole_swallows_then_resets_what_has_a_hole() -> None:
     with Pair() as pair:
         other, theirs = pair.connect()
         pair.proxy.black_hole(True)
@@ -172,7 +175,7 @@ def test_black_hole_swallows_then_resets_what_has_a_hole():
         theirs.close()
 
 
-def test_no_upstream_is_a_refusal():
+def test_no_upstream_is_a_refusal() -> None:
     with plain.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with ChaosProxy(f"127.0.0.1:{port}", seed=1) as proxy:
@@ -182,7 +185,7 @@ def test_no_upstream_is_a_refusal():
         assert proxy.counters.get("refused") == 1
 
 
-def test_close_is_final():
+def test_close_is_final() -> None:
     proxy = ChaosProxy("127.0.0.1:9", seed=1)
     proxy.close()
     proxy.close()
@@ -193,7 +196,7 @@ def test_close_is_final():
             ChaosProxy(address, seed=1)
 
 
-def test_a_dealer_comes_back_after_a_cut():
+def test_a_dealer_comes_back_after_a_cut() -> None:
     with (
         Socket.router("tcp://127.0.0.1:0") as router,
         ChaosProxy(router.bound, seed=3) as proxy,

@@ -1,5 +1,9 @@
 """A relay before a publisher passes on exactly what its chaos lets through, to whoever subscribes."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import pytest
 
 from rl4sys_zmq.errors import TransportError
@@ -9,14 +13,14 @@ from rl4sys_zmq.transports import Poller, Socket, read_subscription
 PATIENCE_S = 20.0
 
 
-def take(source):
+def take(source: Any) -> Any:
     with Poller() as poller:
         poller.register(source)
         assert poller.poll(PATIENCE_S), "nothing came"
     return source.recv()
 
 
-def test_what_arrives_is_what_the_chaos_lets_through(seed):
+def test_what_arrives_is_what_the_chaos_lets_through(seed: int) -> None:
     messages = [[b"W", str(number).encode(), bytes(number)] for number in range(500)]
     twin = ChaosFrames(seed, drop=0.1, reorder=0.1)
     wanted = [message for sent in messages for message in twin(sent)]
@@ -33,12 +37,12 @@ def test_what_arrives_is_what_the_chaos_lets_through(seed):
         assert read_subscription(take(pub)) == (False, b"W")
 
 
-def test_an_address_that_is_taken_is_an_error_at_once():
+def test_an_address_that_is_taken_is_an_error_at_once() -> None:
     with Socket.xpub("tcp://127.0.0.1:0") as other, pytest.raises(TransportError, match="no relay at"):
         ChaosPub("tcp://127.0.0.1:1", ChaosFrames(0), listen=other.bound)
 
 
-def test_it_can_be_closed_twice():
+def test_it_can_be_closed_twice() -> None:
     relay = ChaosPub("tcp://127.0.0.1:1", ChaosFrames(0))
     relay.close()
     relay.close()

@@ -1,7 +1,11 @@
 """A contract test is worth what it catches: each planted defect must be named by its clause."""
 
+from __future__ import annotations
+
 import os
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,27 +14,27 @@ from rl4sys_zmq.testing import ChaosProxy, Faults, TransportUnderTest, check_tra
 from rl4sys_zmq.transports import Address, Sent, Socket
 
 
-def break_method(monkeypatch, name, replacement):
+def break_method(monkeypatch: Any, name: Any, replacement: Any) -> None:
     original = getattr(Socket, name)
     monkeypatch.setattr(Socket, name, lambda self, *args: replacement(original, self, *args))
 
 
-def drop_empty_frames(original, self, frames):
+def drop_empty_frames(original: Any, self: Any, frames: Any) -> Any:
     kept = [f for f in frames if len(f)] or [b""]
     return original(self, kept if self.role == "dealer" else frames)
 
 
-def forget_gone(original, self, frames):
+def forget_gone(original: Any, self: Any, frames: Any) -> Any:
     sent = original(self, frames)
     return Sent.OK if sent is Sent.GONE else sent
 
 
-def claim_room(original, self, frames):
+def claim_room(original: Any, self: Any, frames: Any) -> Any:
     sent = original(self, frames)
     return Sent.OK if sent is Sent.FULL and self.role == "router" else sent
 
 
-def any_thread(original, self):
+def any_thread(original: Any, self: Any) -> None:
     self.owner = threading.get_ident()
     original(self)
 
@@ -44,16 +48,16 @@ def any_thread(original, self):
         ("check_owner", any_thread, "other_threads_are_refused"),
     ],
 )
-def test_a_defect_is_named_by_its_clause(monkeypatch, name, defect, clause):
+def test_a_defect_is_named_by_its_clause(monkeypatch: pytest.MonkeyPatch, name: str, defect: Any, clause: str) -> None:
     break_method(monkeypatch, name, defect)
     with pytest.raises(AssertionError, match=clause):
         check_transport(lambda: "inproc://*")
 
 
-def test_through_a_slow_network():
-    proxies = []
+def test_through_a_slow_network() -> None:
+    proxies: list[ChaosProxy] = []
 
-    def through(address):
+    def through(address: Any) -> Any:
         proxies.append(ChaosProxy(address, seed=len(proxies), faults=Faults(latency_s=0.001)))
         return proxies[-1].address
 
@@ -65,7 +69,7 @@ def test_through_a_slow_network():
     assert len(proxies) >= 10 and all(proxy.counters.get("connections") for proxy in proxies)
 
 
-def test_fresh_addresses(tmp_path):
+def test_fresh_addresses(tmp_path: Path) -> None:
     assert fresh_address("tcp", tmp_path) == "tcp://127.0.0.1:0"
     for scheme in ("inproc", "ipc"):
         one, two = (fresh_address(scheme, "/tmp/short") for _ in range(2))
@@ -76,14 +80,14 @@ def test_fresh_addresses(tmp_path):
         fresh_address("ipc", "/tmp/" + "x" * 100)
 
 
-def test_the_fixture_gives_what_it_says(transport):
+def test_the_fixture_gives_what_it_says(transport: TransportUnderTest) -> None:
     assert transport.scheme in ("tcp", "ipc", "inproc")
     with Socket.router(transport.address()) as one, Socket.router(transport.address()) as two:
         assert one.bound != two.bound
     assert transport.scheme in repr(transport)
 
 
-def test_an_ipc_folder_is_removed():
+def test_an_ipc_folder_is_removed() -> None:
     with TransportUnderTest("ipc") as under_test:
         folder = os.path.dirname(under_test.address().removeprefix("ipc://"))
         assert os.path.isdir(folder)

@@ -1,6 +1,9 @@
+from __future__ import annotations
+
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 SPACES = (BoxSpace((4,)), DiscreteSpace(2))
 
 
-def segment(steps, episode=1, index=0):
+def segment(steps: Any, episode: int = 1, index: int = 0) -> Any:
     return Segment(
         np.zeros((steps + 1, 4), np.float32),
         np.zeros(steps, np.int64),
@@ -29,19 +32,19 @@ def segment(steps, episode=1, index=0):
     )
 
 
-def make(kind="onpolicy", parameters=None, **defaults):
+def make(kind: str = "onpolicy", parameters: Any = None, **defaults: Any) -> Any:
     return FakeAlgorithm.factory(kind, **defaults)(*SPACES, parameters or {}, 5)
 
 
 @pytest.mark.parametrize("kind", ["onpolicy", "offpolicy"])
-def test_is_an_algorithm(kind):
+def test_is_an_algorithm(kind: str) -> None:
     fake = make(kind)
     assert isinstance(fake, Algorithm) and fake.kind == kind
     assert fake.spec() == fake_spec()
 
 
 @pytest.mark.parametrize(("kind", "updates"), [("onpolicy", 1), ("offpolicy", 3)])
-def test_updates_follow_from_steps(kind, updates):
+def test_updates_follow_from_steps(kind: str, updates: int) -> None:
     fake = make(kind, steps_per_update=10)
     fake.observe(segment(9))
     assert fake.update() is None and fake.demand() == 1
@@ -54,7 +57,7 @@ def test_updates_follow_from_steps(kind, updates):
     assert (fake.segments, fake.steps, fake.corrected, fake.keys) == (2, 30, 1, [(1, 0), (1, 1)])
 
 
-def test_weights_are_a_function_of_seed_and_updates():
+def test_weights_are_a_function_of_seed_and_updates() -> None:
     fake = make(steps_per_update=1)
     seen = set()
     for update in range(4):
@@ -69,7 +72,7 @@ def test_weights_are_a_function_of_seed_and_updates():
     assert len(seen) == 4
 
 
-def test_fails_when_told_to():
+def test_fails_when_told_to() -> None:
     fake = make(steps_per_update=1, fail_after_updates=1)
     fake.observe(segment(1))
     assert fake.update() is not None
@@ -78,12 +81,17 @@ def test_fails_when_told_to():
         fake.update()
 
 
-def test_a_slow_update_goes_on_when_released():
+def test_a_slow_update_goes_on_when_released() -> None:
     factory = FakeAlgorithm.factory(steps_per_update=1, slow_s=60)
     fake = factory(*SPACES, {}, 0)
     fake.observe(segment(1))
     done = threading.Event()
-    thread = threading.Thread(target=lambda: (fake.update(), done.set()), name="rl4sys-slow")
+
+    def update() -> None:
+        fake.update()
+        done.set()
+
+    thread = threading.Thread(target=update, name="rl4sys-slow")
     thread.start()
     assert not done.wait(0.02)
     factory.release.set()
@@ -91,7 +99,7 @@ def test_a_slow_update_goes_on_when_released():
     thread.join()
 
 
-def test_state_goes_back():
+def test_state_goes_back() -> None:
     fake, other = make(steps_per_update=10), make(steps_per_update=10)
     fake.observe(segment(12, episode=2**64 - 1))
     fake.update()
@@ -102,7 +110,7 @@ def test_state_goes_back():
     assert np.array_equal(other.spec().flatten(other.snapshot()), fake.spec().flatten(fake.snapshot()))
 
 
-def test_parameters_override_defaults_and_are_checked():
+def test_parameters_override_defaults_and_are_checked() -> None:
     factory = FakeAlgorithm.factory(steps_per_update=5)
     fake = factory(*SPACES, {"steps_per_update": 7, "rollout_length": 3}, 0)
     assert (fake.demand(), fake.rollout_length) == (7, 3)
@@ -115,17 +123,17 @@ def test_parameters_override_defaults_and_are_checked():
         FakeAlgorithm.factory("sideways")
 
 
-def test_acts_in_a_box_too():
+def test_acts_in_a_box_too() -> None:
     fake = FakeAlgorithm.factory()(DiscreteSpace(3), BoxSpace((2,)), {}, 0)
     assert fake.spec().head == "gaussian"
 
 
-def test_needs_no_torch():
+def test_needs_no_torch() -> None:
     code = "import sys, rl4sys_zmq.testing; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_last_part_of_a_batch_makes_an_update_when_asked():
+def test_a_last_part_of_a_batch_makes_an_update_when_asked() -> None:
     fake = make(steps_per_update=10)
     assert fake.update(partial=True) is None
     fake.observe(segment(1))

@@ -16,13 +16,16 @@ from rl4sys_zmq.testing.trace import Event
 
 GOOD_LEARNER = {"accepted": 4, "verdicts": {"trained": 3, "stale": 0, "quarantined": 0}, "pending": 1, "rolled_back": 0}
 
+ACTOR_PARTS = ("submitted", "dropped_at_source", "in_actor", "refused", "accepted", "in_doubt")
+ACTOR_LAW: dict[str, Any] = dict.fromkeys(ACTOR_PARTS, 1)
+
 
 def event(kind: str, *ids: str, who: str = "a0", at: int = 0, client: str = "on", life: int = 1, **fields: Any) -> Event:
     return Event(who, life, client, at, kind, ids, fields)
 
 
 def law(accepted: int, at: int = 100, **changes: int) -> Event:
-    parts = {"trained": accepted, "stale": 0, "quarantined": 0, "pending": 0, "rolled_back": 0, **changes}
+    parts: dict[str, Any] = {"trained": accepted, "stale": 0, "quarantined": 0, "pending": 0, "rolled_back": 0, **changes}
     return event("law", who="learner", at=at, side="learner", accepted=accepted, **parts)
 
 
@@ -67,11 +70,10 @@ MISTAKES: list[tuple[str, str, Callable[[list[Event]], list[Event]]]] = [
     ("another's state", "2 lost", lambda e: [*e[:-1], event("applied", who="learner")]),
     ("the law", "1 breaches, such as learner in life 1", lambda e: [*e, law(5, pending=1)]),
     ("negative", "breaches", lambda e: [*e, law(5, trained=6, pending=-1)]),
-    ("an actor's law", "breaches", lambda e: [*e, event("law", side="actor", **dict.fromkeys(ACTOR_PARTS, 1))]),
+    ("an actor's law", "breaches", lambda e: [*e, event("law", side="actor", **ACTOR_LAW)]),
     ("a learner that says nothing", "told no counters", lambda e: [*e, event("ready", who="learner", life=2)]),
     ("forgot an ack", "1 accepted for 'on', 2 were acked before", lambda e: [*e, law(1, at=50)]),
 ]
-ACTOR_PARTS = ("submitted", "dropped_at_source", "in_actor", "refused", "accepted", "in_doubt")
 
 
 @pytest.mark.parametrize(("words", "plant"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import pytest
 
 from rl4sys_zmq.errors import TransportError
@@ -17,7 +19,7 @@ from rl4sys_zmq.transports import Address
         ("inproc://a:b", "inproc://a:b", "inproc", "", 0),
     ],
 )
-def test_reads_and_writes(text, uri, scheme, host, port):
+def test_reads_and_writes(text: str, uri: str, scheme: str, host: str, port: int) -> None:
     address = Address.parse(text)
     assert (address.uri, address.scheme, address.host, address.port) == (uri, scheme, host, port)
     assert Address.parse(address.uri) == address
@@ -50,16 +52,16 @@ def test_reads_and_writes(text, uri, scheme, host, port):
         ("ipc://" + "é" * 54, "108 bytes of at most 107"),
     ],
 )
-def test_refuses_with_the_mend(text, says):
+def test_refuses_with_the_mend(text: str, says: str) -> None:
     with pytest.raises(TransportError, match=says):
         Address.parse(text)
 
 
-def test_longest_ipc_path():
+def test_longest_ipc_path() -> None:
     assert Address.parse("ipc://" + "p" * 107).name == "p" * 107
 
 
-def test_with_port():
+def test_with_port() -> None:
     assert Address.parse("[::1]:1").with_port(9).uri == "tcp://[::1]:9"
     with pytest.raises(TransportError, match="65536"):
         Address.parse("a:1").with_port(65536)

@@ -1,15 +1,18 @@
 """What exit and fork do, each in a process of its own."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 
 DEADLINE_S = 20.0
 
 
-def run(code):
+def run(code: Any) -> Any:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -18,7 +21,7 @@ def run(code):
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "ipc:///tmp/rl4sys-nobody-binds-this", "inproc://nobody"])
-def test_exit_with_messages_queued_for_nobody(address):
+def test_exit_with_messages_queued_for_nobody(address: str) -> None:
     run(f"""
         from rl4sys_zmq.transports import Socket
         dealer = Socket.dealer("{address}")
@@ -27,7 +30,7 @@ def test_exit_with_messages_queued_for_nobody(address):
     """)
 
 
-def test_exit_while_another_thread_polls():
+def test_exit_while_another_thread_polls() -> None:
     run("""
         import threading
         from rl4sys_zmq.transports import Poller, Socket
@@ -44,7 +47,7 @@ def test_exit_while_another_thread_polls():
     """)
 
 
-def test_exit_after_the_owning_thread_has_ended():
+def test_exit_after_the_owning_thread_has_ended() -> None:
     run("""
         import os, threading
         from rl4sys_zmq.transports import Socket
@@ -59,7 +62,7 @@ def test_exit_after_the_owning_thread_has_ended():
     """)
 
 
-def test_a_forked_child_starts_afresh_and_leaves_the_parents_sockets_alone():
+def test_a_forked_child_starts_afresh_and_leaves_the_parents_sockets_alone() -> None:
     out = run("""
         import os, sys
         from rl4sys_zmq.errors import TransportError

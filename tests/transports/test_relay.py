@@ -1,5 +1,7 @@
 """Sockets in a sidecar, with real processes."""
 
+from __future__ import annotations
+
 import os
 import select
 import signal
@@ -8,7 +10,9 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -24,7 +28,7 @@ NETWORKS = pytest.mark.parametrize("make", [LocalNetwork, Relay])
 
 
 @pytest.fixture(autouse=True)
-def descriptors_come_back():
+def descriptors_come_back() -> Iterator[Any]:
     Socket.router("inproc://*").close()  # the first socket makes the context, which keeps some
     before = os.listdir("/proc/self/fd"), open_sockets()
     yield
@@ -33,18 +37,18 @@ def descriptors_come_back():
 
 
 @pytest.fixture
-def router():
+def router() -> Iterator[Any]:
     with Socket.router("tcp://127.0.0.1:0", send_hwm=100_000, recv_hwm=100_000, max_frame_bytes=64 * 2**20) as router:
         yield router
 
 
 @pytest.fixture
-def relay():
+def relay() -> Iterator[Any]:
     with Relay() as relay:
         yield relay
 
 
-def until(condition, timeout_s=DEADLINE_S):
+def until(condition: Any, timeout_s: Any = DEADLINE_S) -> Any:
     deadline, pause = time.monotonic() + timeout_s, threading.Event()
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not happen"
@@ -52,37 +56,37 @@ def until(condition, timeout_s=DEADLINE_S):
     return found
 
 
-def receive(socket, max_frames=32, timeout_s=DEADLINE_S):
+def receive(socket: Any, max_frames: int = 32, timeout_s: Any = DEADLINE_S) -> Any:
     with Poller() as poller:
         poller.register(socket)
         assert poller.poll(timeout_s), "nothing came"
     return socket.recv(max_frames)
 
 
-def carried(relay, socket):
+def carried(relay: Any, socket: Any) -> Any:
     """What comes to a socket of the test while the relay's thread turns, as an actor's does."""
     return until(lambda: relay.pump() or socket.recv())
 
 
-def receive_line(network, line, max_frames=32):
+def receive_line(network: Any, line: Any, max_frames: int = 32) -> Any:
     with network.poller() as poller:
         poller.register(line)
         assert poller.poll(DEADLINE_S) == {line}, "nothing came"
     return line.recv(max_frames)
 
 
-def met(network, router):
+def met(network: Any, router: Any) -> tuple[Any, ...]:
     """A dealer of the network, and the id by which the router knows it."""
     dealer = network.dealer(router.bound, send_hwm=100_000, recv_hwm=100_000)
     assert dealer.send([b"hello"])
     return dealer, receive(router)[0]
 
 
-def alive(pid):
+def alive(pid: Any) -> Any:
     return Path(f"/proc/{pid}").exists()
 
 
-def ended(pid):
+def ended(pid: Any) -> Any:
     """True for a zombie too: an orphan's is the init process's to collect."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
@@ -90,12 +94,12 @@ def ended(pid):
         return True
 
 
-def python(code, **kwargs):
+def python(code: Any, **kwargs: Any) -> Any:
     return subprocess.Popen([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], text=True, **kwargs)
 
 
 @NETWORKS
-def test_echo(make, router):
+def test_echo(make: Any, router: Any) -> None:
     with make() as network, network.dealer(router.bound) as dealer:
         assert dealer.recv() is None
         assert dealer.send([b"one", b"", memoryview(b"three")])
@@ -106,7 +110,7 @@ def test_echo(make, router):
 
 
 @NETWORKS
-def test_sub(make):
+def test_sub(make: Any) -> None:
     with Socket.xpub("tcp://127.0.0.1:0") as xpub, make() as network, network.sub(xpub.bound) as sub:
         sub.subscribe(b"a")
         assert read_subscription(receive(xpub)) == (True, b"a")
@@ -118,7 +122,7 @@ def test_sub(make):
 
 
 @NETWORKS
-def test_one_poller_for_both_and_a_wakeup(make, router):
+def test_one_poller_for_both_and_a_wakeup(make: Any, router: Any) -> None:
     with (
         Socket.xpub("tcp://127.0.0.1:0") as xpub,
         make() as network,
@@ -151,7 +155,7 @@ def test_one_poller_for_both_and_a_wakeup(make, router):
         dealer.close()
 
 
-def test_many_small_messages_in_order(relay, router):
+def test_many_small_messages_in_order(relay: Any, router: Any) -> None:
     dealer, peer = met(relay, router)
     numbers = [b"%d" % n for n in range(10_000)]
     for number in numbers:
@@ -162,7 +166,7 @@ def test_many_small_messages_in_order(relay, router):
     assert [receive_line(relay, dealer)[0] for _ in numbers] == numbers
 
 
-def test_large_messages_both_ways(relay, router):
+def test_large_messages_both_ways(relay: Any, router: Any) -> None:
     dealer, peer = met(relay, router)
     bodies = [bytes([n]) * (4_000_000 + n) for n in range(20)]
 
@@ -183,7 +187,7 @@ def test_large_messages_both_ways(relay, router):
     assert [receive_line(relay, dealer)[0] for _ in range(10)] == bodies[:10]
 
 
-def test_unread_messages_stay_in_the_network_and_none_is_lost(relay, router):
+def test_unread_messages_stay_in_the_network_and_none_is_lost(relay: Any, router: Any) -> None:
     dealer, peer = met(relay, router)
     body = bytes(1_000_000)
     for n in range(60):
@@ -193,7 +197,7 @@ def test_unread_messages_stay_in_the_network_and_none_is_lost(relay, router):
 
 
 @pytest.mark.parametrize("sent", [40, 2000])
-def test_too_many_frames(relay, router, sent):
+def test_too_many_frames(relay: Any, router: Any, sent: int) -> None:
     dealer, peer = met(relay, router)
     assert router.send([peer, b"first", *[b""] * (sent - 1)])
     assert router.send([peer, b"next"])
@@ -207,7 +211,7 @@ def test_too_many_frames(relay, router, sent):
         dealer.send([])
 
 
-def test_a_full_window_says_full_and_blocks_nothing():
+def test_a_full_window_says_full_and_blocks_nothing() -> None:
     chunk = bytes(1_000_000)
     with Socket.xpub("tcp://127.0.0.1:0") as xpub, Relay() as relay:
         full = relay.dealer("tcp://127.0.0.1:1", send_hwm=1)  # nobody listens there
@@ -232,7 +236,7 @@ def test_a_full_window_says_full_and_blocks_nothing():
             assert until(lambda: again.send([chunk]))
 
 
-def test_a_window_opens_again(relay):
+def test_a_window_opens_again(relay: Any) -> None:
     with Socket.router("tcp://127.0.0.1:0", recv_hwm=1, max_frame_bytes=2**24) as router:
         dealer = relay.dealer(router.bound, send_hwm=1)
         chunk = bytes(8_000_000)
@@ -249,7 +253,7 @@ def test_a_window_opens_again(relay):
         assert receive(router)[1] == b"more"
 
 
-def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router):
+def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router: Any) -> None:
     with Relay() as relay:
         dealer, _ = met(relay, router)
         os.kill(relay.pid, signal.SIGSTOP)
@@ -265,7 +269,7 @@ def test_a_stopped_sidecar_fills_up_and_blocks_nothing(router):
 
 
 @pytest.mark.parametrize("call", ["send", "recv", "poll", "open", "subscribe"])
-def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router, call):
+def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router: Any, call: str) -> None:
     with Relay() as relay:
         dealer, _ = met(relay, router)
         sub = relay.sub(router.bound)
@@ -294,7 +298,7 @@ def test_a_killed_sidecar_is_an_error_of_every_call_and_a_new_one_works(router, 
         met(relay, router)
 
 
-def test_a_kill_amid_large_messages(router):
+def test_a_kill_amid_large_messages(router: Any) -> None:
     with Relay() as relay:
         dealer, _ = met(relay, router)
         for _ in range(5):
@@ -306,7 +310,7 @@ def test_a_kill_amid_large_messages(router):
                 poller.poll(DEADLINE_S)
 
 
-def test_a_silent_sidecar_is_taken_for_dead(monkeypatch, router):
+def test_a_silent_sidecar_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, router: Any) -> None:
     for name, value in (("sidecar.PING_S", 0.05), ("relay_line.PING_S", 0.05), ("sidecar.SILENCE_S", 1.0)):
         monkeypatch.setattr(f"rl4sys_zmq.transports.{name}", value)
     with Relay() as relay:
@@ -332,7 +336,7 @@ HOST = """
 
 
 @pytest.mark.parametrize("started", [True, False])
-def test_a_killed_host_takes_its_sidecar_along(router, started):
+def test_a_killed_host_takes_its_sidecar_along(router: Any, started: bool) -> None:
     code = HOST.format(then="time.sleep(60)").replace('"tcp://127.0.0.1:1"', repr(router.bound.uri))
     with python(code, stdout=subprocess.PIPE) as host:
         pid = int(host.stdout.readline())
@@ -343,8 +347,8 @@ def test_a_killed_host_takes_its_sidecar_along(router, started):
     until(lambda: ended(pid))
 
 
-def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router):
-    code = HOST.format(then="import os; os.fork(); print(os.getpid(), flush=True); time.sleep(60)")
+def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router: Any) -> None:
+    code = HOST.format(then="import os; os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
     with python(code.replace('"tcp://127.0.0.1:1"', repr(router.bound.uri)), stdout=subprocess.PIPE) as host:
         pid, *pids = (int(host.stdout.readline()) for _ in range(3))
         try:
@@ -356,7 +360,7 @@ def test_a_killed_hosts_forked_child_does_not_keep_the_sidecar(router):
             os.kill(next(other for other in pids if other != host.pid), signal.SIGKILL)
 
 
-def test_a_killed_host_whose_end_of_the_pair_was_copied(router):
+def test_a_killed_host_whose_end_of_the_pair_was_copied(router: Any) -> None:
     then = """import subprocess
     held = subprocess.Popen(["sleep", "60"], pass_fds=(relay.fileno(),))
     print(held.pid, flush=True)
@@ -373,7 +377,7 @@ def test_a_killed_host_whose_end_of_the_pair_was_copied(router):
             os.kill(holder, signal.SIGKILL)
 
 
-def test_a_forked_child_leaves_the_sidecar_alone(router):
+def test_a_forked_child_leaves_the_sidecar_alone(router: Any) -> None:
     code = """
         import os, sys
         from rl4sys_zmq.errors import TransportError
@@ -408,7 +412,7 @@ def test_a_forked_child_leaves_the_sidecar_alone(router):
     assert (host.returncode, out, err) == (0, "[b'answer']\n", "")
 
 
-def test_the_host_makes_no_context_and_the_sidecar_imports_little(router):
+def test_the_host_makes_no_context_and_the_sidecar_imports_little(router: Any) -> None:
     code = """
         import sys
         from rl4sys_zmq.transports import Wakeup
@@ -424,7 +428,8 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router):
         import rl4sys_zmq.transports.relay_process
         print(sorted({"numpy", "torch", "msgpack", "gymnasium", "asyncio", "multiprocessing"} & set(sys.modules)))
     """
-    with python(code, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # coverage imports much
+    with python(code, env=alone, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
         host.stdin.write(router.bound.uri + "\n")
         host.stdin.flush()
         router.send([receive(router)[0], b"answer"])
@@ -432,7 +437,7 @@ def test_the_host_makes_no_context_and_the_sidecar_imports_little(router):
     assert (host.returncode, out, err) == (0, "[]\n", "")
 
 
-def test_exit_without_close(router):
+def test_exit_without_close(router: Any) -> None:
     code = HOST.format(then="sys.exit(0)").replace("relay = Relay()", "relay = Relay(); sys.relay = relay")
     with python(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as host:
         out, _ = host.communicate(timeout=DEADLINE_S)
@@ -440,7 +445,7 @@ def test_exit_without_close(router):
     until(lambda: ended(int(out)))
 
 
-def test_close_at_once_leaves_nothing_and_is_quick():
+def test_close_at_once_leaves_nothing_and_is_quick() -> None:
     before = time.monotonic()
     for _ in range(3):
         relay = Relay()
@@ -452,7 +457,7 @@ def test_close_at_once_leaves_nothing_and_is_quick():
         relay.dealer("tcp://127.0.0.1:1")
 
 
-def test_ctrl_c_and_closed_lines(relay, router):
+def test_ctrl_c_and_closed_lines(relay: Any, router: Any) -> None:
     dealer, peer = met(relay, router)
     os.kill(relay.pid, signal.SIGINT)
     assert router.send([peer, b"still"])
@@ -463,11 +468,11 @@ def test_ctrl_c_and_closed_lines(relay, router):
     assert os.getsid(relay.pid) == relay.pid
 
 
-def test_only_its_thread_may_use_it(relay, router):
+def test_only_its_thread_may_use_it(relay: Any, router: Any) -> None:
     dealer, _ = met(relay, router)
     caught = []
 
-    def use():
+    def use() -> None:
         for call in (dealer.recv, lambda: dealer.send([b""]), dealer.close, relay.close):
             with pytest.raises(TransportError, match="another thread"):
                 call()
@@ -479,7 +484,7 @@ def test_only_its_thread_may_use_it(relay, router):
     assert len(caught) == 4
 
 
-def test_what_cannot_be_dialled_is_an_error(relay):
+def test_what_cannot_be_dialled_is_an_error(relay: Any) -> None:
     for address in ("inproc://x", "tcp://*:1", "tcp://127.0.0.1:0"):
         with pytest.raises(TransportError, match="dialled"):
             relay.dealer(address)
@@ -496,10 +501,10 @@ def test_what_cannot_be_dialled_is_an_error(relay):
 
 @pytest.mark.skipif(not zmq.has("curve"), reason="this libzmq has no CURVE")
 @NETWORKS
-def test_curve(make):
+def test_curve(make: Any) -> None:
     (learner_public, learner_secret), (public, secret) = zmq.curve_keypair(), zmq.curve_keypair()
 
-    def serve(raw):
+    def serve(raw: Any) -> None:
         raw.curve_server = True
         raw.curve_secretkey = learner_secret
 
@@ -511,19 +516,19 @@ def test_curve(make):
 
 
 @pytest.mark.parametrize("step", [1, 7, 100_000])
-def test_framing_survives_any_cut(step):
+def test_framing_survives_any_cut(step: int) -> None:
     class Cut:
         """A pair that reads and writes a few bytes at a time."""
 
-        def __init__(self):
+        def __init__(self) -> None:
             self.data = bytearray()
 
-        def sendmsg(self, chunks, *_):
+        def sendmsg(self, chunks: Any, *_: Any) -> Any:
             piece = b"".join(map(bytes, chunks))[:step]
             self.data += piece
             return len(piece)
 
-        def recv_into(self, view):
+        def recv_into(self, view: Any) -> Any:
             if not self.data:
                 raise BlockingIOError
             size = min(step, len(view), len(self.data))
@@ -533,7 +538,8 @@ def test_framing_survives_any_cut(step):
 
     large = 70_000 if step < 100 else 3_000_000
     messages = [[], [b""], [b"a", bytes(large), b"b"], [bytes(65_536)], [b"x"] * 1024, [b"y" * 65_535] * 3]
-    pair, outlet, inlet = Cut(), Outlet(), Inlet()
+    pair: Any = Cut()
+    outlet, inlet = Outlet(), Inlet()
     for number, frames in enumerate(messages):
         outlet.put(Command.MESSAGE, number, frames)
     outlet.flush(pair)
@@ -544,7 +550,7 @@ def test_framing_survives_any_cut(step):
     assert [(s.command, s.line, s.frames) for s in got] == [(Command.MESSAGE, n, f) for n, f in enumerate(messages)]
 
 
-def test_a_host_without_standard_streams(router):
+def test_a_host_without_standard_streams(router: Any) -> None:
     code = """
         import os, sys
         address = sys.argv[1]
@@ -561,7 +567,7 @@ def test_a_host_without_standard_streams(router):
         assert host.wait(DEADLINE_S) == 0
 
 
-def test_plain_sockets_do_not_mix_with_lines(relay, router):
+def test_plain_sockets_do_not_mix_with_lines(relay: Any, router: Any) -> None:
     with relay.poller() as poller:
         with pytest.raises(TransportError, match="same Relay"):
             poller.register(router)

@@ -1,23 +1,28 @@
 """Who gets in, who is told what, and who hears what: real sockets, real keys."""
 
+from __future__ import annotations
+
 import socket as plain
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
 from rl4sys_zmq.security import Denied, ServerKeys, UserKeys, curve_client, curve_server, new_key_pair, register_domain, zap
+from rl4sys_zmq.testing import TransportUnderTest
 from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, Sent, Socket, explain, read_subscription
 
 PATIENCE_S = 10.0
 
 
-def until(condition, what="the condition"):
+def until(condition: Any, what: str = "the condition") -> Any:
     deadline = time.monotonic() + PATIENCE_S
     pause = threading.Event()
     while not (found := condition()):
@@ -26,7 +31,7 @@ def until(condition, what="the condition"):
     return found
 
 
-def receive(socket, timeout_s=PATIENCE_S):
+def receive(socket: Any, timeout_s: Any = PATIENCE_S) -> Any:
     deadline = time.monotonic() + timeout_s
     with Poller() as poller:
         poller.register(socket)
@@ -38,46 +43,46 @@ def receive(socket, timeout_s=PATIENCE_S):
 class House:
     """A learner's keys, a check with a list, and sockets that are closed at the end."""
 
-    def __init__(self, stack):
+    def __init__(self, stack: Any) -> None:
         self.stack = stack
         self.keys = ServerKeys(new_key_pair())
         self.users = {}
         self.domain = stack.enter_context(register_domain("data", self.check))
 
-    def check(self, shown):
+    def check(self, shown: Any) -> Any:
         assert shown.mechanism == "CURVE" and shown.domain == "data" and len(shown.key_z85) == 40
         answer = self.users.get(shown.key_z85, Denied("unlisted"))
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def secure(self):
+    def secure(self) -> Any:
         return curve_server(self.keys, "data")
 
-    def router(self, address="tcp://127.0.0.1:0", **more):
+    def router(self, address: str = "tcp://127.0.0.1:0", **more: Any) -> Any:
         return self.stack.enter_context(Socket.router(address, secure=self.secure(), **more))
 
-    def actor(self, answer=None):
+    def actor(self, answer: Any = None) -> Any:
         own = new_key_pair()
         if answer is not None:
             self.users[own.public] = answer
         return UserKeys(own, self.keys.learner.public)
 
-    def dealer(self, router, keys, **more):
+    def dealer(self, router: Any, keys: Any, **more: Any) -> Any:
         secure = None if keys is None else curve_client(keys)
         return self.stack.enter_context(Socket.dealer(router.bound, secure=secure, **more))
 
 
 @pytest.fixture
-def house():
+def house() -> Iterator[Any]:
     with ExitStack() as stack:
         yield House(stack)
 
 
-def failure(socket):
+def failure(socket: Any) -> Any:
     found = []
 
-    def look():
+    def look() -> Any:
         found.extend(event for event in socket.events() if event.is_failure)
         return found
 
@@ -85,7 +90,7 @@ def failure(socket):
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_each_message_names_its_user(house, scheme):
+def test_each_message_names_its_user(house: Any, scheme: str) -> None:
     router = house.router("tcp://127.0.0.1:0" if scheme == "tcp" else "ipc://*")
     assert router.authenticated and router.user == ""
     dealers = {name: house.dealer(router, house.actor(name)) for name in ("arm", "leg-é", "x" * 255)}
@@ -97,7 +102,7 @@ def test_each_message_names_its_user(house, scheme):
     assert house.domain.counters.snapshot() == {"accepted": 3}
 
 
-def test_inproc_and_insecure_sockets_name_nobody(house):
+def test_inproc_and_insecure_sockets_name_nobody(house: Any) -> None:
     inproc = house.router("inproc://*")
     local = house.stack.enter_context(Socket.router("tcp://127.0.0.1:0"))
     for router, keys in ((inproc, house.actor("arm")), (local, None)):
@@ -138,7 +143,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_who_does_not_get_in_is_counted_and_told(house, case):
+def test_who_does_not_get_in_is_counted_and_told(house: Any, case: Any) -> None:
     router = house.router(watch=True)
     good = house.dealer(router, house.actor("good"))
     assert good.send([b"before"]) and receive(router)[1] == b"before"
@@ -163,7 +168,7 @@ def test_who_does_not_get_in_is_counted_and_told(house, case):
     assert router.recv() is None and house.domain.alive
 
 
-def test_a_learner_without_keys_and_an_actor_with(house):
+def test_a_learner_without_keys_and_an_actor_with(house: Any) -> None:
     router = house.stack.enter_context(Socket.router("tcp://127.0.0.1:0", watch=True))
     bad = house.dealer(router, house.actor("arm"), watch=True)
     good = house.stack.enter_context(Socket.dealer(router.bound))
@@ -175,7 +180,7 @@ def test_a_learner_without_keys_and_an_actor_with(house):
     assert router.recv() is None
 
 
-def test_good_connections_have_their_events(house):
+def test_good_connections_have_their_events(house: Any) -> None:
     router = house.router(watch=True)
     dealer = house.dealer(router, house.actor("arm"), watch=True)
     assert dealer.send([b"x"]) and receive(router)
@@ -201,12 +206,12 @@ def test_good_connections_have_their_events(house):
         ("something new", 0, "something new", "something new"),
     ],
 )
-def test_events_in_words(name, detail, actor, learner):
+def test_events_in_words(name: str, detail: int, actor: str, learner: str) -> None:
     event = MonitorEvent(name, detail)
     assert actor in explain(event, "actor") and learner in explain(event, "learner")
 
 
-def test_without_a_handler_the_learner_knows_why(house):
+def test_without_a_handler_the_learner_knows_why(house: Any) -> None:
     house.domain.close()
     router = house.router(watch=True)
     bad = house.dealer(router, house.actor("arm"), watch=True)
@@ -215,12 +220,12 @@ def test_without_a_handler_the_learner_knows_why(house):
     assert failure(bad).name == "handshake_failed.no_detail"  # 32, or 11 where its own patience was over before
 
 
-def test_only_a_watched_socket_has_events(house):
+def test_only_a_watched_socket_has_events(house: Any) -> None:
     with pytest.raises(TransportError, match="watch=True"):
         house.router().events()
 
 
-def test_a_flood_of_events_is_bounded_and_stalls_nobody(house, monkeypatch):
+def test_a_flood_of_events_is_bounded_and_stalls_nobody(house: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl4sys_zmq.transports.monitor.PAUSE_S", 0.05)
     router = house.router(watch=True)
     good = house.dealer(router, house.actor("good"))
@@ -233,7 +238,7 @@ def test_a_flood_of_events_is_bounded_and_stalls_nobody(house, monkeypatch):
     until(lambda: house.dealer(router, house.actor("good")).send([b"y"]) and any(e.name == "accepted" for e in router.events()))
 
 
-def test_no_descriptors_left_is_one_event_and_passes():
+def test_no_descriptors_left_is_one_event_and_passes() -> None:
     """In a process of its own, since it runs out of descriptors."""
     code = """
         import resource, socket, threading, time
@@ -271,7 +276,9 @@ def test_no_descriptors_left_is_one_event_and_passes():
 # ---- the handler
 
 
-def test_a_dead_handler_lets_nobody_in_and_hangs_nothing(house, monkeypatch, caplog):
+def test_a_dead_handler_lets_nobody_in_and_hangs_nothing(
+    house: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     router = house.router()
     listed = house.actor("arm")
     first = house.dealer(router, listed)
@@ -296,7 +303,7 @@ def test_a_dead_handler_lets_nobody_in_and_hangs_nothing(house, monkeypatch, cap
     assert router.recv() is None
 
 
-def test_a_closed_domain_lets_nobody_in(house):
+def test_a_closed_domain_lets_nobody_in(house: Any) -> None:
     router = house.router()
     house.domain.close()
     house.domain.close()
@@ -308,7 +315,7 @@ def test_a_closed_domain_lets_nobody_in(house):
         until(lambda: (late.send([b"x"]) and router.recv()) or None, "libzmq redialling")
 
 
-def test_one_handler_for_all_domains(house):
+def test_one_handler_for_all_domains(house: Any) -> None:
     with register_domain("weights", house.check) as weights:
         assert [t.name for t in threading.enumerate()].count("rl4sys-zap") == 1
         with pytest.raises(TransportError, match="registered already"):
@@ -320,17 +327,17 @@ def test_one_handler_for_all_domains(house):
             register_domain(name, house.check)
 
 
-def test_domains_come_and_go(house):
+def test_domains_come_and_go(house: Any) -> None:
     house.domain.close()
     for _ in range(50):
         register_domain("data", house.check).close()
 
 
-def test_a_check_that_waits_does_not_hang_close(monkeypatch):
+def test_a_check_that_waits_does_not_hang_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zap, "_CLOSE_WAIT_S", 0.1)
     asked, answer = threading.Event(), threading.Event()
 
-    def slow(shown):
+    def slow(shown: Any) -> str:
         asked.set()
         answer.wait(PATIENCE_S)
         return "arm"
@@ -351,13 +358,13 @@ def test_a_check_that_waits_does_not_hang_close(monkeypatch):
             assert router.recv() is None and domain.counters.get("accepted") == 0
 
 
-def test_another_handler_in_this_context_is_an_error():
+def test_another_handler_in_this_context_is_an_error() -> None:
     with Socket.router("inproc://zeromq.zap.01"), pytest.raises(TransportError, match="cannot start the ZAP handler"):
         register_domain("data", lambda shown: "x")
     register_domain("data", lambda shown: "x").close()
 
 
-def test_malformed_requests_and_other_mechanisms(house):
+def test_malformed_requests_and_other_mechanisms(house: Any) -> None:
     key = b"k" * 32
     head = [b"", b"1.0", b"7", b"data", b"127.0.0.1", b""]
     requests = {
@@ -384,10 +391,10 @@ def test_malformed_requests_and_other_mechanisms(house):
     assert house.domain.counters.under("denied") == {"mechanism": 5, "unlisted": 1} and house.domain.alive
 
 
-def test_a_socket_without_keys_in_our_domain_is_denied(house):
+def test_a_socket_without_keys_in_our_domain_is_denied(house: Any) -> None:
     import zmq
 
-    def null(raw):
+    def null(raw: Any) -> None:
         raw.setsockopt(zmq.ZAP_DOMAIN, b"data")
         raw.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
@@ -398,7 +405,7 @@ def test_a_socket_without_keys_in_our_domain_is_denied(house):
     assert house.domain.counters.get("denied.mechanism") == 1 and router.recv() is None
 
 
-def test_a_forked_child_makes_its_own_handler():
+def test_a_forked_child_makes_its_own_handler() -> None:
     code = """
         import os, sys
         from rl4sys_zmq.security import *
@@ -433,7 +440,7 @@ def test_a_forked_child_makes_its_own_handler():
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_revoked_key_is_cut_off_and_stays_out(house, scheme):
+def test_a_revoked_key_is_cut_off_and_stays_out(house: Any, scheme: str) -> None:
     router = house.router("tcp://127.0.0.1:0" if scheme == "tcp" else "ipc://*")
     assert router.cut_off() is False
     good, bad = house.dealer(router, house.actor("good")), house.dealer(router, keys := house.actor("bad"), watch=True)
@@ -446,11 +453,11 @@ def test_a_revoked_key_is_cut_off_and_stays_out(house, scheme):
     assert good.send([b"y"]) and receive(router)[1] == b"y" and router.user == "good"
 
 
-def notice(publisher):
+def notice(publisher: Any) -> Any:
     return read_subscription(receive(publisher))
 
 
-def test_only_granted_topics_are_heard(transport):
+def test_only_granted_topics_are_heard(transport: TransportUnderTest) -> None:
     with (
         Socket.xpub(transport.address(), hwm=100, grants=True) as publisher,
         Socket.sub(publisher.bound) as one,
@@ -485,7 +492,7 @@ def test_only_granted_topics_are_heard(transport):
             assert receive(late)[1] == b"for the late"
 
 
-def test_a_restarted_publisher_is_asked_again():
+def test_a_restarted_publisher_is_asked_again() -> None:
     publisher = Socket.xpub("tcp://127.0.0.1:0", grants=True)
     address = publisher.bound
     with Socket.sub(address) as sub:
@@ -500,7 +507,7 @@ def test_a_restarted_publisher_is_asked_again():
             assert receive(sub) == [b"w", b"x"]
 
 
-def test_a_grant_to_somebody_who_has_gone_goes_to_nobody():
+def test_a_grant_to_somebody_who_has_gone_goes_to_nobody() -> None:
     with Socket.xpub("tcp://127.0.0.1:0", grants=True) as publisher, Socket.sub(publisher.bound) as other:
         other.subscribe(b"other")
         assert notice(publisher) == (True, b"other")
@@ -513,12 +520,12 @@ def test_a_grant_to_somebody_who_has_gone_goes_to_nobody():
         assert other.recv() is None
 
 
-def test_grants_are_for_an_xpub_that_was_made_so(house):
+def test_grants_are_for_an_xpub_that_was_made_so(house: Any) -> None:
     with Socket.xpub("inproc://*") as publisher, pytest.raises(TransportError, match="grants=True"):
         publisher.grant(b"w")
 
 
-def test_notices_name_their_user(house):
+def test_notices_name_their_user(house: Any) -> None:
     publisher = house.stack.enter_context(Socket.xpub("tcp://127.0.0.1:0", secure=house.secure(), grants=True))
     subs = {}
     for name in ("arm", "leg"):
@@ -531,7 +538,7 @@ def test_notices_name_their_user(house):
     assert notice(publisher) == (False, b"leg") and publisher.user == "", "libzmq wrote this one"
 
 
-def test_who_asks_in_vain_too_often_is_cut_off(house):
+def test_who_asks_in_vain_too_often_is_cut_off(house: Any) -> None:
     publisher = house.stack.enter_context(Socket.xpub("tcp://127.0.0.1:0", secure=house.secure(), grants=True, watch=True))
     good = house.stack.enter_context(Socket.sub(publisher.bound, secure=curve_client(house.actor("good"))))
     good.subscribe(b"w")
@@ -544,7 +551,7 @@ def test_who_asks_in_vain_too_often_is_cut_off(house):
     until(lambda: publisher.recv() and publisher.user == "rude")
     del house.users[keys.own.public]
 
-    def out():
+    def out() -> Any:
         while publisher.recv() is not None:
             pass
         return any(event.name == "handshake_failed.auth" for event in rude.events())

@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 import errno
 import fcntl
 import gc
@@ -7,7 +9,9 @@ import stat
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -17,57 +21,59 @@ from rl4sys_zmq.testing import CHECKS, TransportUnderTest, check_transport
 from rl4sys_zmq.transports import Poller, Sent, Socket, TooManyFrames, Wakeup, context, open_sockets, read_subscription
 
 
-def wait(socket, timeout_s=10.0, **kwargs):
+def wait(socket: Any, timeout_s: float = 10.0, **kwargs: Any) -> None:
     with Poller() as poller:
         poller.register(socket, **kwargs)
         assert poller.poll(timeout_s) == {socket}
 
 
-def receive(socket):
+def receive(socket: Any) -> Any:
     wait(socket)
     return socket.recv()
 
 
 @pytest.mark.parametrize("clause", CHECKS)
-def test_contract(transport, clause):
+def test_contract(transport: TransportUnderTest, clause: Any) -> None:
     CHECKS[clause](transport.address, str)
 
 
 @pytest.mark.parametrize("address", ["inproc://*", "ipc://*", "tcp://[::1]:0", "localhost:0", "*:0"])
-def test_contract_on_other_ways_to_write_an_address(address):
+def test_contract_on_other_ways_to_write_an_address(address: str) -> None:
     check_transport(lambda: address)
 
 
-def test_a_fresh_address_becomes_concrete(transport):
+def test_a_fresh_address_becomes_concrete(transport: TransportUnderTest) -> None:
     with Socket.router(transport.address()) as one, Socket.router(transport.address()) as two:
         assert one.bound != two.bound and not one.bound.is_fresh
         assert one.bound.scheme == transport.scheme and one.address == one.bound
 
 
-def test_a_dialling_socket_is_not_bound(transport):
+def test_a_dialling_socket_is_not_bound(transport: TransportUnderTest) -> None:
     with Socket.router(transport.address()) as router, Socket.dealer(router.bound) as dealer:
         assert dealer.address == router.bound
         with pytest.raises(TransportError, match="not bound"):
             _ = dealer.bound
 
 
-def test_too_many_frames_are_drained_and_reported(transport):
+def test_too_many_frames_are_drained_and_reported(transport: TransportUnderTest) -> None:
     with Socket.router(transport.address()) as router, Socket.dealer(router.bound) as dealer:
         assert dealer.send([b""] * 1000)
         assert dealer.send([b"next"])
         wait(router)
         with pytest.raises(TooManyFrames) as caught:
             router.recv()
-        assert isinstance(caught.value, ProtocolError) and caught.value.code is Refusal.FRAMES
+        error: object = caught.value
+        assert isinstance(error, ProtocolError) and error.code is Refusal.FRAMES
         assert "1001 frames; the limit is 32" in str(caught.value)
         peer, body = receive(router)
         assert (caught.value.first, body) == (peer, b"next")
         assert dealer.send([b"x"] * 40)
         wait(router)
-        assert len(router.recv(max_frames=41)) == 41
+        frames = router.recv(max_frames=41)
+        assert frames is not None and len(frames) == 41
 
 
-def test_empty_messages_are_refused(transport):
+def test_empty_messages_are_refused(transport: TransportUnderTest) -> None:
     with Socket.router(transport.address()) as router, Socket.dealer(router.bound) as dealer:
         with pytest.raises(TransportError, match="at least 1"):
             dealer.send([])
@@ -75,25 +81,27 @@ def test_empty_messages_are_refused(transport):
             router.send([b"only a peer"])
 
 
-def test_roles_check_their_calls(transport):
+def test_roles_check_their_calls(transport: TransportUnderTest) -> None:
     with Socket.router(transport.address()) as router:
         with pytest.raises(TransportError, match="only a sub"):
             router.subscribe(b"x")
         with pytest.raises(TransportError, match="cannot wait for one peer"):
             router.send_wait([b"a", b"b"], 0.0)
-    for arguments in ({}, {"bind": transport.address(), "connect": transport.address()}):
+    both: dict[str, Any] = {"bind": transport.address(), "connect": transport.address()}
+    neither: dict[str, Any] = {}
+    for arguments in (neither, both):
         with pytest.raises(TransportError, match="exactly one"):
             Socket.push(**arguments)
 
 
-def test_send_wait_ends_at_its_deadline_and_when_there_is_room(transport):
+def test_send_wait_ends_at_its_deadline_and_when_there_is_room(transport: TransportUnderTest) -> None:
     with Socket.push(bind=transport.address(), hwm=1) as push:
         start = time.monotonic()
         assert push.send_wait([b"x"], 0.05) is Sent.FULL
         assert time.monotonic() - start >= 0.05
         address, got = push.bound, []
 
-        def consume():
+        def consume() -> None:
             with Socket.pull(connect=address, hwm=1) as pull:
                 got.append(receive(pull))
 
@@ -105,22 +113,22 @@ def test_send_wait_ends_at_its_deadline_and_when_there_is_room(transport):
 
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:0", "*:5", "ipc://*", "inproc://*"])
-def test_what_nobody_can_dial(address):
+def test_what_nobody_can_dial(address: str) -> None:
     with pytest.raises(TransportError, match="cannot be dialled"):
         Socket.dealer(address)
 
 
-def test_subscription_notices_are_read_strictly():
+def test_subscription_notices_are_read_strictly() -> None:
     assert read_subscription([b"\x01w"]) == (True, b"w")
     assert read_subscription([b"\x00"]) == (False, b"")
     for junk in ([b""], [b"\x02w"], [b"\x01", b""], []):
         assert read_subscription(junk) is None
 
 
-def test_options_are_those_of_the_design(transport):
+def test_options_are_those_of_the_design(transport: TransportUnderTest) -> None:
     made = []
 
-    def secure(raw):
+    def secure(raw: Any) -> None:
         made.append(raw)
         assert not raw.getsockopt(zmq.LAST_ENDPOINT).strip(b"\0")
 
@@ -142,7 +150,7 @@ def test_options_are_those_of_the_design(transport):
         assert client.getsockopt(zmq.IDENTITY) == b""
 
 
-def test_reconnection_intervals_differ():
+def test_reconnection_intervals_differ() -> None:
     seen = set()
     for _ in range(12):
         with Socket.dealer("tcp://127.0.0.1:1", secure=lambda raw: seen.add(raw.getsockopt(zmq.RECONNECT_IVL))):
@@ -150,8 +158,8 @@ def test_reconnection_intervals_differ():
     assert len(seen) > 3
 
 
-def test_a_failed_secure_leaves_no_socket():
-    def fail(raw):
+def test_a_failed_secure_leaves_no_socket() -> None:
+    def fail(raw: Any) -> None:
         raise ValueError("no key")
 
     before = open_sockets()
@@ -161,7 +169,7 @@ def test_a_failed_secure_leaves_no_socket():
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
-def test_a_frame_over_the_limit_never_arrives(scheme):
+def test_a_frame_over_the_limit_never_arrives(scheme: str) -> None:
     with (
         Socket.router("tcp://127.0.0.1:0" if scheme == "tcp" else "ipc://*", max_frame_bytes=1000) as router,
         Socket.dealer(router.bound) as rude,
@@ -172,7 +180,7 @@ def test_a_frame_over_the_limit_never_arrives(scheme):
         assert receive(router)[1] == b"y" * 1000
 
 
-def test_poller_knows_sockets_descriptors_and_wakeups(transport):
+def test_poller_knows_sockets_descriptors_and_wakeups(transport: TransportUnderTest) -> None:
     ours, theirs = plain.socketpair()
     with (
         ours,
@@ -200,7 +208,7 @@ def test_poller_knows_sockets_descriptors_and_wakeups(transport):
         assert poller.poll(10) == {dealer}
 
 
-def test_polling_a_closed_socket_says_so(transport):
+def test_polling_a_closed_socket_says_so(transport: TransportUnderTest) -> None:
     with Poller() as poller:
         router = Socket.router(transport.address())
         poller.register(router)
@@ -209,7 +217,7 @@ def test_polling_a_closed_socket_says_so(transport):
             poller.poll(0)
 
 
-def test_a_forgotten_socket_is_not_closed_by_the_collector():
+def test_a_forgotten_socket_is_not_closed_by_the_collector() -> None:
     """Only its own thread may close it; the register keeps it until then."""
     before = open_sockets()
     Socket.router("inproc://*")
@@ -223,12 +231,12 @@ def test_a_forgotten_socket_is_not_closed_by_the_collector():
 
 
 @pytest.fixture
-def ipc():
+def ipc() -> Iterator[Any]:
     with TransportUnderTest("ipc") as under_test:
         yield under_test
 
 
-def test_ipc_lock_outlives_nothing(ipc):
+def test_ipc_lock_outlives_nothing(ipc: Any) -> None:
     folder = Path(ipc.address().removeprefix("ipc://")).parent / "made" / "here"
     path = folder / "s"
     with Socket.router(f"ipc://{path}") as router:
@@ -241,7 +249,7 @@ def test_ipc_lock_outlives_nothing(ipc):
     assert list(folder.iterdir()) == []
 
 
-def test_ipc_takes_over_a_dead_socket_but_nothing_else(ipc):
+def test_ipc_takes_over_a_dead_socket_but_nothing_else(ipc: Any) -> None:
     dead, alive, file = (ipc.address() for _ in range(3))
     with plain.socket(plain.AF_UNIX) as leftover:
         leftover.bind(dead.removeprefix("ipc://"))
@@ -262,7 +270,7 @@ def test_ipc_takes_over_a_dead_socket_but_nothing_else(ipc):
     assert not os.path.exists(file.removeprefix("ipc://") + ".lock")
 
 
-def test_ipc_lock_of_another_process_counts(ipc):
+def test_ipc_lock_of_another_process_counts(ipc: Any) -> None:
     address = ipc.address()
     with open(address.removeprefix("ipc://") + ".lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -282,14 +290,14 @@ def test_ipc_lock_of_another_process_counts(ipc):
         ("ipc:///proc/nowhere/x", "choose another path"),
     ],
 )
-def test_what_cannot_be_bound_says_what_to_do(address, says):
+def test_what_cannot_be_bound_says_what_to_do(address: str, says: str) -> None:
     before = open_sockets()
     with pytest.raises(TransportError, match=says):
         Socket.router(address)
     assert open_sockets() == before
 
 
-def test_rebinding_at_once(transport):
+def test_rebinding_at_once(transport: TransportUnderTest) -> None:
     """libzmq closes in the background; a restart must not see its own old listener."""
     address = Socket.router(transport.address())
     for _ in range(20):
@@ -299,13 +307,13 @@ def test_rebinding_at_once(transport):
     address.close()
 
 
-def test_a_port_held_by_another_program_is_in_use():
+def test_a_port_held_by_another_program_is_in_use() -> None:
     with plain.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(AddressInUse) as caught:
             Socket.router(f"127.0.0.1:{server.getsockname()[1]}")
         assert isinstance(caught.value.__cause__, zmq.ZMQError) and caught.value.__cause__.errno == errno.EADDRINUSE
 
 
-def test_one_context():
+def test_one_context() -> None:
     assert context() is context()
     assert context().get(zmq.MAX_SOCKETS) >= 8192

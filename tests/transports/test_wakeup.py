@@ -1,14 +1,17 @@
+from __future__ import annotations
+
 import select
 import threading
+from typing import Any
 
 from rl4sys_zmq.transports import Poller, Wakeup
 
 
-def rings(wakeup):
+def rings(wakeup: Any) -> bool:
     return bool(select.select([wakeup], [], [], 0)[0])
 
 
-def test_coalesces_and_clears():
+def test_coalesces_and_clears() -> None:
     with Wakeup() as wakeup:
         assert not rings(wakeup) and not wakeup.clear()
         for _ in range(100_000):  # one byte per call would fill the pair
@@ -20,7 +23,7 @@ def test_coalesces_and_clears():
         assert rings(wakeup)
 
 
-def test_after_close_nothing_happens():
+def test_after_close_nothing_happens() -> None:
     for rung in (False, True):
         wakeup = Wakeup()
         if rung:
@@ -30,14 +33,14 @@ def test_after_close_nothing_happens():
         wakeup.set()
 
 
-def test_no_wakeup_is_lost():
+def test_no_wakeup_is_lost() -> None:
     """Producers hand over and ring; the loop clears, then looks. Every item is seen although it only looks when woken."""
     each, producers = 5_000, 4
     items: list[int] = []
     with Wakeup() as wakeup, Poller() as poller:
         poller.register(wakeup)
 
-        def produce():
+        def produce() -> None:
             for number in range(each):
                 items.append(number)
                 wakeup.set()
@@ -56,12 +59,12 @@ def test_no_wakeup_is_lost():
         assert not rings(wakeup)
 
 
-def test_closing_races_with_setting():
+def test_closing_races_with_setting() -> None:
     for _ in range(200):
         wakeup = Wakeup()
         go = threading.Barrier(2)
 
-        def ring(wakeup=wakeup, go=go):
+        def ring(wakeup: Any = wakeup, go: Any = go) -> None:
             go.wait()
             for _ in range(50):
                 wakeup.set()

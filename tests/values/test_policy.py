@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,11 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpe
 FOUR, TWO, ARM = BoxSpace((4,)), DiscreteSpace(2), BoxSpace((3,), low=-1.0, high=1.0)
 
 
-def shapes(spec):
+def shapes(spec: Any) -> Any:
     return {t.name: t.shape for t in spec.tensors}
 
 
-def test_the_tensors_of_an_mlp_follow_from_its_layers():
+def test_the_tensors_of_an_mlp_follow_from_its_layers() -> None:
     spec = PolicySpec(FOUR, TWO, "categorical", (8,))
     assert shapes(spec) == {
         "layers.0.weight": (8, 4),
@@ -48,20 +49,20 @@ def test_the_tensors_of_an_mlp_follow_from_its_layers():
         ({"kind": "mine"}, "tensors"),
     ],
 )
-def test_impossible_policies_are_refused(kwargs, key):
+def test_impossible_policies_are_refused(kwargs: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PolicySpec(**{"observation_space": FOUR, "action_space": TWO, "head": "categorical", **kwargs})
     assert caught.value.key == key
 
 
-def test_an_unbounded_action_cannot_be_squashed():
+def test_an_unbounded_action_cannot_be_squashed() -> None:
     with pytest.raises(ConfigError):
         PolicySpec(FOUR, BoxSpace((3,)), "gaussian", squash="tanh")
     assert PolicySpec(FOUR, ARM, "gaussian", squash="tanh").outputs == 3
 
 
 @given(st.lists(st.integers(1, 5), max_size=3), st.booleans(), st.integers(0, 2**32 - 1))
-def test_flat_and_named_are_the_same_numbers(hidden, normalise, fill):
+def test_flat_and_named_are_the_same_numbers(hidden: Any, normalise: bool, fill: int) -> None:
     spec = PolicySpec(FOUR, TWO, "categorical", tuple(hidden), "relu", normalise)
     flat = np.random.default_rng(fill).standard_normal(spec.size).astype(np.float32)
     views = spec.views(flat)
@@ -71,8 +72,9 @@ def test_flat_and_named_are_the_same_numbers(hidden, normalise, fill):
     assert not np.shares_memory(again, flat)
 
 
-def test_wrong_tensors_are_refused():
+def test_wrong_tensors_are_refused() -> None:
     spec = PolicySpec(FOUR, TWO, "categorical", ())
+    bad: Any
     for bad in (np.zeros(spec.size + 1, np.float32), np.zeros(spec.size, np.float64), np.zeros((spec.size, 1), np.float32)):
         with pytest.raises(ConfigError):
             spec.views(bad)
@@ -84,14 +86,14 @@ def test_wrong_tensors_are_refused():
         spec.flatten({})
 
 
-def test_a_snapshot_cannot_be_written_to():
+def test_a_snapshot_cannot_be_written_to() -> None:
     snapshot = PolicySnapshot(1, 0, 0, np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="read-only"):
         snapshot.flat[0] = 1
 
 
 @pytest.mark.parametrize(("terminated", "truncated"), [(True, False), (False, True), (False, False)])
-def test_what_a_segment_says(terminated, truncated):
+def test_what_a_segment_says(terminated: bool, truncated: bool) -> None:
     rows = np.zeros(3, np.float32)
     observations = np.zeros((3 + (not terminated), 2), np.float32)
     versions, actions = np.zeros(3, np.uint64), np.zeros(3, np.int64)

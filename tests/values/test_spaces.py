@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ bounds = st.floats(-1e6, 1e6) | st.just(-np.inf)
 
 
 @st.composite
-def boxes(draw):
+def boxes(draw: Any) -> BoxSpace:
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
     size = int(np.prod(shape, dtype=int))
     low = draw(bounds | st.lists(bounds, min_size=size, max_size=size).map(tuple))
@@ -26,7 +28,7 @@ def boxes(draw):
     return BoxSpace(shape, draw(st.sampled_from(DTYPES)), low, high)
 
 
-def canonical(space):
+def canonical(space: Any) -> Any:
     """Bounds that are all the same are one number in the JSON form's reading."""
     if isinstance(space, BoxSpace):
         fold = {
@@ -37,17 +39,17 @@ def canonical(space):
 
 
 @given(boxes() | st.builds(DiscreteSpace, st.integers(1, 10**9), st.integers(-10, 10)))
-def test_spaces_come_back_from_strict_json(space):
+def test_spaces_come_back_from_strict_json(space: Any) -> None:
     text = json.dumps(space_to_json(space), allow_nan=False)
     assert space_from(json.loads(text)) == canonical(space)
 
 
-def test_a_space_of_ours_is_itself():
+def test_a_space_of_ours_is_itself() -> None:
     space = DiscreteSpace(3)
     assert space_from(space) is space
 
 
-def test_what_a_box_says():
+def test_what_a_box_says() -> None:
     box = BoxSpace((2, 3), "<f4", -1.0, (1.0, 2.0, 3.0, 4.0, 5.0, np.inf))
     assert box.size == 6
     assert not box.bounded
@@ -57,7 +59,7 @@ def test_what_a_box_says():
     assert BoxSpace(()).size == 1
 
 
-def test_what_a_discrete_space_says():
+def test_what_a_discrete_space_says() -> None:
     assert (DiscreteSpace(4).shape, DiscreteSpace(4).dtype) == ((), "<i8")
 
 
@@ -106,24 +108,24 @@ def test_what_a_discrete_space_says():
         (lambda: space_from(None), ""),
     ],
 )
-def test_other_spaces_are_refused_by_key(make, key):
+def test_other_spaces_are_refused_by_key(make: Callable[..., Any], key: str | None) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert key is None or caught.value.key == key
 
 
-def test_names_of_dtypes_are_looked_up():
+def test_names_of_dtypes_are_looked_up() -> None:
     for dtype in DTYPES:
         for name in (dtype, np.dtype(dtype).name):
             assert space_from({"type": "Box", "shape": [1], "dtype": name}).dtype == dtype
 
 
-def test_infinite_bounds_have_names():
+def test_infinite_bounds_have_names() -> None:
     form = space_to_json(BoxSpace((2,), low=(-np.inf, 0.0), high=np.inf))
     assert form == {"type": "Box", "shape": [2], "dtype": "float32", "low": ["-inf", 0.0]}
 
 
-def test_gymnasium_spaces_are_read():
+def test_gymnasium_spaces_are_read() -> None:
     spaces = pytest.importorskip("gymnasium.spaces")
     assert space_from(spaces.Box(-1, 1, (3,))) == BoxSpace((3,), "<f4", -1.0, 1.0)
     assert space_from(spaces.Box(0, 255, (2, 2), np.uint8)) == BoxSpace((2, 2), "|u1", 0.0, 255.0)
@@ -137,7 +139,7 @@ def test_gymnasium_spaces_are_read():
         space_from(spaces.Dict({}))
 
 
-def test_spaces_by_duck_typing_need_no_gymnasium():
+def test_spaces_by_duck_typing_need_no_gymnasium() -> None:
     box = type("Box", (), {"low": np.zeros(2, ">f4"), "high": np.ones(2, ">f4")})
     assert space_from(box()) == BoxSpace((2,), "<f4", 0.0, 1.0)
     discrete = type("Discrete", (), {"n": np.int64(3)})

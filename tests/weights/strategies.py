@@ -1,5 +1,9 @@
 """States to draw: unrelated bits, special values, small moves, of any size."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -7,7 +11,7 @@ SPECIAL = [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFC1234
 KINDS = ["random", "special", "near", "sparse", "frozen", "step", "same"]
 
 
-def bits_of(flat):
+def bits_of(flat: Any) -> Any:
     return flat.view(np.uint32)
 
 
@@ -15,7 +19,7 @@ SIZES = st.one_of(st.integers(0, 20), st.integers(0, 5000))
 
 
 @st.composite
-def state_lists(draw, count, *, bf16=False, sizes=SIZES):
+def state_lists(draw: Any, count: Any, *, bf16: bool = False, sizes: Any = SIZES) -> Any:
     """`count` states of one size, each a change of some kind of the one before."""
     n = draw(sizes)
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -41,10 +45,10 @@ def state_lists(draw, count, *, bf16=False, sizes=SIZES):
     return [(s & mask).view(np.float32) for s in states]
 
 
-def any_bits(rng, n):
+def any_bits(rng: Any, n: Any) -> Any:
     return rng.integers(0, 2**32, n, dtype=np.uint32)
 
 
-def ordered_slow(bits):
+def ordered_slow(bits: Any) -> Any:
     """One float's bits as an integer of the same order, in Python's own integers."""
     return bits if bits < 2**31 else -(bits - 2**31) - 1

@@ -1,5 +1,10 @@
 """The bit writers against slow twins that write one bit after the other, and what their reader refuses."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +16,7 @@ from rl4sys_zmq.weights.bits import Reader, pack_fields, pack_flags, pack_gaps, 
 from rl4sys_zmq.weights.integers import pack_integers, unpack_integers
 
 
-def bytes_of(bits):
+def bytes_of(bits: Any) -> bytes:
     """Bits to bytes, the lowest first."""
     out = bytearray((len(bits) + 7) // 8)
     for index, bit in enumerate(bits):
@@ -19,11 +24,11 @@ def bytes_of(bits):
     return bytes(out)
 
 
-def fields_slow(values, widths):
+def fields_slow(values: Any, widths: Any) -> Any:
     return bytes_of([value >> shift & 1 for value, width in zip(values, widths, strict=True) for shift in range(width)])
 
 
-def gaps_slow(positions, size):
+def gaps_slow(positions: Any, size: Any) -> Any:
     """Golomb and Rice: of each gap the quotient in unary; then the remainders, plane by plane."""
     width = rice_width(len(positions), size)
     gaps = [b - a - 1 for a, b in zip([-1, *positions], positions, strict=False)]
@@ -31,7 +36,7 @@ def gaps_slow(positions, size):
     return varint(len(unary)) + bytes_of(unary) + bytes_of([gap >> shift & 1 for shift in range(width) for gap in gaps])
 
 
-def integers_slow(values):
+def integers_slow(values: Any) -> Any:
     """`pack_integers` of what is sparse and moves by one only."""
     positions = [index for index, value in enumerate(values) if value]
     flags = bytes_of([values[index] < 0 for index in positions])
@@ -39,7 +44,7 @@ def integers_slow(values):
 
 
 @given(st.lists(st.integers(1, 32).flatmap(lambda w: st.tuples(st.integers(0, 2**w - 1), st.just(w))), max_size=200))
-def test_fields(pairs):
+def test_fields(pairs: Any) -> None:
     values, widths = [v for v, _ in pairs], [w for _, w in pairs]
     packed = pack_fields(np.array(values, dtype=np.int64), np.array(widths, dtype=np.uint8))
     assert packed == fields_slow(values, widths)
@@ -49,7 +54,7 @@ def test_fields(pairs):
 
 
 @given(st.integers(1, 3000), st.data())
-def test_gaps(size, data):
+def test_gaps(size: int, data: Any) -> None:
     positions = sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=60)))
     packed = pack_gaps(np.array(positions, dtype=np.int64), size)
     assert packed == gaps_slow(positions, size)
@@ -59,7 +64,7 @@ def test_gaps(size, data):
 
 
 @given(st.lists(st.sampled_from([0, 0, 0, 0, 0, 1, -1]), min_size=1, max_size=500))
-def test_integers_that_move_by_one(values):
+def test_integers_that_move_by_one(values: Any) -> None:
     array = np.array(values, dtype=np.int64)
     positions = np.flatnonzero(array)
     packed = pack_integers(positions, array[positions], array.size)
@@ -68,7 +73,7 @@ def test_integers_that_move_by_one(values):
 
 
 @given(st.lists(st.one_of(st.just(0), st.integers(-3, 3), st.integers(-(2**31), 2**31 - 1)), max_size=500))
-def test_any_integers(values):
+def test_any_integers(values: Any) -> None:
     array = np.array(values, dtype=np.int64)
     positions = np.flatnonzero(array)
     reader = Reader(pack_integers(positions, array[positions], array.size))
@@ -77,7 +82,7 @@ def test_any_integers(values):
     assert there.tolist() == positions.tolist() and found.tolist() == array[positions].tolist()
 
 
-def digits_slow(value, count):
+def digits_slow(value: Any, count: Any) -> Any:
     """The lowest digits of a number to the base 256, each from -128 to 127, and 128 added to each."""
     out = []
     for _ in range(count):
@@ -89,7 +94,7 @@ def digits_slow(value, count):
 
 @pytest.mark.parametrize("word", [np.int16, np.int32])
 @given(data=st.data())
-def test_planes_are_digits_of_both_signs(word, data):
+def test_planes_are_digits_of_both_signs(word: Any, data: Any) -> None:
     least = np.iinfo(word).min
     values = data.draw(st.lists(st.one_of(st.integers(least, -1 - least), st.integers(-300, 300)), max_size=300))
     array, itemsize = np.array(values, dtype=word), np.dtype(word).itemsize
@@ -103,7 +108,7 @@ def test_planes_are_digits_of_both_signs(word, data):
 
 
 @given(st.integers(0, 2**31), st.integers(0, 3))
-def test_a_symbol_and_its_open_bits_are_the_magnitude(magnitude, fine):
+def test_a_symbol_and_its_open_bits_are_the_magnitude(magnitude: int, fine: int) -> None:
     symbol = int(symbols.symbols_of(np.array([magnitude]), fine)[0])
     base, width = int(symbols.bases[fine][symbol]), int(symbols.widths[fine][symbol])
     assert base <= magnitude < base + (1 << width)
@@ -129,11 +134,11 @@ def test_a_symbol_and_its_open_bits_are_the_magnitude(magnitude, fine):
         lambda: Reader(b"\x09").take(1) and unpack_integers(Reader(b"\x09"), 10),
     ],
 )
-def test_what_nobody_wrote_is_refused(read):
+def test_what_nobody_wrote_is_refused(read: Callable[..., Any]) -> None:
     with pytest.raises(WeightsError) as caught:
         read()
     assert caught.value.reason == "payload"
 
 
-def test_flags():
+def test_flags() -> None:
     assert pack_flags(np.array([True, False, False, True, True, False, False, False, True])) == b"\x19\x01"

@@ -1,8 +1,11 @@
 """The coder is exact for every bit pattern, in every form, never grows, and refuses what it did not write."""
 
+from __future__ import annotations
+
 import itertools
 import struct
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +25,12 @@ forms = pytest.mark.parametrize(("form", "itemsize"), [(FP32, 4), (BF16, 2)])
 MAGICLESS = zstandard.FORMAT_ZSTD1_MAGICLESS
 
 
-def compressed(data, **parameters):
+def compressed(data: Any, **parameters: Any) -> Any:
     chosen = zstandard.ZstdCompressionParameters.from_level(1, format=MAGICLESS, **{"write_checksum": 0, **parameters})
     return zstandard.ZstdCompressor(compression_params=chosen).compress(data)
 
 
-def check(before, base, new, form, itemsize, level):
+def check(before: Any, base: Any, new: Any, form: Any, itemsize: int, level: int) -> Any:
     held = base.copy()
     diff = encode_diff(base, new, form=form, level=level, before=before)
     assert len(diff.payload) <= itemsize * new.size
@@ -41,7 +44,7 @@ def check(before, base, new, form, itemsize, level):
 
 @forms
 @given(st.data(), levels, st.booleans())
-def test_exact_for_any_bits_and_never_larger_than_raw(form, itemsize, data, level, known):
+def test_exact_for_any_bits_and_never_larger_than_raw(form: Any, itemsize: Any, data: Any, level: Any, known: bool) -> None:
     before, base, new = data.draw(state_lists(3, bf16=form is BF16))
     with np.errstate(all="ignore"):
         check(before if known else None, base, new, form, itemsize, level)
@@ -50,18 +53,19 @@ def test_exact_for_any_bits_and_never_larger_than_raw(form, itemsize, data, leve
 @forms
 @pytest.mark.parametrize("momentum", [0.0, 1.0])
 @pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 77])
-def test_exact_beyond_one_piece(form, itemsize, size, momentum):
+def test_exact_beyond_one_piece(form: Any, itemsize: Any, size: Any, momentum: float) -> None:
     rng = np.random.default_rng(size)
     start, move = rng.standard_normal((2, size))
     noise = 3e-4 if momentum else 3e-2
     states = [(start + k * 3e-3 * momentum * move + rng.uniform(-noise, noise, size)).astype(np.float32) for k in range(3)]
     if form is BF16:
         states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
-    diff = check(*states, form, itemsize, 1)
+    before, base, new = states
+    diff = check(before, base, new, form, itemsize, 1)
     assert diff.codec == Codec.PLANES and diff.predicted == bool(momentum)
 
 
-def test_where_few_change_and_by_any_amount_planes_are_shorter():
+def test_where_few_change_and_by_any_amount_planes_are_shorter() -> None:
     rng = np.random.default_rng(0)
     base = rng.standard_normal(60_000).astype(np.float32)
     new = base.copy()
@@ -72,20 +76,21 @@ def test_where_few_change_and_by_any_amount_planes_are_shorter():
 
 @forms
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_momentum_is_worth_predicting(form, itemsize, level):
+def test_a_momentum_is_worth_predicting(form: Any, itemsize: Any, level: int) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal(20_000)
     move = 3e-3 * rng.standard_normal(20_000)
     states = [(start + k * move + 1e-5 * rng.standard_normal(20_000)).astype(np.float32) for k in range(3)]
     if form is BF16:
         states = [(bits_of(s) & np.uint32(0xFFFF0000)).view(np.float32) for s in states]
-    diff = check(*states, form, itemsize, level)
-    alone = check(None, *states[1:], form, itemsize, level)
+    before, base, new = states
+    diff = check(before, base, new, form, itemsize, level)
+    alone = check(None, base, new, form, itemsize, level)
     assert diff.predicted and not alone.predicted and len(diff.payload) < 0.98 * len(alone.payload)
 
 
 @given(state_lists(2), levels)
-def test_a_grid_is_exact_and_settles_what_lies_between(states, level):
+def test_a_grid_is_exact_and_settles_what_lies_between(states: Any, level: Any) -> None:
     base, new = (np.nan_to_num(s, nan=0.5, posinf=3e38, neginf=-3e38) for s in states)
     rng = np.random.default_rng(0)
     exponents = rng.integers(-10, 3, new.size).astype(np.int32)
@@ -99,7 +104,7 @@ def test_a_grid_is_exact_and_settles_what_lies_between(states, level):
 
 
 @given(state_lists(4), levels)
-def test_diffs_compose(states, level):
+def test_diffs_compose(states: Any, level: Any) -> None:
     flat = states[0]
     for base, new in itertools.pairwise(states):
         diff = encode_diff(base, new, level=level)
@@ -108,7 +113,7 @@ def test_diffs_compose(states, level):
     assert np.array_equal(bits_of(decode_diff(jump.codec, jump.payload, states[0]).flat), bits_of(flat))
 
 
-def test_the_integers_follow_the_order_of_the_floats():
+def test_the_integers_follow_the_order_of_the_floats() -> None:
     rng = np.random.default_rng(0)
     floats = np.sort(np.concatenate([rng.standard_normal(200), [0.0, -np.inf, np.inf, 1e-40, -1e-40]]).astype(np.float32))
     ordered = [ordered_slow(int(b)) for b in bits_of(floats)]
@@ -118,7 +123,7 @@ def test_the_integers_follow_the_order_of_the_floats():
     assert BF16.integers(halves).tolist() == [ordered_slow(int(b)) >> 16 for b in bits_of(halves)]
 
 
-def test_codecs_are_chosen_by_what_is_shorter():
+def test_codecs_are_chosen_by_what_is_shorter() -> None:
     base = np.random.default_rng(0).standard_normal(4000).astype(np.float32)
     assert encode_diff(base, base.copy()).codec == Codec.UNCHANGED
     near = (bits_of(base) + 1).view(np.float32)
@@ -135,7 +140,7 @@ def test_codecs_are_chosen_by_what_is_shorter():
         assert encode_diff(base, noise, level=level).codec == Codec.RAW
 
 
-def test_a_frozen_half_costs_next_to_nothing():
+def test_a_frozen_half_costs_next_to_nothing() -> None:
     base = np.random.default_rng(0).standard_normal(40_000).astype(np.float32)
     new = base.copy()
     new[20_000:] = np.random.default_rng(1).standard_normal(20_000)
@@ -143,13 +148,13 @@ def test_a_frozen_half_costs_next_to_nothing():
     assert len(encode_diff(base, new).payload) < len(alone.payload) * 1.03 + 2000
 
 
-def test_minus_zero_is_a_change():
+def test_minus_zero_is_a_change() -> None:
     zero = np.zeros(3, dtype=np.float32)
     diff = check(None, zero, -zero, FP32, 4, 1)
     assert diff.codec != Codec.UNCHANGED
 
 
-def test_sizes_and_values_must_agree():
+def test_sizes_and_values_must_agree() -> None:
     three, four = np.zeros(3, np.float32), np.zeros(4, np.float32)
     for base, new, before in ((three, four, None), (three, three, four)):
         with pytest.raises(WeightsError) as caught:
@@ -160,19 +165,19 @@ def test_sizes_and_values_must_agree():
     assert caught.value.reason == "dtype"
 
 
-def refused(codec, payload, size, **known):
+def refused(codec: Any, payload: Any, size: Any, **known: Any) -> None:
     with pytest.raises(WeightsError) as caught:
         decode_diff(codec, payload, np.zeros(size, dtype=np.float32), **known)
     assert caught.value.reason == "payload"
 
 
-def planes_of(*frames):
+def planes_of(*frames: Any) -> Any:
     return b"\x00" + b"".join(varint(len(frame)) + frame for frame in frames)
 
 
 @pytest.mark.parametrize("declare", [1, 0])
 @pytest.mark.parametrize("codec", [Codec.PLANES, Codec.GROUPS])
-def test_bombs_are_refused_before_they_expand(declare, codec):
+def test_bombs_are_refused_before_they_expand(declare: int, codec: Any) -> None:
     bomb = compressed(bytes(200_000_000), write_content_size=declare)
     payload = planes_of(*[bomb] * 4) if codec == Codec.PLANES else b"\x00\x00\x05" + varint(len(bomb)) + bomb
     size = 100_000
@@ -184,7 +189,7 @@ def test_bombs_are_refused_before_they_expand(declare, codec):
         tracemalloc.stop()
 
 
-def test_frames_that_lie_about_their_size_are_refused():
+def test_frames_that_lie_about_their_size_are_refused() -> None:
     n = 1000
     good, short = compressed(b"\x80" * n), compressed(b"\x80" * (n - 1))
     assert not decode_diff(Codec.PLANES, planes_of(*[good] * 4), np.zeros(n, np.float32)).flat.any()
@@ -194,11 +199,11 @@ def test_frames_that_lie_about_their_size_are_refused():
 
 @pytest.mark.parametrize("codec", list(Codec))
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 39, 41, 4000])
-def test_wrong_lengths_are_refused(codec, length):
+def test_wrong_lengths_are_refused(codec: Any, length: int) -> None:
     refused(codec, bytes(length), 10)
 
 
-def test_a_diff_must_agree_with_its_header_on_what_is_needed():
+def test_a_diff_must_agree_with_its_header_on_what_is_needed() -> None:
     base = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     sparse = base.copy()
     sparse[3] += 1
@@ -209,7 +214,7 @@ def test_a_diff_must_agree_with_its_header_on_what_is_needed():
 
 @given(st.binary(max_size=200), st.integers(0, 50), st.booleans())
 @settings(max_examples=200)
-def test_any_bytes_give_a_state_or_our_error(payload, size, known):
+def test_any_bytes_give_a_state_or_our_error(payload: bytes, size: int, known: bool) -> None:
     base = np.zeros(size, dtype=np.float32)
     for codec in Codec:
         for form in (FP32, BF16, Grid(np.zeros(size, dtype=np.int32))):
@@ -222,7 +227,7 @@ def test_any_bytes_give_a_state_or_our_error(payload, size, known):
 
 
 @given(state_lists(3, sizes=st.integers(100, 3000)), levels, st.data())
-def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states, level, data):
+def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states: Any, level: Any, data: Any) -> None:
     """Without the payload's hash, which would find them all."""
     before, base, new = states
     with np.errstate(all="ignore"):
@@ -244,7 +249,7 @@ def test_corrupted_payloads_give_a_state_or_our_error_and_stay_small(states, lev
     assert peak < 200 * base.size + 200_000
 
 
-def test_digest_sees_every_bit():
+def test_digest_sees_every_bit() -> None:
     flat = np.random.default_rng(0).standard_normal(33).astype(np.float32)
     seen = {digest(flat)}
     for index in range(33):
@@ -256,7 +261,7 @@ def test_digest_sees_every_bit():
     assert digest(np.zeros(0, np.float32)) == 0x2D06800538D394C2  # xxh3-64 of nothing
 
 
-def test_raw_is_what_it_says():
+def test_raw_is_what_it_says() -> None:
     zero = np.zeros(1, dtype=np.float32)
     one = np.array([1.5], dtype=np.float32)
     assert encode_diff(zero, one).payload == struct.pack("<i", 0x3FC00000)

@@ -1,7 +1,10 @@
 """The 72 bytes: their layout, and that every wrong one is refused by its own code."""
 
+from __future__ import annotations
+
 import dataclasses
 import struct
+from typing import Any
 
 import pytest
 import xxhash
@@ -15,7 +18,7 @@ HEADER = WeightsHeader(b"policy-1", 1_700_000_000_000, 6, 7, Codec.PLANES, 1000,
 u64 = st.integers(0, 2**64 - 1)
 
 
-def repacked(offset, form, value):
+def repacked(offset: Any, form: Any, value: Any) -> bytes:
     """The header with one field overwritten and the check set right again."""
     data = bytearray(HEADER.pack())
     struct.pack_into(form, data, offset, value)
@@ -24,13 +27,13 @@ def repacked(offset, form, value):
     return bytes(data)
 
 
-def code_of(data):
+def code_of(data: Any) -> Any:
     with pytest.raises(ProtocolError) as caught:
         WeightsHeader.unpack(data)
     return caught.value.code
 
 
-def test_layout_is_the_documented_one():
+def test_layout_is_the_documented_one() -> None:
     data = HEADER.pack()
     assert len(data) == HEADER_BYTES == 72
     assert data[:8] == b"R4SW" + bytes([3, 0, Codec.PLANES, 0])
@@ -39,7 +42,7 @@ def test_layout_is_the_documented_one():
     assert struct.unpack_from("<2Q", data, 56) == (2**64 - 1, 2**63)
 
 
-def test_golden_bytes():
+def test_golden_bytes() -> None:
     assert HEADER.pack().hex() == (
         "52345357030002 00 706f6c6963792d31 0068e5cf8b010000 0600000000000000 0700000000000000"
         " 0000 0100 e8030000 41010000 1f5bc2b6 ffffffffffffffff 0000000000000080"
@@ -50,7 +53,10 @@ def test_golden_bytes():
     st.binary(min_size=8, max_size=8), u64, u64, u64, st.sampled_from(Codec), st.sampled_from(WireDtype),
     st.integers(0, 2**30), u64, u64, st.data(),
 )  # fmt: skip
-def test_round_trip(policy_id, generation, a, b, codec, dtype, elements, payload_hash, state_hash, data):
+def test_round_trip(
+    policy_id: bytes, generation: int, a: int, b: int, codec: Codec, dtype: WireDtype,
+    elements: int, payload_hash: int, state_hash: int, data: st.DataObject,
+) -> None:  # fmt: skip
     base, new = (min(a, b), max(a, b) + (a == b and a < 2**64 - 1)) if codec.is_diff else (a, a)
     if codec.is_diff and base == new:
         return
@@ -61,7 +67,7 @@ def test_round_trip(policy_id, generation, a, b, codec, dtype, elements, payload
     assert WeightsHeader.unpack(memoryview(header.pack())) == header
 
 
-def test_every_flipped_bit_is_detected():
+def test_every_flipped_bit_is_detected() -> None:
     data = HEADER.pack()
     for index in range(len(data)):
         for bit in range(8):
@@ -89,12 +95,12 @@ def test_every_flipped_bit_is_detected():
         (repacked(48, "<I", 4001), Refusal.TOO_LARGE),
     ],
 )
-def test_each_broken_rule_has_its_code(data, code):
+def test_each_broken_rule_has_its_code(data: Any, code: Any) -> None:
     assert code_of(data) == code
 
 
 @pytest.mark.parametrize("field", [{"policy_id": b"short"}, {"new_version": 2**64}, {"elements": 2**33}, {"generation": -1}])
-def test_pack_refuses_what_does_not_fit(field):
+def test_pack_refuses_what_does_not_fit(field: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError) as caught:
         dataclasses.replace(HEADER, **field).pack()
     assert caught.value.code == Refusal.RANGE
@@ -107,7 +113,7 @@ def test_pack_refuses_what_does_not_fit(field):
         ({"codec": Codec.SNAPSHOT, "base_version": 7, "predicted": True}, Refusal.RANGE),
     ],
 )
-def test_pack_refuses_what_cannot_be(field, code):
+def test_pack_refuses_what_cannot_be(field: dict[str, Any], code: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         dataclasses.replace(HEADER, **field).pack()
     assert caught.value.code == code

@@ -1,7 +1,10 @@
 """Updates are applied whole and verified, or not at all."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,12 +33,12 @@ POLICY = b"policy-1"
 GENERATION = 17
 
 
-def snapshot(flat, version, generation=GENERATION):
+def snapshot(flat: Any, version: Any, generation: Any = GENERATION) -> Any:
     flat = np.asarray(flat, dtype=np.float32)
     return PolicySnapshot(generation, version, digest(flat), flat)
 
 
-def chain(size, count, scale=1e-4, seed=0):
+def chain(size: Any, count: Any, scale: float = 1e-4, seed: int = 0) -> Any:
     """`count` consecutive snapshots with small steps between them."""
     rng = np.random.default_rng(seed)
     flat = rng.standard_normal(size).astype(np.float32)
@@ -46,20 +49,20 @@ def chain(size, count, scale=1e-4, seed=0):
     return out
 
 
-def reason_of(*args):
+def reason_of(*args: Any) -> Any:
     with pytest.raises(WeightsError) as caught:
         apply_update(*args)
     return caught.value.reason
 
 
-def resealed(header, payload, **changes):
+def resealed(header: Any, payload: Any, **changes: Any) -> Any:
     """The header of `payload` with some fields changed: a sender that lies rather than a wire that errs."""
     fields = {"payload_bytes": len(payload), "payload_hash": xxhash.xxh3_64_intdigest(payload), **changes}
     return dataclasses.replace(WeightsHeader.unpack(header), **fields).pack()
 
 
 @given(st.one_of(st.integers(0, 5), st.integers(1, 5000)), st.sampled_from([0.0, 1e-7, 1e-3, 1.0]), st.booleans())
-def test_diffs_and_snapshots_lead_to_the_same_state(size, scale, parsed):
+def test_diffs_and_snapshots_lead_to_the_same_state(size: Any, scale: Any, parsed: bool) -> None:
     old, new = chain(size, 2, scale)
     for base in (old, None):
         header, payload = encode_update(POLICY, base, new)
@@ -71,14 +74,14 @@ def test_diffs_and_snapshots_lead_to_the_same_state(size, scale, parsed):
         assert got.flat.flags.aligned
 
 
-def test_another_generation_travels_as_a_snapshot():
+def test_another_generation_travels_as_a_snapshot() -> None:
     old, new = chain(50, 2)
     header, payload = encode_update(POLICY, dataclasses.replace(old, generation=3), new)
     assert not WeightsHeader.unpack(header).codec.is_diff
     assert apply_update(header, payload, None, [50]).digest == new.digest
 
 
-def test_snapshots_are_compressed_when_it_pays():
+def test_snapshots_are_compressed_when_it_pays() -> None:
     sparse = np.zeros(5000, dtype=np.float32)
     sparse[::50] = 1.5
     header, payload = encode_update(POLICY, None, snapshot(sparse, 3))
@@ -88,7 +91,7 @@ def test_snapshots_are_compressed_when_it_pays():
     assert WeightsHeader.unpack(encode_update(POLICY, None, snapshot(noise, 3))[0]).codec == Codec.SNAPSHOT
 
 
-def test_gaps():
+def test_gaps() -> None:
     v0, v1, v2 = chain(30, 3)
     header, payload = encode_update(POLICY, v1, v2)
     assert reason_of(header, payload, None, [30]) == "gap"
@@ -99,7 +102,7 @@ def test_gaps():
         encode_update(POLICY, v2, v1)
 
 
-def test_sizes():
+def test_sizes() -> None:
     v0, v1 = chain(30, 2)
     header, payload = encode_update(POLICY, v0, v1)
     assert reason_of(header, payload, v0, [31]) == "size"
@@ -110,7 +113,7 @@ def test_sizes():
     assert reason_of(header, payload, snapshot(np.zeros(29), 0), [30]) == "size"
 
 
-def test_the_result_must_be_the_learners_state():
+def test_the_result_must_be_the_learners_state() -> None:
     v0, v1 = chain(30, 2)
     header, payload = encode_update(POLICY, v0, v1)
     drifted = snapshot(v0.flat + 1, 0)
@@ -119,7 +122,7 @@ def test_the_result_must_be_the_learners_state():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite_are_refused_on_both_sides(bad):
+def test_weights_that_are_not_finite_are_refused_on_both_sides(bad: Any) -> None:
     v0 = snapshot(np.ones(30), 0)
     flat = np.ones(30, dtype=np.float32)
     flat[7] = bad
@@ -135,7 +138,7 @@ def test_weights_that_are_not_finite_are_refused_on_both_sides(bad):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(("codec", "share"), [(Codec.SPARSE, 0.01), (Codec.PLANES, 1.0), (Codec.RAW, 1.0)])
-def test_a_diff_that_writes_what_is_not_finite_is_refused(bad, codec, share):
+def test_a_diff_that_writes_what_is_not_finite_is_refused(bad: Any, codec: Any, share: float) -> None:
     """From a sender that does not look: everything else about it is right."""
     rng = np.random.default_rng(0)
     v0 = snapshot(rng.standard_normal(5000), 0)
@@ -152,7 +155,7 @@ def test_a_diff_that_writes_what_is_not_finite_is_refused(bad, codec, share):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_every_corrupted_byte_is_detected(whole):
+def test_every_corrupted_byte_is_detected(whole: bool) -> None:
     v0, v1 = chain(60, 2)
     header, payload = encode_update(POLICY, None if whole else v0, v1)
     message = header + payload
@@ -166,7 +169,7 @@ def test_every_corrupted_byte_is_detected(whole):
 
 @given(st.data())
 @settings(max_examples=50)
-def test_truncated_and_lengthened_payloads_are_refused(data):
+def test_truncated_and_lengthened_payloads_are_refused(data: Any) -> None:
     v0, v1 = chain(200, 2)
     header, payload = encode_update(POLICY, v0, v1)
     cut = payload[: data.draw(st.integers(0, len(payload) - 1))]
@@ -183,10 +186,11 @@ SIZES = (1, 0, 40, 700, 2500)
 DTYPES = pytest.mark.parametrize("dtype", list(WireDtype))
 
 
-def published(dtype, count, scale=1e-3, seed=0):
+def published(dtype: Any, count: Any, scale: float = 1e-3, seed: int = 0) -> tuple[Any, ...]:
     """The snapshots that a learner publishes of `count` versions of its weights, and the weights."""
     masters = [s.flat for s in chain(sum(SIZES), count, scale, seed)]
-    out, steps = [], ()
+    steps: tuple[int, ...] = ()
+    out = []
     for version, flat in enumerate(masters):
         steps = choose_steps(flat, masters[version - 1] if version else None, steps, SIZES, noise=0.5)
         out.append(snapshot(round_to(dtype, flat, steps, SIZES), version))
@@ -196,7 +200,7 @@ def published(dtype, count, scale=1e-3, seed=0):
 @DTYPES
 @given(st.integers(2, 8), st.sampled_from([1, 2]), st.sampled_from([0.0, 1e-6, 1e-3, 1.0]), st.data())
 @settings(max_examples=30)
-def test_whatever_an_actor_received_it_holds_the_same(dtype, count, level, scale, data):
+def test_whatever_an_actor_received_it_holds_the_same(dtype: Any, count: int, level: Any, scale: Any, data: Any) -> None:
     """One that follows every diff, predicted or not; one that jumps; one that begins with a snapshot."""
     versions, _ = published(dtype, count, scale)
     writing = Writing(dtype, level, SIZES)
@@ -214,7 +218,7 @@ def test_whatever_an_actor_received_it_holds_the_same(dtype, count, level, scale
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_a_diff_that_needs_the_version_before_says_so(level):
+def test_a_diff_that_needs_the_version_before_says_so(level: int) -> None:
     rng = np.random.default_rng(0)
     start, move = rng.standard_normal(3000), 1e-3 * rng.standard_normal(3000)
     v0, v1, v2 = (snapshot(start + k * move, k) for k in range(3))
@@ -231,7 +235,7 @@ def test_a_diff_that_needs_the_version_before_says_so(level):
 @DTYPES
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("whole", [False, True])
-def test_every_corrupted_byte_of_every_dtype_is_detected(dtype, level, whole):
+def test_every_corrupted_byte_of_every_dtype_is_detected(dtype: Any, level: int, whole: bool) -> None:
     versions, _ = published(dtype, 2)
     header, payload = encode_update(POLICY, None if whole else versions[0], versions[1], Writing(dtype, level, SIZES))
     for index in range(0, len(payload), 7):
@@ -248,7 +252,7 @@ def test_every_corrupted_byte_of_every_dtype_is_detected(dtype, level, whole):
             assert got.flat.tobytes() == versions[1].flat.tobytes()
 
 
-def bf16_slow(value):
+def bf16_slow(value: Any) -> Any:
     """The nearest of the two bf16 values around a float32, the even one of two that are as near."""
     bits = int(np.float32(value).view(np.uint32))
     low, high = bits & 0xFFFF0000, (bits & 0xFFFF0000) + 0x10000
@@ -258,12 +262,12 @@ def bf16_slow(value):
 
 
 @given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32, allow_nan=False), max_size=50))
-def test_bf16_is_the_nearest(values):
+def test_bf16_is_the_nearest(values: Any) -> None:
     flat = np.array(values, dtype=np.float32)
     assert round_to(WireDtype.BF16, flat).view(np.uint32).tolist() == [bf16_slow(v) for v in flat]
 
 
-def test_what_is_not_finite_does_not_travel():
+def test_what_is_not_finite_does_not_travel() -> None:
     for dtype, value in ((WireDtype.FP32, np.nan), (WireDtype.BF16, np.inf), (WireDtype.BF16, np.finfo(np.float32).max)):
         with pytest.raises(WeightsError) as caught:
             round_to(dtype, np.array([1, value], dtype=np.float32))
@@ -271,10 +275,11 @@ def test_what_is_not_finite_does_not_travel():
 
 
 @given(st.integers(0, 2**32), st.sampled_from([1e-30, 1e-5, 1.0, 1e30]))
-def test_a_grid_errs_by_half_a_step_and_never_drifts(seed, scale):
+def test_a_grid_errs_by_half_a_step_and_never_drifts(seed: int, scale: Any) -> None:
     """Each version is rounded afresh from the weights, whatever was published before."""
     rng = np.random.default_rng(seed)
-    flat, last, steps = (scale * rng.standard_normal(sum(SIZES))).astype(np.float32), None, ()
+    steps: tuple[int, ...] = ()
+    flat, last = (scale * rng.standard_normal(sum(SIZES))).astype(np.float32), None
     for _ in range(4):
         steps = choose_steps(flat, last, steps, SIZES, noise=0.5)
         rounded = round_to(WireDtype.GRID, flat, steps, SIZES)
@@ -284,12 +289,12 @@ def test_a_grid_errs_by_half_a_step_and_never_drifts(seed, scale):
         last, flat = flat, (flat + scale * 1e-3 * rng.standard_normal(flat.size)).astype(np.float32)
 
 
-def test_the_steps_of_a_state_are_the_lowest_bits():
+def test_the_steps_of_a_state_are_the_lowest_bits() -> None:
     flat = np.array([0.75, -8, 0, 0, 1e-45, 96], dtype=np.float32)
     assert steps_of(flat, (2, 2, 1, 1)) == (-2, 127, -149, 5)
 
 
-def test_what_is_on_no_grid_is_refused():
+def test_what_is_on_no_grid_is_refused() -> None:
     v0, v1 = chain(30, 2)
     tiny = snapshot(np.full(30, 1e-45), 1)
     for new, sizes in ((tiny, (30,)), (v1, (29,))):

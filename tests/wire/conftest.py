@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -146,6 +148,6 @@ def samples() -> dict[str, m.Message]:
 
 
 @pytest.fixture
-def make_segment():
+def make_segment() -> Any:
     """Makes small segments."""
     return segment

@@ -34,7 +34,7 @@ hashes = st.integers(0, 2**64 - 1)
 frames = st.lists(st.binary(max_size=100), max_size=5).map(tuple)
 
 
-def field_strategy(cls, f):
+def field_strategy(cls: type, f: dataclasses.Field[Any]) -> Any:
     hint = get_type_hints(cls)[f.name]
     if f.name == "body":
         return frames
@@ -53,18 +53,18 @@ def field_strategy(cls, f):
     }[hint]
 
 
-def strategy(cls):
+def strategy(cls: Any) -> Any:
     return st.builds(cls, **{f.name: field_strategy(cls, f) for f in dataclasses.fields(cls) if f.name != "digests"})
 
 
-def signed(data: bytes | bytearray, body=()) -> list[bytes]:
+def signed(data: bytes | bytearray, body: tuple[Any, ...] = ()) -> list[bytes]:
     """A first frame with its checksum set right again."""
     out = bytearray(data)
     struct.pack_into("<Q", out, 40, checksum(bytes(out), body))
     return [bytes(out), *body]
 
 
-def with_header(message, header, body=None) -> list[bytes]:
+def with_header(message: Any, header: Any, body: Any = None) -> list[bytes]:
     """The message with another header, everything else in order."""
     data = header if isinstance(header, bytes) else msgpack.packb(header, use_bin_type=True)
     body = tuple(getattr(message, "body", ())) if body is None else body
@@ -75,21 +75,22 @@ def with_header(message, header, body=None) -> list[bytes]:
     return [prefix.join(data, body), *body]
 
 
-def header_of(message) -> dict[str, Any]:
-    return msgpack.unpackb(bytes(encode(message)[0])[PREFIX_BYTES:], strict_map_key=False)
+def header_of(message: Any) -> dict[str, Any]:
+    header: dict[str, Any] = msgpack.unpackb(bytes(encode(message)[0])[PREFIX_BYTES:], strict_map_key=False)
+    return header
 
 
-def code_of(frames, **kwargs) -> Refusal:
+def code_of(frames: Any, **kwargs: Any) -> Refusal:
     with pytest.raises(ProtocolError) as caught:
         decode(frames, **kwargs)
     return caught.value.code
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
-def test_every_message_comes_back_as_it_went(cls):
+def test_every_message_comes_back_as_it_went(cls: type[m.Message]) -> None:
     @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
     @given(strategy(cls))
-    def there_and_back(message):
+    def there_and_back(message: Any) -> None:
         frames = encode(message)
         assert decode(frames) == message
         assert decode([memoryview(f) for f in frames]) == message
@@ -97,12 +98,12 @@ def test_every_message_comes_back_as_it_went(cls):
     there_and_back()
 
 
-def test_kinds_are_distinct_and_all_have_a_sample(samples):
+def test_kinds_are_distinct_and_all_have_a_sample(samples: dict[str, m.Message]) -> None:
     assert len({cls.KIND for cls in KINDS}) == len(KINDS) == len(samples)
     assert [type(s) for s in samples.values()] == list(KINDS)
 
 
-def test_golden_vectors(samples):
+def test_golden_vectors(samples: dict[str, m.Message]) -> None:
     """The bytes on the wire are a promise: a change here is a new version of the protocol."""
     golden = json.loads(GOLDEN.read_text())
     assert set(golden) == set(samples)
@@ -116,11 +117,12 @@ def test_golden_vectors(samples):
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
-def test_headers_are_strict(cls, samples):
+def test_headers_are_strict(cls: Any, samples: dict[str, m.Message]) -> None:
     message = samples[cls.__name__]
     header = header_of(message)
     assert decode(with_header(message, header)) == message
     assert code_of(with_header(message, {**header, "extra": 1})) is Refusal.MALFORMED
+    bad: Any
     for bad in ([], None, 3, "text", list(header.items())):
         assert code_of(with_header(message, bad)) is Refusal.MALFORMED
     required = {f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING}
@@ -131,7 +133,7 @@ def test_headers_are_strict(cls, samples):
             assert code_of(with_header(message, without)) is Refusal.MALFORMED, key
         else:
             assert decode(with_header(message, without)) == dataclasses.replace(message, **{key: default_of(cls, key)})
-        wrong = {
+        wrong: Any = {
             int: [True, None, "1", 1.0, -2, [1]],
             float: [True, None, "1", float("nan"), float("inf"), -float("inf")],
             bool: [0, 1, None, "true"],
@@ -147,21 +149,22 @@ def test_headers_are_strict(cls, samples):
             assert code_of(with_header(message, {**header, key: 2**63})) is Refusal.RANGE, key
 
 
-def default_of(cls, name):
+def default_of(cls: Any, name: str) -> Any:
     (f,) = [f for f in dataclasses.fields(cls) if f.name == name]
-    return f.default if f.default is not dataclasses.MISSING else f.default_factory()
+    return f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[operator]
 
 
-def test_a_newer_minor_may_add_keys(samples):
+def test_a_newer_minor_may_add_keys(samples: dict[str, m.Message]) -> None:
     message = samples["Heartbeat"]
     first = bytearray(with_header(message, {**header_of(message), "mood": "good"})[0])
     first[5] = 1
     assert decode(signed(first)) == message
 
 
-def test_only_no_limit_is_negative(samples):
+def test_only_no_limit_is_negative(samples: dict[str, m.Message]) -> None:
     message = samples["Welcome"]
-    assert decode(with_header(message, {**header_of(message), "max_policy_lag": -1})).max_policy_lag == -1
+    unlimited: Any = decode(with_header(message, {**header_of(message), "max_policy_lag": -1}))
+    assert unlimited.max_policy_lag == -1
     assert code_of(with_header(message, {**header_of(message), "max_policy_lag": -2})) is Refusal.MALFORMED
 
 
@@ -180,7 +183,7 @@ def test_only_no_limit_is_negative(samples):
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_cannot_travel_is_refused_before_it_leaves(message):
+def test_what_cannot_travel_is_refused_before_it_leaves(message: Any) -> None:
     with pytest.raises(ProtocolError):
         encode(message)
 
@@ -188,13 +191,13 @@ def test_what_cannot_travel_is_refused_before_it_leaves(message):
 # ---- prefix
 
 
-def test_the_prefix_is_the_documented_one(samples):
+def test_the_prefix_is_the_documented_one(samples: dict[str, m.Message]) -> None:
     first, *body = encode(samples["Submit"])
     magic, major, minor, kind, count, flags, header, size, seq, items, reserved, check = struct.unpack_from("<4s4B2I2Q2IQ", first)
     assert (magic, major, minor, kind, count, flags, reserved) == (b"R4SZ", 1, 0, 2, len(body), 0, 0)
     assert (header, size, seq, items) == (len(first) - 48, sum(map(len, body)), 7, 2)
     digests = b"".join(xxhash.xxh3_64_intdigest(f).to_bytes(8, "little") for f in body)
-    assert check == xxhash.xxh3_64_intdigest(first[:40] + first[48:] + digests)
+    assert check == xxhash.xxh3_64_intdigest(bytes(first[:40]) + bytes(first[48:]) + digests)
 
 
 @pytest.mark.parametrize(
@@ -215,47 +218,51 @@ def test_the_prefix_is_the_documented_one(samples):
         (36, "<I", 1, Refusal.MALFORMED),
     ],
 )
-def test_a_wrong_prefix_is_refused_by_name(samples, offset, form, value, code):
+def test_a_wrong_prefix_is_refused_by_name(
+    samples: dict[str, m.Message], offset: int, form: str, value: bytes | int, code: Any
+) -> None:
     first = bytearray(encode(samples["Heartbeat"])[0])
     struct.pack_into(form, first, offset, value)
     assert code_of(signed(first)) is code
 
 
-def test_the_bodies_of_wrappers_are_not_looked_at(samples):
+def test_the_bodies_of_wrappers_are_not_looked_at(samples: dict[str, m.Message]) -> None:
     for name in ("Deliver", "Published", "DeadLetter"):
         first, *body = encode(samples[name])
-        assert first == encode(dataclasses.replace(samples[name], body=tuple(b[::-1] for b in body)))[0]
+        wrapper: Any = samples[name]
+        assert first == encode(dataclasses.replace(wrapper, body=tuple(b[::-1] for b in body)))[0]
         assert samples[name].KIND in WRAPPERS
     assert len(WRAPPERS) == 3
 
 
-def test_what_was_compared_before_need_not_be_compared_again(samples):
+def test_what_was_compared_before_need_not_be_compared_again(samples: dict[str, m.Message]) -> None:
     first, body = encode(samples["Submit"])
     assert code_of([first, body[::-1]]) is Refusal.CHECKSUM
-    assert decode([first, body[::-1]], verify=False).body == (body[::-1],)
+    message: Any = decode([first, body[::-1]], verify=False)
+    assert message.body == (body[::-1],)
 
 
-def test_digests_that_are_known_are_not_made_again(samples):
-    submit = samples["Submit"]
+def test_digests_that_are_known_are_not_made_again(samples: dict[str, m.Message]) -> None:
+    submit: Any = samples["Submit"]
     known = tuple(xxhash.xxh3_64_intdigest(f) for f in submit.body)
     assert encode(dataclasses.replace(submit, digests=known)) == encode(dataclasses.replace(submit, digests=()))
     assert encode(dataclasses.replace(submit, digests=(1,))) != encode(submit)
 
 
-def test_flags_that_may_be_ignored_are(samples):
+def test_flags_that_may_be_ignored_are(samples: dict[str, m.Message]) -> None:
     first = bytearray(encode(samples["Heartbeat"])[0])
     struct.pack_into("<I", first, 8, 0xFFFF0000)
     assert decode(signed(first)) == samples["Heartbeat"]
 
 
-def test_a_number_that_nobody_can_count_to_is_refused(samples):
-    first, *body = encode(samples["Submit"])
-    first = bytearray(first)
+def test_a_number_that_nobody_can_count_to_is_refused(samples: dict[str, m.Message]) -> None:
+    head, *body = encode(samples["Submit"])
+    first = bytearray(head)
     struct.pack_into("<Q", first, 24, 2**63)
-    assert code_of(signed(first, body)) is Refusal.RANGE
+    assert code_of(signed(first, tuple(body))) is Refusal.RANGE
 
 
-def test_frames_and_sizes(samples):
+def test_frames_and_sizes(samples: dict[str, m.Message]) -> None:
     assert code_of([]) is Refusal.FRAMES
     for size in range(PREFIX_BYTES):
         assert code_of([bytes(size)]) is Refusal.MAGIC
@@ -268,7 +275,7 @@ def test_frames_and_sizes(samples):
 
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
-def test_every_single_changed_byte_is_noticed(cls, samples):
+def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Message]) -> None:
     frames = [bytes(f) for f in encode(samples[cls.__name__])]
     wrapper = cls in (m.Deliver, m.Published, m.DeadLetter)  # whose body has checksums of its own
     for index, frame in enumerate(frames[:1] if wrapper else frames):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,31 +67,32 @@ segments = st.builds(
 
 
 @given(st.lists(segments, min_size=1, max_size=6))
-def test_what_was_coded_is_read_as_it_was(given_segments):
+def test_what_was_coded_is_read_as_it_was(given_segments: Any) -> None:
     plain, coded = submit(given_segments, coded=False), submit(given_segments)
     assert (coded.heads, coded.layouts, coded.count) == (plain.heads, plain.layouts, plain.count)
-    assert [bytes(f) for f in plain_body(coded)] == [bytes(f) for f in plain.body]
+    body: Any = plain_body(coded)
+    assert [bytes(f) for f in body] == [bytes(f) for f in plain.body]
     assert sum(map(len, coded.body)) <= sum(map(len, plain.body))
-    received = decode([bytes(f) for f in encode(coded)])
+    received: Any = decode([bytes(f) for f in encode(coded)])
     for got, sent in zip(read_submit(received), given_segments, strict=True):
         assert isinstance(got, Segment)
         for name in ("observations", "actions", "rewards", "log_probs", "versions", "masks"):
             np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
 
 
-def test_it_is_shorter_or_not_coded_at_all():
+def test_it_is_shorter_or_not_coded_at_all() -> None:
     walk = [segment(200, seed=n) for n in range(8)]
     plain, coded = submit(walk, coded=False), submit(walk)
     assert coded.codings and sum(map(len, coded.body)) < 0.75 * sum(map(len, plain.body))
     image = segment(100, pixels=32)
     assert len(submit([image]).body[1]) < 0.3 * image.observations.nbytes
-    noise = dataclasses.replace(walk[0], observations=np.random.default_rng(1).bytes(200 * 32))
-    noise = dataclasses.replace(walk[0], observations=np.frombuffer(noise.observations, np.uint8).reshape(200, 32))
+    random_bytes = np.random.default_rng(1).bytes(200 * 32)
+    noise = dataclasses.replace(walk[0], observations=np.frombuffer(random_bytes, np.uint8).reshape(200, 32))
     assert not submit([noise] * 1, coded=True).codings or len(submit([noise]).body[0]) < len(submit([noise], coded=False).body[0])
     assert not submit([segment(1)]).codings  # nothing to gain
 
 
-def test_zeros_do_not_promise_more_than_a_learner_believes():
+def test_zeros_do_not_promise_more_than_a_learner_believes() -> None:
     empty = dataclasses.replace(segment(40), observations=np.zeros((40, 256, 256, 1), np.uint8))
     coded = submit([empty])
     assert empty.observations.nbytes > FREE_BYTES
@@ -99,9 +101,9 @@ def test_zeros_do_not_promise_more_than_a_learner_believes():
 
 
 @given(st.data())
-def test_codings_from_a_stranger_cost_a_refusal(data):
+def test_codings_from_a_stranger_cost_a_refusal(data: Any) -> None:
     message = submit([segment(120), segment(80, pixels=32)])
-    numbers = st.one_of(st.integers(-2, 300), st.integers(0, 1 << 63), st.none(), st.just([]))
+    numbers: st.SearchStrategy[Any] = st.one_of(st.integers(-2, 300), st.integers(0, 1 << 63), st.none(), st.just([]))
     codings = [list(frame) for frame in message.codings]
     for _ in range(data.draw(st.integers(1, 4))):
         frame = data.draw(st.sampled_from(codings))
@@ -120,7 +122,7 @@ def test_codings_from_a_stranger_cost_a_refusal(data):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
-def test_damaged_bytes_cost_a_refusal_or_a_value(at, bits):
+def test_damaged_bytes_cost_a_refusal_or_a_value(at: int, bits: int) -> None:
     message = submit([segment(200)])
     body = bytearray(message.body[0])
     body[at % len(body)] ^= bits
@@ -132,11 +134,11 @@ def test_damaged_bytes_cost_a_refusal_or_a_value(at, bits):
         assert sum(map(len, plain)) == sum(size for size in message.codings[0][1::3])
 
 
-def test_bombs_are_not_lit():
+def test_bombs_are_not_lit() -> None:
     message = submit([segment(200)])
     zeros = zstd.compress(bytes(32 << 20))
 
-    def forged(body, *numbers):
+    def forged(body: Any, *numbers: Any) -> Any:
         return dataclasses.replace(message, body=(body,), codings=[list(numbers)])
 
     assert code_of(forged(zeros, len(zeros), 32 << 20, 1)) is Refusal.TOO_LARGE
@@ -148,7 +150,7 @@ def test_bombs_are_not_lit():
     assert code_of(dataclasses.replace(message, codings=["no"])) is Refusal.MALFORMED
 
 
-def test_a_frame_expands_to_what_it_should_or_not_at_all():
+def test_a_frame_expands_to_what_it_should_or_not_at_all() -> None:
     frame = zstd.compress(b"x" * 1000)
     assert zstd.expand(frame, 1000) == b"x" * 1000
     for wrong in (999, 1001, 0):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -25,7 +25,7 @@ def page() -> str:
 
 
 @pytest.mark.parametrize("cls", get_args(m.Message), ids=lambda c: c.__name__)
-def test_every_message_is_described(page, cls):
+def test_every_message_is_described(page: str, cls: Any) -> None:
     lines = [line for line in page.splitlines() if line.startswith("|") and f"`{cls.__name__}`" in line]
     if cls is m.Beacon:
         assert any(f"kind {cls.KIND}" in line for line in lines)
@@ -36,20 +36,21 @@ def test_every_message_is_described(page, cls):
         assert f.name in IN_PREFIX or any(re.search(rf"\b{f.name} ", line) for line in lines), f.name
 
 
-def test_every_refusal_and_dtype_is_described(page):
+def test_every_refusal_and_dtype_is_described(page: str) -> None:
     for code in Refusal:
         assert f"| `{code.value}` |" in page
     assert " ".join(DTYPES) in page
 
 
 @pytest.mark.parametrize(("kind", "cls"), [(calls.CALL, calls.Call), (calls.REPLY, calls.Reply), (calls.NOTICE, calls.Notice)])
-def test_every_message_of_services_is_described_in_its_order(page, kind, cls):
+def test_every_message_of_services_is_described_in_its_order(page: str, kind: int, cls: Any) -> None:
     (line,) = [line for line in page.splitlines() if line.startswith(f"| {kind} | `{cls.__name__}`")]
-    places = [re.search(rf"\b{name} ", line).start() for name in cls._fields]
+    places = [line_place.start() for name in cls._fields if (line_place := re.search(rf"\b{name} ", line))]
+    assert len(places) == len(cls._fields)
     assert places == sorted(places)
 
 
-def test_every_refusal_of_a_call_and_every_form_of_a_tree_is_described(page):
+def test_every_refusal_of_a_call_and_every_form_of_a_tree_is_described(page: str) -> None:
     section = page[page.index("## Calls") : page.index("## Refusal codes")]
     for code in CallRefusal:
         assert f"| `{code.value}` |" in section
@@ -59,7 +60,7 @@ def test_every_refusal_of_a_call_and_every_form_of_a_tree_is_described(page):
         assert f"| `{form}` |" in section
 
 
-def test_the_worked_example_is_the_golden_one(page):
+def test_the_worked_example_is_the_golden_one(page: str) -> None:
     golden = json.loads(Path(__file__).with_name("golden.json").read_text())
     example = page[page.index("## A worked example") :]
     (heartbeat,) = golden["Heartbeat"]["frames"]

@@ -8,6 +8,7 @@ import resource
 import struct
 import time
 from collections import Counter
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -35,7 +36,7 @@ DECODER_CODES = {
     Refusal.SPEC,
     Refusal.RANGE,
 }
-ODD = [
+ODD: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 255, 2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, -(2**63), 0.5, -0.0, 1e308,
     float("nan"), float("inf"), "", "x", "|O", "<f4", ">f8", "<u8", "Box", "o", "x" * 300, b"", b"\x80\x04.", b"12345678", [],
     [[]], {}, [1, 2], {"type": "Discrete", "n": 2}, {b"nd": True}, {b"nd": False, b"type": "<f4", b"data": bytes(4)},
@@ -45,7 +46,7 @@ ODD = [
 ]  # fmt: skip
 
 
-def read(frames) -> None:
+def read(frames: Any) -> None:
     """Everything that a receiver does with bytes before it believes them."""
     message = decode(frames, max_bytes=MAX_BYTES)
     if isinstance(message, m.Submit):
@@ -60,7 +61,7 @@ def read(frames) -> None:
 class Mutator:
     """Changes messages where it may hurt."""
 
-    def __init__(self, seed, samples) -> None:
+    def __init__(self, seed: Any, samples: Any) -> None:
         self.rng = random.Random(seed)
         self.samples = [[bytes(f) for f in encode(s)] for s in samples.values()]
         self.submits = [[bytes(f) for f in encode(samples[n])] for n in ("Submit", "Submit", "Welcome", "Ready")]
@@ -95,7 +96,7 @@ class Mutator:
         prefix = Prefix(kind, len(body), len(data), sum(map(len, body)), seq, count, flags, rng.choice([0, 0, 0, 1]))
         return [prefix.join(data, body), *body], True
 
-    def break_prefix(self, frames) -> list[bytes]:
+    def break_prefix(self, frames: list[bytes]) -> list[bytes]:
         rng = self.rng
         first = bytearray(frames[0])
         match rng.randrange(6):
@@ -129,9 +130,10 @@ class Mutator:
                     out += out[where : where + 16]
         return bytes(out)
 
-    def change(self, tree):
+    def change(self, tree: Any) -> Any:
         """One place of a tree changed."""
         rng = self.rng
+        out: Any
         if isinstance(tree, dict) and tree and rng.random() < 0.9:
             out, key = dict(tree), rng.choice(list(tree))
             what = rng.random()
@@ -161,7 +163,7 @@ class Mutator:
         return rng.choice(ODD)
 
 
-def test_changed_messages_are_read_or_refused_by_name(seed, samples):
+def test_changed_messages_are_read_or_refused_by_name(seed: int, samples: dict[str, m.Message]) -> None:
     mutator = Mutator(seed, samples)
     codes: Counter[str] = Counter()
     intact = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import ImageCodec, has_pillow
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
-from rl4sys_zmq.wire import Batch, SegmentSchema, columns, decode, encode, join_submit, pack_segment, read_submit, with_images
-from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, worth_it
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment, read_submit, with_images
+from rl4sys_zmq.wire.coding import MAX_IMAGE_BYTES, MAX_PLAIN_BYTES, CodedImages, worth_it
 
 pytest.importorskip("PIL")
 
@@ -24,7 +25,7 @@ SCHEMA = SegmentSchema(BoxSpace(ROW, "|u1", 0.0, 255.0), DiscreteSpace(4), 1000)
 PNG, JPEG = ImageCodec("png"), ImageCodec("jpeg")
 
 
-def segment(steps: int = 8, *, row=ROW, seed: int = 0, masks: bool = False) -> Segment:
+def segment(steps: int = 8, *, row: Any = ROW, seed: int = 0, masks: bool = False) -> Segment:
     """A few slow waves: 8 steps take 108 KiB, 4 less than a large column has."""
     waves = np.sin(np.arange(np.prod(row)) / 70 + np.arange(steps + 1)[:, None] + seed)
     return Segment(
@@ -44,11 +45,11 @@ def segment(steps: int = 8, *, row=ROW, seed: int = 0, masks: bool = False) -> S
     )
 
 
-def submit(segments, codec=PNG, *, coded: bool = False):
+def submit(segments: Any, codec: Any = PNG, *, coded: bool = False) -> Any:
     return join_submit(5, 9, [with_images(pack_segment(s), codec) for s in segments], coded=coded)
 
 
-def forged(message, frame: int, files: bytes):
+def forged(message: Any, frame: int, files: bytes) -> Any:
     """The message with other files in the place of a frame's."""
     codings = [list(numbers) for numbers in message.codings]
     codings[frame][0] = len(files)
@@ -67,28 +68,29 @@ shapes = st.sampled_from([(64, 64), (64, 64, 1), (64, 64, 3), (4, 32, 32), (2, 3
 
 @settings(max_examples=40)
 @given(shapes, st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=4), st.booleans())
-def test_png_arrives_as_it_was(row, given_segments, coded):
+def test_png_arrives_as_it_was(row: Any, given_segments: Any, coded: bool) -> None:
     sent = [segment(steps, row=row, seed=n, masks=masks) for n, (steps, masks) in enumerate(given_segments)]
     message = submit(sent, coded=coded)
     plain = join_submit(5, 9, [pack_segment(s) for s in sent])
     assert (message.heads, message.layouts) == (plain.heads, plain.layouts)
-    received = decode([bytes(frame) for frame in encode(message)])
+    received: Any = decode([bytes(frame) for frame in encode(message)])
     for got, was in zip(read_submit(received), sent, strict=True):
         assert isinstance(got, Segment) and not got.observations.flags.writeable
         same(got, was)
 
 
-def test_jpeg_is_shorter_still_and_changes_only_pixels():
+def test_jpeg_is_shorter_still_and_changes_only_pixels() -> None:
     sent = [segment(seed=1), segment(30, seed=2)]
     message = submit(sent, JPEG)
     assert sum(map(len, message.body)) < 0.6 * sum(map(len, submit(sent).body)) < 0.6 * sum(s.observations.nbytes for s in sent)
     for got, was in zip(read_submit(message), sent, strict=True):
+        assert isinstance(got, Segment)
         same(got, was, "actions", "rewards", "log_probs", "versions")
         assert np.abs(got.observations.astype(int) - was.observations).mean() < 10.0
     assert Batch(message).checks.tolist() == Batch(join_submit(5, 9, [pack_segment(s) for s in sent])).checks.tolist()
 
 
-def test_only_large_images_are_coded():
+def test_only_large_images_are_coded() -> None:
     small, noise = segment(4), np.random.default_rng(0).integers(0, 256, (9, *ROW), dtype=np.uint8)
     for odd in (small, dataclasses.replace(segment(), observations=noise), segment(8, row=(4096, 3))):
         packed = pack_segment(odd)
@@ -102,14 +104,14 @@ def test_only_large_images_are_coded():
 
 @pytest.mark.parametrize("codec", [PNG, ImageCodec("jpeg", 1)])
 @pytest.mark.parametrize("row", [(512, 512), (512, 512, 3)])
-def test_a_learner_believes_even_images_of_one_colour(codec, row):
+def test_a_learner_believes_even_images_of_one_colour(codec: Any, row: tuple[Any, ...]) -> None:
     blank = dataclasses.replace(segment(9, row=row), observations=np.zeros((10, *row), np.uint8))
     message = submit([blank], codec)
     assert message.codings
     assert isinstance(read_submit(message)[0], Segment)
 
 
-def test_more_than_a_learner_believes_is_not_coded(monkeypatch):
+def test_more_than_a_learner_believes_is_not_coded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worth_it(100, 25_600) and not worth_it(100, 25_601) and not worth_it(96, 100)
     monkeypatch.setattr("rl4sys_zmq.wire.segments.MAX_IMAGE_BYTES", 100_000)
     packed = pack_segment(segment())
@@ -117,13 +119,13 @@ def test_more_than_a_learner_believes_is_not_coded(monkeypatch):
     assert MAX_IMAGE_BYTES < MAX_PLAIN_BYTES
 
 
-def test_sizes_are_all_that_a_gateway_needs(monkeypatch):
-    message = decode([bytes(frame) for frame in encode(submit([segment(), segment(2), segment(20)]))])
+def test_sizes_are_all_that_a_gateway_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    message: Any = decode([bytes(frame) for frame in encode(submit([segment(), segment(2), segment(20)]))])
 
-    def never(*args):
+    def never(*args: Any) -> None:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(columns.CodedImages, "decode", never)
+    monkeypatch.setattr(CodedImages, "decode", never)
     batch = Batch(message)
     assert batch.has_images and batch.errors(SCHEMA) == {}
     assert batch.oldest(1, 0).tolist() == [7, 7, 7]
@@ -135,7 +137,7 @@ def test_sizes_are_all_that_a_gateway_needs(monkeypatch):
 
 
 @pytest.mark.parametrize("codec", [PNG, JPEG])
-def test_a_poisoned_image_costs_its_segment_alone(codec):
+def test_a_poisoned_image_costs_its_segment_alone(codec: Any) -> None:
     sent = [segment(seed=n, masks=n == 2) for n in range(4)]
     poisoned = forged(submit(sent, codec), 3, b"\x10\0\0\0not an image, no")
     batch = Batch(poisoned)
@@ -143,7 +145,7 @@ def test_a_poisoned_image_costs_its_segment_alone(codec):
     assert list(batch.decode_images()) == [3 if submit(sent, codec).layouts[0].endswith("m") else 2]
 
 
-def test_what_is_poisoned_is_kept_as_it_came():
+def test_what_is_poisoned_is_kept_as_it_came() -> None:
     sent = [segment(seed=n) for n in range(3)]
     message = forged(submit(sent), 2, b"\x10\0\0\0not an image, no")
     batch = Batch(message)
@@ -157,7 +159,7 @@ def test_what_is_poisoned_is_kept_as_it_came():
     first, second, third = read_submit(message)
     assert isinstance(first, Segment) and isinstance(third, Segment)
     assert isinstance(second, ProtocolError) and second.code is Refusal.MALFORMED
-    letter = decode([bytes(frame) for frame in encode(batch.alone(1))])
+    letter: Any = decode([bytes(frame) for frame in encode(batch.alone(1))])
     assert letter.body[1] == message.body[2] and letter.first_seq == 6
     (error,) = read_submit(letter)
     assert isinstance(error, ProtocolError) and reason in str(error)
@@ -165,29 +167,30 @@ def test_what_is_poisoned_is_kept_as_it_came():
 
 
 @pytest.mark.parametrize("codec", [None, PNG])
-def test_any_segment_can_be_kept_alone(codec):
+def test_any_segment_can_be_kept_alone(codec: Any) -> None:
     sent = [segment(2), segment(20, masks=True), segment(2, masks=True), segment(30)]
     packed = [pack_segment(s) if codec is None else with_images(pack_segment(s), codec) for s in sent]
     batch = Batch(join_submit(5, 9, packed, coded=True))
     for place, was in enumerate(sent):
         letter = batch.alone(place)
-        (got,) = read_submit(decode([bytes(frame) for frame in encode(letter)]))
+        kept: Any = decode([bytes(frame) for frame in encode(letter)])
+        (got,) = read_submit(kept)
         assert isinstance(got, Segment)
         same(got, was)
         assert bool(letter.codings) == (codec is not None and was.steps > 4)
 
 
-def refusal(message) -> Refusal:
+def refusal(message: Any) -> Refusal:
     with pytest.raises(ProtocolError) as caught:
         Batch(message)
     return caught.value.code
 
 
-def test_images_where_none_can_be():
+def test_images_where_none_can_be() -> None:
     message = submit([segment()])
     files, frame = message.body[1], message.codings[1]
 
-    def numbered(*codings, body=None):
+    def numbered(*codings: Any, body: Any = None) -> Any:
         return dataclasses.replace(message, codings=[list(c) for c in codings], body=body or message.body, digests=())
 
     blob = len(message.body[0])
@@ -207,7 +210,7 @@ def test_images_where_none_can_be():
 
 
 @given(st.data())
-def test_codings_from_a_stranger_cost_a_refusal_or_a_segment(data):
+def test_codings_from_a_stranger_cost_a_refusal_or_a_segment(data: Any) -> None:
     message = submit([segment(), segment(2), segment(10)], coded=True)
     codings = [list(frame) for frame in message.codings]
     numbers = st.one_of(st.integers(-2, 300), st.integers(0, 1 << 63), st.sampled_from([16, 32, 48]), st.none())
@@ -227,7 +230,7 @@ def test_codings_from_a_stranger_cost_a_refusal_or_a_segment(data):
         assert len(found) == 3
 
 
-def test_without_pillow_nobody_looks(monkeypatch):
+def test_without_pillow_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     message = submit([segment()])
     monkeypatch.setitem(sys.modules, "PIL", None)
     has_pillow.cache_clear()
@@ -241,7 +244,7 @@ def test_without_pillow_nobody_looks(monkeypatch):
     assert caught.value.code is Refusal.FEATURE
 
 
-def test_who_does_not_code_images_does_not_load_pillow():
+def test_who_does_not_code_images_does_not_load_pillow() -> None:
     code = (
         "import sys\nfrom rl4sys_zmq import AgentConfig, RL4SysAgent\n"
         "AgentConfig(client_id='x', compression='zstd')\nsys.exit('PIL' in sys.modules)"

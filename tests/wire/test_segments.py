@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,21 +45,24 @@ def same(a: Segment, b: Segment) -> bool:
     return True
 
 
-def travel(*segments: Segment) -> list[Segment | ProtocolError]:
+decode_submit: Callable[..., Any] = decode
+
+
+def travel(*segments: Segment) -> list[Any]:
     message = join_submit(3, 9, [pack_segment(s) for s in segments])
     assert read_heads(message)["steps"].tolist() == [s.steps for s in segments]
-    return read_submit(decode(encode(message)))
+    return read_submit(decode_submit(encode(message)))
 
 
 @st.composite
-def segments(draw):
+def segments(draw: Any) -> Any:
     steps = draw(st.integers(1, 6))
     end = draw(st.sampled_from(["terminated", "truncated", "capped", "cut"]))
     rows = steps + (end != "terminated")
     fill = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(fill)
 
-    def column(dtype, *shape):
+    def column(dtype: Any, *shape: Any) -> Any:
         count = int(np.prod(shape)) * np.dtype(dtype).itemsize
         raw = rng.integers(0, 2 if dtype == "|b1" else 256, count, dtype=np.uint8).tobytes()
         return np.frombuffer(raw, dtype=dtype).reshape(shape)
@@ -85,7 +90,7 @@ def segments(draw):
 
 @settings(max_examples=150)
 @given(st.lists(segments(), min_size=1, max_size=4))
-def test_segments_come_back_as_they_went(batch):
+def test_segments_come_back_as_they_went(batch: Any) -> None:
     back = travel(*batch)
     assert len(back) == len(batch)
     assert all(same(a, b) for a, b in zip(batch, back, strict=True))
@@ -93,7 +98,7 @@ def test_segments_come_back_as_they_went(batch):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
-def test_large_columns_travel_in_frames_of_their_own(make_segment, dtype, size):
+def test_large_columns_travel_in_frames_of_their_own(make_segment: Any, dtype: Any, size: Any) -> None:
     small = make_segment()
     width = size // np.dtype(dtype).itemsize // 2
     big = dataclasses.replace(small, observations=(np.arange(2 * width) % 2).astype(dtype).reshape(2, width))
@@ -101,23 +106,23 @@ def test_large_columns_travel_in_frames_of_their_own(make_segment, dtype, size):
     assert len(packed.large) == (size >= LARGE_BYTES)
     message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)])
     assert len(message.body) == 1 + 2 * len(packed.large)
-    back = read_submit(decode(encode(message)))
+    back: list[Any] = read_submit(decode_submit(encode(message)))
     assert same(back[0], small)
     assert same(back[1], big)
     assert same(back[2], big)
     assert same(back[3], small)
 
 
-def test_large_columns_are_not_copied_and_nothing_may_be_written(make_segment):
+def test_large_columns_are_not_copied_and_nothing_may_be_written(make_segment: Any) -> None:
     big = dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32))
     packed = pack_segment(big)
     assert np.shares_memory(np.frombuffer(packed.large[0], np.float32), big.observations)
-    (back,) = read_submit(decode([bytes(f) for f in encode(join_submit(0, 0, [packed]))]))
+    (back,) = read_submit(decode_submit([bytes(f) for f in encode(join_submit(0, 0, [packed]))]))
     for name in COLUMNS[:5]:
         assert not getattr(back, name).flags.writeable
 
 
-def test_views_are_packed_as_what_they_show(make_segment):
+def test_views_are_packed_as_what_they_show(make_segment: Any) -> None:
     small = make_segment()
     wide = np.arange(16, dtype=np.float32).reshape(4, 4)
     strange = dataclasses.replace(small, observations=wide[::2, ::2], actions=np.arange(4)[::-2])
@@ -126,7 +131,7 @@ def test_views_are_packed_as_what_they_show(make_segment):
     assert back.actions.tolist() == [3, 1]
 
 
-def test_one_version_for_all_steps_is_sent_once(make_segment):
+def test_one_version_for_all_steps_is_sent_once(make_segment: Any) -> None:
     segment = make_segment(5)
     packed = pack_segment(segment)
     assert packed.small[4] == b""
@@ -138,7 +143,7 @@ def test_one_version_for_all_steps_is_sent_once(make_segment):
 
 
 @pytest.mark.parametrize("dtype", [object, "S4", "U4", "M8[s]", ">f4", "c8", [("a", "<f4")]])
-def test_other_dtypes_are_refused_before_they_are_packed(make_segment, dtype):
+def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtype: Any) -> None:
     bad = dataclasses.replace(make_segment(), observations=np.zeros((2, 2), dtype))
     with pytest.raises(ProtocolError) as caught:
         pack_segment(bad)
@@ -148,15 +153,16 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment, dtype):
 # ---- checksums of segments
 
 
-def checksums(*packed, first_seq=0, want_steps=0) -> list[int]:
+def checksums(*packed: Any, first_seq: int = 0, want_steps: int = 0) -> list[int]:
     """As the learner has them: of what came from the network."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
-    return Batch(decode(frames)).checks.tolist()
+    checks: list[int] = Batch(decode_submit(frames)).checks.tolist()
+    return checks
 
 
 @settings(max_examples=60)
 @given(st.lists(segments(), min_size=1, max_size=5), st.data())
-def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch, data):
+def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch: Any, data: Any) -> None:
     packed = [pack_segment(s) for s in batch]
     whole = checksums(*packed)
     cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(batch) - 1)), max_size=4)))
@@ -168,7 +174,7 @@ def test_a_segment_has_one_checksum_whatever_batch_it_travels_in(batch, data):
 
 
 @pytest.mark.parametrize("size", [64, LARGE_BYTES - 16, LARGE_BYTES, LARGE_BYTES + 16])
-def test_checksums_of_small_and_large_columns_do_not_depend_on_their_neighbours(make_segment, size):
+def test_checksums_of_small_and_large_columns_do_not_depend_on_their_neighbours(make_segment: Any, size: Any) -> None:
     def of(first: float) -> PackedSegment:
         observations = np.zeros((2, size // 8), np.float32)
         observations[1, -1] = first
@@ -180,7 +186,7 @@ def test_checksums_of_small_and_large_columns_do_not_depend_on_their_neighbours(
     assert checksums(small, big, small, other, big) == [of_small, alone, of_small, of_other, alone]
 
 
-def test_every_part_of_a_segment_is_in_its_checksum(make_segment):
+def test_every_part_of_a_segment_is_in_its_checksum(make_segment: Any) -> None:
     base, cut = make_segment(2, masks=True), make_segment(2, masks=True, terminated=False)
     changed = [
         dataclasses.replace(base, generation=base.generation + 1),
@@ -203,13 +209,14 @@ def test_every_part_of_a_segment_is_in_its_checksum(make_segment):
 # ---- what a segment's head may say
 
 
-def lying(base: list[Segment], **changes):
+def lying(base: list[Segment], **changes: Any) -> Any:
     """A submit of segments, the second one's head changed."""
     message = join_submit(0, 0, [pack_segment(s) for s in base])
     heads = np.frombuffer(message.heads, HEAD).copy()
     for name, value in changes.items():
         heads[name][1] = value
-    return dataclasses.replace(message, heads=heads.tobytes())
+    changed: Any = {"heads": heads.tobytes()}
+    return dataclasses.replace(message, **changed)
 
 
 ITEM_LIES = {
@@ -267,9 +274,10 @@ LAYOUT_LIES = {
 
 @pytest.mark.parametrize("others", [1, FEW])
 @pytest.mark.parametrize("lie", ITEM_LIES)
-def test_a_lie_about_one_segment_costs_that_segment(make_segment, lie, others):
+def test_a_lie_about_one_segment_costs_that_segment(make_segment: Any, lie: Any, others: Any) -> None:
     base = [make_segment(n, masks=True) for n in (1, 2, *[3] * others)]
-    first, second, *rest = read_submit(decode(encode(lying(base, **ITEM_LIES[lie]))))
+    read: list[Any] = read_submit(decode_submit(encode(lying(base, **ITEM_LIES[lie]))))
+    first, second, *rest = read
     assert isinstance(second, ProtocolError)
     assert second.code is Refusal.RANGE
     assert same(first, base[0])
@@ -278,14 +286,14 @@ def test_a_lie_about_one_segment_costs_that_segment(make_segment, lie, others):
 
 @pytest.mark.parametrize("others", [1, FEW])
 @pytest.mark.parametrize("lie", LIES_BEFORE_THE_END)
-def test_what_only_an_end_has(make_segment, lie, others):
+def test_what_only_an_end_has(make_segment: Any, lie: Any, others: Any) -> None:
     base = [make_segment(n, terminated=False) for n in (1, 2, *[3] * others)]
-    found = read_submit(decode(encode(lying(base, **LIES_BEFORE_THE_END[lie]))))
+    found = read_submit(decode_submit(encode(lying(base, **LIES_BEFORE_THE_END[lie]))))
     assert [isinstance(s, ProtocolError) for s in found] == [False, True, *[False] * others]
 
 
 @pytest.mark.parametrize("lie", MESSAGE_LIES)
-def test_a_lie_about_the_bytes_costs_the_message(make_segment, lie):
+def test_a_lie_about_the_bytes_costs_the_message(make_segment: Any, lie: Any) -> None:
     changes, code = MESSAGE_LIES[lie]
     with pytest.raises(ProtocolError) as caught:
         read_submit(lying([make_segment(n, masks=True) for n in (1, 4, 3)], **changes))
@@ -293,7 +301,7 @@ def test_a_lie_about_the_bytes_costs_the_message(make_segment, lie):
 
 
 @pytest.mark.parametrize("lie", LAYOUT_LIES)
-def test_a_lie_about_the_layout_costs_the_message(make_segment, lie):
+def test_a_lie_about_the_layout_costs_the_message(make_segment: Any, lie: Any) -> None:
     layout, code = LAYOUT_LIES[lie]
     message = join_submit(0, 0, [pack_segment(make_segment(3))])
     with pytest.raises(ProtocolError) as caught:
@@ -301,10 +309,10 @@ def test_a_lie_about_the_layout_costs_the_message(make_segment, lie):
     assert caught.value.code is code
 
 
-def test_counts_and_frames_must_agree(make_segment):
-    good = join_submit(0, 0, [pack_segment(make_segment())])
+def test_counts_and_frames_must_agree(make_segment: Any) -> None:
+    good: Any = join_submit(0, 0, [pack_segment(make_segment())])
     big = pack_segment(dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32)))
-    large = join_submit(0, 0, [big])
+    large: Any = join_submit(0, 0, [big])
     for bad, code in (
         (dataclasses.replace(good, count=2), Refusal.MALFORMED),
         (dataclasses.replace(good, count=0, heads=b""), Refusal.MALFORMED),
@@ -324,17 +332,18 @@ def test_counts_and_frames_must_agree(make_segment):
         assert caught.value.code is code
 
 
-def test_segments_that_are_laid_out_otherwise_share_a_message(make_segment):
+def test_segments_that_are_laid_out_otherwise_share_a_message(make_segment: Any) -> None:
     wide = dataclasses.replace(make_segment(2), observations=np.ones((2, 5), np.float64))
     base = [make_segment(1), make_segment(2, masks=True), wide, make_segment(3), make_segment(4, masks=True, terminated=False)]
     message = join_submit(0, 0, [pack_segment(s) for s in base])
     assert len(message.layouts) == 3
-    assert all(same(a, b) for a, b in zip(read_submit(decode(encode(message))), base, strict=True))
+    read: list[Any] = read_submit(decode_submit(encode(message)))
+    assert all(same(a, b) for a, b in zip(read, base, strict=True))
     schema = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 3)
     assert {place: e.code for place, e in Batch(message).errors(schema).items()} == {2: Refusal.SPEC, 4: Refusal.RANGE}
 
 
-def test_layouts_are_limited(make_segment):
+def test_layouts_are_limited(make_segment: Any) -> None:
     packed = pack_segment(make_segment(1))
     many = [dataclasses.replace(packed, layout=f"{packed.layout} m|b1:{n}") for n in range(1, MAX_LAYOUTS + 2)]
     with pytest.raises(ProtocolError):
@@ -345,7 +354,7 @@ def test_layouts_are_limited(make_segment):
     assert caught.value.code is Refusal.MALFORMED
 
 
-def test_the_oldest_version_and_the_returns(make_segment):
+def test_the_oldest_version_and_the_returns(make_segment: Any) -> None:
     mixed = dataclasses.replace(make_segment(3), versions=np.array([9, 7, 8], np.uint64))
     older = dataclasses.replace(make_segment(2), generation=1, versions=np.full(2, 6, np.uint64))
     batch = Batch(join_submit(0, 0, [pack_segment(s) for s in (make_segment(), mixed, older, make_segment(terminated=False))]))
@@ -382,7 +391,7 @@ SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 4)
     ],
     ids=str,
 )
-def test_a_segment_must_fit_the_spaces(make_segment, changes, code):
+def test_a_segment_must_fit_the_spaces(make_segment: Any, changes: dict[str, Any], code: Any) -> None:
     assert SCHEMA.check(make_segment()) is None
     error = SCHEMA.check(dataclasses.replace(make_segment(), **changes))
     assert error is not None
@@ -391,7 +400,7 @@ def test_a_segment_must_fit_the_spaces(make_segment, changes, code):
 
 @settings(max_examples=150)
 @given(st.lists(segments(), min_size=1, max_size=2 * FEW), st.sampled_from(["<f4", "|u1"]), st.integers(1, 6))
-def test_a_whole_message_is_judged_as_its_segments_are(batch, dtype, longest):
+def test_a_whole_message_is_judged_as_its_segments_are(batch: Any, dtype: Any, longest: int) -> None:
     for act in (DiscreteSpace(3), BoxSpace((2,))):
         schema = SegmentSchema(BoxSpace((2,), dtype, 0, 1), act, longest)
         errors = Batch(join_submit(0, 0, [pack_segment(s) for s in batch])).errors(schema)
@@ -400,7 +409,7 @@ def test_a_whole_message_is_judged_as_its_segments_are(batch, dtype, longest):
         assert list(errors) == sorted(errors)
 
 
-def test_continuous_actions_have_no_masks(make_segment):
+def test_continuous_actions_have_no_masks(make_segment: Any) -> None:
     schema = SegmentSchema(BoxSpace((2,)), BoxSpace((3,)), 4)
     segment = dataclasses.replace(make_segment(), actions=np.zeros((2, 3), np.float32))
     assert schema.check(segment) is None
@@ -409,7 +418,7 @@ def test_continuous_actions_have_no_masks(make_segment):
     assert error.code is Refusal.SPEC
 
 
-def test_content_is_not_looked_at(make_segment):
+def test_content_is_not_looked_at(make_segment: Any) -> None:
     assert SCHEMA.check(dataclasses.replace(make_segment(), rewards=np.full(2, np.nan, np.float32))) is None
 
 
@@ -425,7 +434,7 @@ SPECS = [
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.head)
-def test_specs_come_back(spec):
+def test_specs_come_back(spec: Any) -> None:
     assert spec_from_document(spec_to_document(spec)) == spec
 
 
@@ -463,13 +472,13 @@ def test_specs_come_back(spec):
     ],
     ids=str,
 )
-def test_other_specs_are_refused(changes):
+def test_other_specs_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError) as caught:
         spec_from_document({**spec_to_document(SPECS[0]), **changes})
     assert caught.value.code is Refusal.SPEC
 
 
-def test_a_spec_with_something_missing_is_refused():
+def test_a_spec_with_something_missing_is_refused() -> None:
     whole = spec_to_document(SPECS[0])
     for key in whole:
         with pytest.raises(ProtocolError):

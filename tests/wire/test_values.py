@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -18,7 +20,7 @@ from rl4sys_zmq.wire.values import MAX_DEPTH, MAX_HEADER_BYTES, pack_header, unp
 
 
 class Bomb:
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (exec, ("import sys; sys.rl4sys_was_unpickled = True",))
 
 
@@ -26,12 +28,12 @@ PICKLED = pickle.dumps(Bomb())
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_unpickled():
+def nothing_is_unpickled() -> Iterator[Any]:
     yield
     assert not hasattr(sys, "rl4sys_was_unpickled")
 
 
-def array_form(**changes):
+def array_form(**changes: Any) -> Any:
     form = {
         b"nd": True,
         b"type": "<f4",
@@ -43,7 +45,7 @@ def array_form(**changes):
     return msgpack.packb({k: v for k, v in form.items() if v is not ...}, use_bin_type=True)
 
 
-def code_of(data):
+def code_of(data: Any) -> Any:
     with pytest.raises(ProtocolError) as caught:
         unpack_header(data)
     return caught.value.code
@@ -51,7 +53,7 @@ def code_of(data):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3), (1,) * 8])
-def test_arrays_come_back(dtype, shape):
+def test_arrays_come_back(dtype: Any, shape: Any) -> None:
     array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
     (back,) = unpack_header(pack_header([array]))
     assert (back.dtype.str, back.shape) == (dtype, shape)
@@ -59,7 +61,7 @@ def test_arrays_come_back(dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scalars_come_back(dtype):
+def test_scalars_come_back(dtype: Any) -> None:
     scalar = np.ones((), dtype)[()]
     back = unpack_header(pack_header({"x": scalar}))["x"]
     assert back == scalar
@@ -67,7 +69,7 @@ def test_scalars_come_back(dtype):
 
 
 @given(st.lists(st.integers(0, 4), max_size=4), st.sampled_from(DTYPES))
-def test_views_are_packed_as_what_they_show(shape, dtype):
+def test_views_are_packed_as_what_they_show(shape: Any, dtype: Any) -> None:
     doubled = [2 * shape[0], *shape[1:]] if shape else [2]
     array = np.arange(np.prod(doubled, dtype=int)).astype(dtype).reshape(doubled)
     view = array[::2].T
@@ -90,20 +92,20 @@ def test_views_are_packed_as_what_they_show(shape, dtype):
     ],
     ids=lambda a: str(a.dtype),
 )
-def test_other_arrays_are_refused_before_they_are_packed(bad):
+def test_other_arrays_are_refused_before_they_are_packed(bad: Any) -> None:
     with pytest.raises(ProtocolError) as caught:
         pack_header({"x": bad})
     assert caught.value.code is Refusal.DTYPE
 
 
 @pytest.mark.parametrize("bad", [object(), {1, 2}, 1j, {"x": range(3)}, 2**64, Bomb()])
-def test_other_values_are_refused_before_they_are_packed(bad):
+def test_other_values_are_refused_before_they_are_packed(bad: Any) -> None:
     with pytest.raises(ProtocolError):
         pack_header(bad)
 
 
-def test_a_loop_is_refused():
-    loop = []
+def test_a_loop_is_refused() -> None:
+    loop: list[Any] = []
     loop.append(loop)
     with pytest.raises(ProtocolError):
         pack_header(loop)
@@ -153,12 +155,12 @@ def test_a_loop_is_refused():
     ],
     ids=repr,
 )
-def test_array_forms_are_strict(changes, code):
+def test_array_forms_are_strict(changes: dict[str, Any], code: Any) -> None:
     assert code_of(array_form(**changes)) is code
     assert code_of(msgpack.packb([[1]])[:-1] + array_form(**changes)) is code
 
 
-def test_the_form_that_the_others_change_is_right():
+def test_the_form_that_the_others_change_is_right() -> None:
     assert np.array_equal(unpack_header(array_form()), np.zeros(2, "<f4"))
 
 
@@ -192,12 +194,12 @@ def test_the_form_that_the_others_change_is_right():
     ],
     ids=lambda d: f"{d[:8].hex()}-{len(d)}",
 )
-def test_other_bytes_are_refused(data):
+def test_other_bytes_are_refused(data: Any) -> None:
     assert code_of(data) is Refusal.MALFORMED
     assert code_of(memoryview(data)) is Refusal.MALFORMED
 
 
-def test_limits():
+def test_limits() -> None:
     assert unpack_header(b"\x91" * MAX_DEPTH + b"\xc0") is not None
     assert code_of(bytes(MAX_HEADER_BYTES + 1)) is Refusal.TOO_LARGE
     with pytest.raises(ProtocolError) as caught:
@@ -206,6 +208,6 @@ def test_limits():
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_do_worse_than_be_refused(data):
+def test_no_bytes_do_worse_than_be_refused(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         unpack_header(data)

@@ -110,7 +110,7 @@ def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -
     )
     for _ in range(400):
         inproc_lab.episode(agent, 16)
-    until(lambda: not len(agent._outbox))
+    until(lambda: not len(agent._context.outbox))
     stats = agent.stats()
     check_law(stats)
     assert stats["dropped"]["spool_bytes"] > 0 and stats["submitted"] == 400 and stats["spool"]["bytes"] <= 1 << 16
@@ -185,7 +185,7 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
     agent = agent_of(inproc_lab, learner)
     inproc_lab.episode(agent, 4)
     agent.wait_version(1, 20.0)
-    bad = agent._policy
+    bad = agent._context.policy
     broken = type(bad).act
     calls = []
 

@@ -81,10 +81,11 @@ class Acting:
             ):
                 observation = obs.copy()
                 thread = self._threads.state
-                if thread.policy is traj.policy and isfinite(sum(observation.tolist())):
+                policy = traj.policy
+                if policy is not None and thread.policy is policy and isfinite(sum(observation.tolist())):
                     raw, act, log_prob = thread.act(observation, None)
                     if not isfinite(log_prob):
-                        return traj, self.fallback.for_unusable(thread.policy, traj, observation, None)
+                        return traj, self.fallback.for_unusable(policy, traj, observation, None)
                     thread.last_act = act
                     return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)
         return self._request(traj, obs, mask)

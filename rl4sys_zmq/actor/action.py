@@ -14,6 +14,7 @@ __all__ = ["RL4SysAction", "as_reward", "new_action"]
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest reward that a column can hold."""
+LEAST = -LARGEST
 
 
 class RL4SysAction(Step):
@@ -59,7 +60,7 @@ class RL4SysAction(Step):
         Raises:
             RewardError: For a reward that is not one finite number (in float32), or when the segment has left.
         """
-        value = reward if type(reward) is float and -LARGEST <= reward <= LARGEST else as_reward(reward)
+        value = reward if type(reward) is float and LEAST <= reward <= LARGEST else as_reward(reward)
         writer = self.writer
         if writer is not None:
             pending = writer.pending
@@ -100,6 +101,6 @@ def as_reward(reward: object) -> float:
             reward = float(item() if item is not None else reward)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
             raise RewardError(f"a reward must be one number, not {reward!r:.80}") from exc
-    if not -LARGEST <= reward <= LARGEST:
+    if not LEAST <= reward <= LARGEST:
         raise RewardError(f"a reward must be finite in float32, not {reward}")
     return reward

@@ -135,7 +135,10 @@ class RL4SysAgent(Resource):
             LearnerUnavailable, ClientFailed: with ``overflow: wait`` only, when the learner does not grant in time.
             CallError: with ``inference: remote``, when the learner gives no action in time (unless ``on_stale: baseline``).
         """
-        return (self._open or self._reopened()).request(traj, obs, mask)
+        acting = self._open
+        if acting is None:
+            acting = self._reopened()
+        return acting.request(traj, obs, mask)
 
     def request_for_actions(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object = None
@@ -166,7 +169,18 @@ class RL4SysAgent(Resource):
             ActionError: when the action or the trajectory belongs to another agent, the action is stored already, or the
                 trajectory has ended.
         """
-        self._episodes.add(traj, action)
+        writer = traj.writer
+        if (
+            action.stamp is writer.stamp  # an ordinary next step: the policy version of the step before has chosen it
+            and traj.episodes is self._episodes
+            and action.writer is None
+            and action.raw is not None
+            and not traj.completed
+        ):
+            writer.write(action)
+            traj.last = action
+        else:
+            self._episodes.add(traj, action)
 
     def update_action_reward(self, action: RL4SysAction, reward: object) -> None:
         """Sets an action's reward; see `RL4SysAction.update_reward`."""

@@ -84,7 +84,10 @@ class SegmentWriter:
     """
 
     __slots__ = (
+        "_action_cells",
         "_bootstrap",
+        "_log_prob_cells",
+        "_reward_cells",
         "_space",
         "actions",
         "capped",
@@ -121,6 +124,7 @@ class SegmentWriter:
         self.masks: NDArray[np.bool_] | None = None
         self._bootstrap = False
         self.segment_index = segment_index
+        self._view()
         self.stamp: Stamp | None = None
         self.generation = 0
         self.steps = 0
@@ -136,8 +140,8 @@ class SegmentWriter:
         if row == self.rows:
             self._grow()
         self.observations[row] = step.obs
-        self.actions[row] = step.raw
-        self.log_probs[row] = step.log_prob
+        self._action_cells[row] = step.raw
+        self._log_prob_cells[row] = step.log_prob
         stamp = step.stamp
         if stamp is not self.stamp:
             self.stamp = stamp
@@ -149,7 +153,7 @@ class SegmentWriter:
         if reward is None:
             self.missing += 1
         else:
-            self.rewards[row] = reward
+            self._reward_cells[row] = reward
         step.writer = self
         step.row = row
         self.steps = row + 1
@@ -164,7 +168,7 @@ class SegmentWriter:
             raise RewardError(f"the segment with step {row} has left: a reward must come before that (see reward_timeout_s)")
         if first:
             self.missing -= 1
-        self.rewards[row] = reward
+        self._reward_cells[row] = reward
 
     def first_missing(self) -> int:
         """Return the first row without a reward."""
@@ -226,6 +230,13 @@ class SegmentWriter:
         if self.masks is not None:
             self.masks = np.concatenate([self.masks, np.ones_like(self.masks[:rows])])
         self.rows = 2 * rows
+        self._view()
+
+    def _view(self) -> None:
+        """Prepare the columns for writing: a number is written to a memoryview in half the time that an array takes."""
+        self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
+        self._log_prob_cells: Any = self.log_probs.data
+        self._reward_cells: Any = self.rewards.data
 
 
 class ClosedSegments:

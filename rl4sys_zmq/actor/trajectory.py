@@ -25,12 +25,12 @@ class RL4SysTrajectory:
     Attributes:
         episode_id: a random 64-bit number.
         completed: `mark_end_of_trajectory` was called; the next request starts another trajectory.
-        steps: how many actions were added in all.
     """
 
-    # The others are the library's own. `policy` chose last; with ``swap: episode`` it is that of the whole episode. `seen` is
-    # the agent's policy when a request decided by which to act: while it stays the same, there is nothing to decide.
-    # `admitted` says that the open segment has waited for its credit. `cap_left` counts down from ``max_traj_length``.
+    # The other slots are the library's own. `policy` chose last; with ``swap: episode`` it is that of the whole episode.
+    # `seen` is the agent's policy when a request decided by which to act: while it stays the same, there is nothing to decide.
+    # `admitted` says that the open segment has waited for its credit. `cap_left` counts down from ``max_traj_length``, and
+    # `steps_before` counts the steps of earlier segments.
     __slots__ = (
         "admitted",
         "cap_left",
@@ -41,7 +41,7 @@ class RL4SysTrajectory:
         "last",
         "policy",
         "seen",
-        "steps",
+        "steps_before",
         "writer",
     )
 
@@ -49,7 +49,7 @@ class RL4SysTrajectory:
         self.episodes = episodes
         self.episode_id = episode_id
         self.completed = False
-        self.steps = 0
+        self.steps_before = 0
         self.writer = writer
         self.closed = ClosedSegments(episode_id)
         self.last: RL4SysAction | None = None
@@ -57,6 +57,11 @@ class RL4SysTrajectory:
         self.seen: Policy | None = None
         self.cap_left = cap
         self.admitted = False
+
+    @property
+    def steps(self) -> int:
+        """How many actions were added in all."""
+        return self.steps_before + self.writer.steps
 
     def __len__(self) -> int:
         return self.steps
@@ -112,6 +117,7 @@ class Episodes:
         """
         writer = traj.writer
         writer.close(observation, mask)
+        traj.steps_before += writer.steps
         traj.cap_left -= writer.steps
         if traj.cap_left <= 0:
             writer.capped = True
@@ -124,22 +130,7 @@ class Episodes:
         return traj.writer
 
     def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
-        """Store an action as the next step: see `RL4SysAgent.add_to_trajectory`."""
-        writer = traj.writer
-        if (
-            action.stamp is writer.stamp  # an ordinary next step: chosen as the one before was
-            and traj.episodes is self
-            and action.writer is None
-            and action.raw is not None
-            and not traj.completed
-        ):
-            writer.write(action)
-            traj.last = action
-            traj.steps += 1
-        else:
-            self._add(traj, action)
-
-    def _add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        """Store an action that is not an ordinary next step: see `RL4SysAgent.add_to_trajectory`."""
         if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
             raise ActionError("the action and the trajectory must come from this agent")
         if action.writer is not None:
@@ -163,7 +154,6 @@ class Episodes:
             writer = self.cut(traj, action.obs, action.mask)
             writer.generation = action.generation
         writer.write(action)
-        traj.steps += 1
 
     def end(
         self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None

@@ -222,7 +222,7 @@ def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAg
         live(quick, steps, seen[0])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Acting, "request", Acting._request)  # nothing is ordinary now
-            patch.setattr(Episodes, "add", Episodes._add)
+            patch.setattr(RL4SysAgent, "add_to_trajectory", lambda agent, *step: agent._episodes.add(*step))
             live(whole, steps, seen[1])
     assert len(seen[0]) == len(seen[1])
     for a, b in zip(*seen, strict=True):
@@ -234,7 +234,7 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
     """Else the tests above compare the whole story with itself."""
     whole: list[str] = []
     with agent_of(learner, action_space) as agent:
-        for part, name in ((Acting, "_request"), (Episodes, "_add")):
+        for part, name in ((Acting, "_request"), (Episodes, "add")):
             method = getattr(part, name)
             monkeypatch.setattr(part, name, lambda *a, name=name, method=method: (whole.append(name), method(*a))[1])
         traj: Any = None
@@ -242,7 +242,7 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
             traj, action = agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
             agent.add_to_trajectory(traj, action)
             action.update_reward(1.0)
-    assert whole == ["_request", "_add"]
+    assert whole == ["_request", "add"]
 
 
 def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:

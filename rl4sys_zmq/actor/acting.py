@@ -107,8 +107,8 @@ class Acting:
             return traj, self.fallback.for_bad_input(traj, exc)
         if self._pending.late:
             self._pending.expire()
-        episodes.end_if_done(traj)
-        traj = episodes.running(traj, observation, allowed, self.context.policy.generation)
+        episodes.end_done([traj])
+        [traj] = episodes.running([traj], [observation], [allowed], self.context.policy.generation)
         if not traj.admitted:
             self.context.admit(episodes.rollout)
             traj.admitted = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.actor.segments import Stamp, Step
 from rl4sys_zmq.errors import RewardError
 
-__all__ = ["RL4SysAction", "as_reward", "new_action"]
+__all__ = ["RL4SysAction", "as_reward", "new_action", "new_actions"]
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest reward that a column can hold."""
@@ -30,7 +31,7 @@ class RL4SysAction(Step):
 
     __slots__ = ("act", "done")
 
-    # There is no constructor: it would take as long as setting all of this. See `new_action`.
+    # There is no constructor: it would take as long as setting all of this. `new_action` and `new_actions` make them.
     act: Any
     done: bool
 
@@ -85,6 +86,30 @@ def new_action(
     action.known_reward = action.writer = None
     action.done = False
     return action
+
+
+def new_actions(
+    observations: NDArray[Any],
+    raws: NDArray[Any],
+    acts: NDArray[Any],
+    log_probs: NDArray[np.float32],
+    stamp: Stamp,
+    masks: Iterable[NDArray[np.bool_] | None],
+) -> list[RL4SysAction]:
+    """Return an action for each row of a batch: `new_action` without the calls, which would take a tenth of the request."""
+    actions = []
+    for observation, raw, act, log_prob, mask in zip(observations, raws, acts, log_probs.tolist(), masks, strict=True):
+        action = RL4SysAction()
+        action.obs = observation
+        action.raw = raw
+        action.act = act
+        action.log_prob = log_prob
+        action.stamp = stamp
+        action.mask = mask
+        action.known_reward = action.writer = None
+        action.done = False
+        actions.append(action)
+    return actions
 
 
 def as_reward(reward: object) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import Acting
-from rl4sys_zmq.actor.action import RL4SysAction, new_action
+from rl4sys_zmq.actor.action import RL4SysAction, new_actions
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.errors import ActionError, CallError
 
@@ -28,8 +28,7 @@ def request_batch(acting: Acting, trajs: Sequence[RL4SysTrajectory | None] | Non
     rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
     if context.pending.late:
         context.pending.expire()
-    for traj in given:
-        episodes.end_if_done(traj)
+    episodes.end_done(given)
     thread = context.threads.state
     if thread.block_left <= 0 or count != thread.block_width:
         for traj, observation, mask in zip(given, observations, rows, strict=True):
@@ -38,8 +37,7 @@ def request_batch(acting: Acting, trajs: Sequence[RL4SysTrajectory | None] | Non
         context.admit(episodes.rollout * count)
         thread.block_left, thread.block_width = episodes.rollout, count
     thread.block_left -= 1
-    generation = context.policy.generation
-    running = [episodes.running(t, o, m, generation) for t, o, m in zip(given, observations, rows, strict=True)]
+    running = episodes.running(given, observations, rows, context.policy.generation)
     policy = acting.policy_for(running[0])
     if fallback.is_stale():
         return running, [fallback.for_stale(o, m) for o, m in zip(observations, rows, strict=True)]
@@ -56,9 +54,7 @@ def request_batch(acting: Acting, trajs: Sequence[RL4SysTrajectory | None] | Non
             return running, [fallback.for_unusable(policy, t, o, m) for t, o, m in parts]
         thread.take(policy)
         answers = raws, acts, log_probs, thread.stamp
-    raws, acts, log_probs, stamp = answers
-    columns = zip(observations, raws, acts, log_probs.tolist(), rows, strict=True)
-    return running, [new_action(obs, raw, act, log_prob, stamp, mask) for obs, raw, act, log_prob, mask in columns]
+    return running, new_actions(observations, *answers, rows)
 
 
 def _ours(acting: Acting, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,21 +92,33 @@ class Episodes:
         return RL4SysTrajectory(self, self._ids.getrandbits(64), SegmentWriter(*self._spaces, self.rollout, 0), self._max_steps)
 
     def running(
-        self, traj: RL4SysTrajectory | None, observation: NDArray[Any], mask: NDArray[np.bool_] | None, generation: int
-    ) -> RL4SysTrajectory:
-        """Return `traj` with room for a step of `generation`, cut if need be, or a new one if it is None or has ended."""
-        if traj is None or traj.completed:
-            return self.begin()
-        writer = traj.writer
-        steps = writer.steps
-        if steps and (steps >= writer.limit or writer.generation != generation):
-            self.cut(traj, observation, mask)
-        return traj
+        self,
+        trajs: Sequence[RL4SysTrajectory | None],
+        observations: Sequence[NDArray[Any]] | NDArray[Any],
+        masks: Sequence[NDArray[np.bool_] | None],
+        generation: int,
+    ) -> list[RL4SysTrajectory]:
+        """Return trajectories with room for a step by a policy of `generation`.
 
-    def end_if_done(self, traj: RL4SysTrajectory | None) -> None:
-        """End a trajectory whose last action the host has marked as done."""
-        if traj is not None and traj.last is not None and traj.last.done and not traj.completed:
-            self.end(traj, traj.last)
+        One that has no room is cut. In place of None and of one that has ended there is a new one.
+        """
+        running = []
+        for i, traj in enumerate(trajs):
+            if traj is None or traj.completed:
+                traj = self.begin()
+            else:
+                writer = traj.writer
+                steps = writer.steps
+                if steps and (steps >= writer.limit or writer.generation != generation):
+                    self.cut(traj, observations[i], masks[i])
+            running.append(traj)
+        return running
+
+    def end_done(self, trajs: Iterable[RL4SysTrajectory | None]) -> None:
+        """End the trajectories whose last action the host has marked as done."""
+        for traj in trajs:
+            if traj is not None and traj.last is not None and traj.last.done and not traj.completed:
+                self.end(traj, traj.last)
 
     def cut(
         self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, *, follows: bool = True

@@ -3,11 +3,11 @@
 - `RL4SysAgent`: what the host calls. `RL4SysTrajectory`, `RL4SysAction`: what it holds.
 - `policies`: policies in numpy, built from a `PolicySpec`.
 
-`agent` is a facade. `context` is what an agent consists of in one process. `acting` and `batch` choose actions; `fallback` does
-where no policy can, `remote` asks the learner. `trajectory` begins, cuts and ends episodes; `segments` writes the columns and
-waits for late rewards; `threads` is the state of each host thread; `inputs` checks what the host gives. `outbox` is the bounded
-queue to the I/O thread. `io` is that thread and owns the sockets. There `follower` keeps the policy current, `shipping` decides
-which segments leave, from a `supply` (the outbox itself, or the spool), and `pace` when the thread rests.
+`agent` is a facade. `context` is what an agent consists of in one process. `acting` chooses actions; `fallback` does where no
+policy can, `remote` asks the learner. `trajectory` begins, cuts and ends episodes; `segments` writes the columns and waits for
+late rewards; `inputs` checks what the host gives. `outbox` is the bounded queue to the I/O thread. `io` is that thread and owns
+the sockets. There `follower` keeps the policy current, `shipping` decides which segments leave, from a `supply` (the outbox
+itself, or the spool), and `pace` when the thread rests.
 """
 
 from rl4sys_zmq.actor.action import RL4SysAction

@@ -6,13 +6,14 @@ comparisons recognise it in `Acting.request`. `_request` handles every case, and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.action import RL4SysAction, new_action
+from rl4sys_zmq.actor.action import RL4SysAction, new_action, new_actions
 from rl4sys_zmq.actor.context import AgentContext
 from rl4sys_zmq.actor.fallback import Baseline, FallbackActions, as_given
 from rl4sys_zmq.actor.inputs import Inputs
@@ -22,49 +23,29 @@ from rl4sys_zmq.errors import ActionError, BadInput, CallError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import PolicySpec
 
-if TYPE_CHECKING:
-    from rl4sys_zmq.actor.remote import RemoteInference
-
-__all__ = ["Acting", "Answers"]
+__all__ = ["Acting"]
 
 Answers = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
 """Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the version that chose them."""
 
 
 class Acting:
-    """Chooses actions for one environment at a time, in any number of trajectories.
+    """Chooses actions, for one environment or for many at once.
 
     Attributes:
-        context: what the agent consists of in this process.
-        inputs: checks observations and masks.
-        episodes: the trajectories.
-        fallback: acts when no policy can.
+        episodes: the trajectories that it begins, and cuts where a segment is full.
     """
 
-    __slots__ = (
-        "_follower",
-        "_no_choice",
-        "_pending",
-        "_plain_dtype",
-        "_plain_shape",
-        "_remote",
-        "_threads",
-        "context",
-        "episodes",
-        "fallback",
-        "inputs",
-    )
-
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
-        self.context = context
-        self.inputs = Inputs(spec.observation_space, spec.action_space)
-        self.episodes = Episodes(context, spec, self.inputs, rollout)
-        self.fallback = FallbackActions(context, spec, baseline)
+        self._context = context
+        self._inputs = Inputs(spec.observation_space, spec.action_space)
+        self.episodes = Episodes(context, spec, self._inputs, rollout)
+        self._fallback = FallbackActions(context, spec, baseline)
         self._follower, self._pending, self._threads = context.io.follower, context.pending, context.threads
-        self._remote: RemoteInference | None = context.remote
+        self._remote = context.remote
         # Without these two, the policy alone decides, so the next request may be an ordinary one.
-        self._no_choice = context.remote is None and not self.fallback.watches_age
-        self._plain_shape, self._plain_dtype = self.inputs.plain_shape, self.inputs.plain_dtype
+        self._no_choice = context.remote is None and not self._fallback.watches_age
+        self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
         """Choose an action: see `RL4SysAgent.request_for_action`."""
@@ -85,7 +66,7 @@ class Acting:
                 if policy is not None and thread.policy is policy and isfinite(sum(observation.tolist())):
                     raw, act, log_prob = thread.act(observation, None)
                     if not isfinite(log_prob):
-                        return traj, self.fallback.for_unusable(policy, traj, observation, None)
+                        return traj, self._fallback.for_unusable(policy, traj, observation, None)
                     thread.last_act = act
                     return traj, new_action(observation, raw, act, log_prob, thread.stamp, None)
         return self._request(traj, obs, mask)
@@ -97,37 +78,37 @@ class Acting:
                 raise ActionError("this trajectory belongs to another agent")
             traj = None  # it runs on in the parent of this forked process
         try:
-            observation, leading = self.inputs.observation(obs)
-            allowed = self.inputs.mask(mask)
+            observation, leading = self._inputs.observation(obs)
+            allowed = self._inputs.mask(mask)
         except BadInput as exc:
-            if self.context.config.on_bad_input == "raise":
+            if self._context.config.on_bad_input == "raise":
                 raise
             if traj is None or traj.completed:
                 traj = episodes.begin()
-            return traj, self.fallback.for_bad_input(traj, exc)
+            return traj, self._fallback.for_bad_input(traj, exc)
         if self._pending.late:
             self._pending.expire()
         episodes.end_done([traj])
-        [traj] = episodes.running([traj], [observation], [allowed], self.context.policy.generation)
+        [traj] = episodes.running([traj], [observation], [allowed], self._context.policy.generation)
         if not traj.admitted:
-            self.context.admit(episodes.rollout)
+            self._context.admit(episodes.rollout)
             traj.admitted = True
         return traj, self._choose(traj, observation, allowed, leading)
 
     def _choose(
         self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool
     ) -> RL4SysAction:
-        policy = self.policy_for(traj)
-        if self.fallback.is_stale():
-            return self.fallback.for_stale(observation, mask, leading)
+        policy = self._policy_for(traj)
+        if self._fallback.is_stale():
+            return self._fallback.for_stale(observation, mask, leading)
         thread = self._threads.state
         if self._remote is not None:
             try:
-                answers = self.ask_learner(observation[None], None if mask is None else mask[None])
+                answers = self._ask_learner(observation[None], None if mask is None else mask[None])
             except CallError:
-                if self.context.config.on_stale != "baseline":
+                if self._context.config.on_stale != "baseline":
                     raise
-                return self.fallback.baseline(observation, mask, leading)
+                return self._fallback.baseline(observation, mask, leading)
             if answers is not None:
                 raws, acts, log_probs, stamp = answers
                 thread.last_act = acts if leading and acts.ndim > 1 else acts[0]
@@ -135,11 +116,61 @@ class Acting:
         thread.take(policy)
         raw, act, log_prob = thread.act(observation, mask)
         if not isfinite(log_prob):
-            return self.fallback.for_unusable(policy, traj, observation, mask, leading)
+            return self._fallback.for_unusable(policy, traj, observation, mask, leading)
         thread.last_act = as_given(act, leading)
         return new_action(observation, raw, thread.last_act, log_prob, thread.stamp, mask)
 
-    def ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answers | None:
+    def request_batch(
+        self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
+    ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
+        """Choose actions for ``N`` environments: see `RL4SysAgent.request_for_actions`."""
+        context, episodes, fallback = self._context, self.episodes, self._fallback
+        given = self._ours([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
+        count = len(given)
+        observations = self._inputs.observations(obs, count)
+        allowed = self._inputs.mask(masks, count)
+        rows: Sequence[NDArray[np.bool_] | None] = [None] * count if allowed is None else list(allowed)
+        if context.pending.late:
+            context.pending.expire()
+        episodes.end_done(given)
+        thread = context.threads.state
+        if thread.block_left <= 0 or count != thread.block_width:
+            for traj, observation, mask in zip(given, observations, rows, strict=True):
+                if traj is not None and not traj.completed and traj.writer.steps:
+                    episodes.cut(traj, observation, mask)
+            context.admit(episodes.rollout * count)
+            thread.block_left, thread.block_width = episodes.rollout, count
+        thread.block_left -= 1
+        running = episodes.running(given, observations, rows, context.policy.generation)
+        policy = self._policy_for(running[0])
+        if fallback.is_stale():
+            return running, [fallback.for_stale(o, m) for o, m in zip(observations, rows, strict=True)]
+        try:
+            answers = self._ask_learner(observations, allowed)
+        except CallError:
+            if context.config.on_stale != "baseline":
+                raise
+            return running, [fallback.baseline(o, m) for o, m in zip(observations, rows, strict=True)]
+        if answers is None:
+            raws, acts, log_probs = policy.act_batch(observations, allowed, thread.sampler, context.config.explore)
+            if not np.isfinite(log_probs).all():
+                parts = zip(running, observations, rows, strict=True)
+                return running, [fallback.for_unusable(policy, t, o, m) for t, o, m in parts]
+            thread.take(policy)
+            answers = raws, acts, log_probs, thread.stamp
+        return running, new_actions(observations, *answers, rows)
+
+    def _ours(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
+        """Return the trajectories, without those of the parent of this forked process."""
+        episodes, given = self.episodes, list(trajs)
+        for i, traj in enumerate(given):
+            if traj is not None and traj.episodes is not episodes:
+                if traj.episodes.owner is not episodes.owner:
+                    raise ActionError("a trajectory belongs to another agent")
+                given[i] = None
+        return given
+
+    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answers | None:
         """Ask the learner for actions for ``[N, *obs]``; None if the local policy is to act.
 
         Raises:
@@ -147,19 +178,19 @@ class Acting:
         """
         if self._remote is None:
             return None
-        terms = self.context.io.terms
+        terms = self._context.io.terms
         answer = self._remote.ask(terms.inference if terms is not None else "", observations, masks)
         if answer is None:
             return None
         raws, acts, log_probs, version = answer
         self._follower.saw(version)
-        return raws, acts, log_probs, Stamp(*version, self.context.owner)
+        return raws, acts, log_probs, Stamp(*version, self._context.owner)
 
-    def policy_for(self, traj: RL4SysTrajectory) -> Policy:
+    def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy to act by, and note it in the trajectory."""
-        policy, chosen = self.context.policy, traj.policy
+        policy, chosen = self._context.policy, traj.policy
         if self._no_choice:
             traj.seen = policy
-        if chosen is None or self.context.config.swap == "step" or chosen.generation != policy.generation:
+        if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
             traj.policy = chosen = policy
         return chosen

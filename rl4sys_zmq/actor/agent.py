@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor.acting import Acting
 from rl4sys_zmq.actor.action import RL4SysAction
-from rl4sys_zmq.actor.batch import request_batch
 from rl4sys_zmq.actor.context import AgentContext
 from rl4sys_zmq.actor.io import ActorIO
 from rl4sys_zmq.actor.terms import Terms
@@ -160,7 +159,7 @@ class RL4SysAgent(Resource):
             ObservationError, MaskError: for bad input, whatever ``on_bad_input`` says; nothing has changed.
             Closed, LearnerUnavailable, ClientFailed: as `request_for_action` does.
         """
-        return request_batch(self._open or self._reopened(), trajs, obs, masks)
+        return (self._open or self._reopened()).request_batch(trajs, obs, masks)
 
     def add_to_trajectory(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
         """Stores an action, before or after its reward is known, as the next step of `traj`.

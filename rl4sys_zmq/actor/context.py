@@ -1,34 +1,75 @@
-"""What an agent consists of in one process, and how host threads wait for its I/O thread."""
+"""What an agent consists of in one process, what each host thread has of its own, and how those wait for the I/O thread."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import random
+import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.actor.io import ActorIO
 from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.segments import PendingRewards
-from rl4sys_zmq.actor.threads import ThreadStates
+from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.actor.segments import PendingRewards, Stamp
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, ProtocolError
-from rl4sys_zmq.policies import Policy
+from rl4sys_zmq.policies import Act, Policy, Sampler, bind
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Hello
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.actor.remote import RemoteInference
     from rl4sys_zmq.transports import ClientKeys
 
-__all__ = ["AgentContext"]
+__all__ = ["AgentContext", "ThreadState"]
+
+
+class ThreadState:
+    """State of one host thread of one agent.
+
+    Attributes:
+        sampler: the thread's random numbers.
+        policy: the policy that `act` is bound to, None at first.
+        act: the `act` of that policy with this thread's numbers and buffers.
+        stamp: the version of that policy; all actions of the thread share the object.
+        last_act: the newest action.
+        block_left: the number of batched requests until segments are cut together.
+        block_width: the number of environments in the newest batched request.
+    """
+
+    __slots__ = ("_explore", "_owner", "act", "block_left", "block_width", "last_act", "policy", "sampler", "stamp")
+
+    act: Act
+    stamp: Stamp
+
+    def __init__(self, seed: int, explore: bool, owner: object) -> None:
+        self._explore, self._owner = explore, owner
+        self.sampler = Sampler(seed)
+        self.policy: Policy | None = None
+        self.last_act: Any = None
+        self.block_left = 0
+        self.block_width = 0
+
+    def take(self, policy: Policy) -> None:
+        """Act by `policy` from now on."""
+        if policy is not self.policy:
+            self.act = bind(policy, self.sampler, self._explore)
+            self.stamp = Stamp(policy.generation, policy.version, self._owner)
+            self.policy = policy
+
+
+class ThreadStates(threading.local):
+    """The `ThreadState` of the current thread. Its seed is made of one seed and of the order of first use."""
+
+    def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object) -> None:
+        self.state = ThreadState(seed << 32 | next(numbers), explore, owner)
 
 
 class AgentContext:
@@ -80,7 +121,7 @@ class AgentContext:
             seed = seed << 32 | os.getpid()
         self.threads = ThreadStates(seed, itertools.count(), config.explore, self.owner)
         self.pending = PendingRewards(self.outbox, config.reward_timeout_s, self.io.nudge)
-        self.remote = _remote(config, counters)
+        self.remote = RemoteInference(config, counters) if config.inference != "local" else None
         self.io.start()
         self.io.opened.wait()
 
@@ -184,11 +225,3 @@ def _hello(config: AgentConfig, actor_id: str) -> Hello:
         "rl4sys_zmq",
         weights=config.weights.to_json(),
     )
-
-
-def _remote(config: AgentConfig, counters: Counters) -> RemoteInference | None:
-    if config.inference == "local":
-        return None
-    from rl4sys_zmq.actor.remote import RemoteInference
-
-    return RemoteInference(config, counters)

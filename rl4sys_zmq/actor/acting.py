@@ -44,7 +44,7 @@ class Acting:
         self._follower, self._pending, self._threads = context.io.follower, context.pending, context.threads
         self._remote = context.remote
         # Without these two, the policy alone decides, so the next request may be an ordinary one.
-        self._no_choice = context.remote is None and not self._fallback.watches_age
+        self._no_choice = context.remote is None and self._fallback.max_age_s is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:

@@ -381,12 +381,12 @@ class RL4SysAgent(Resource):
             return self._begin()
 
 
-def _fork() -> None:
+def _after_fork() -> None:
     for agent in list(AGENTS):
         agent._forked, agent._open, agent._reopening = True, None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _keys(config: AgentConfig) -> ClientKeys | None:

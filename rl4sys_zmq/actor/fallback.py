@@ -27,7 +27,11 @@ Baseline = Callable[[NDArray[Any], NDArray[np.bool_] | None], Any]
 
 
 class FallbackActions:
-    """Answers where no policy can. An action that no policy chose is never stored."""
+    """Answers where no policy can. An action that no policy chose is never stored.
+
+    Attributes:
+        max_age_s: a policy is stale when the learner was last heard so many seconds ago; None for never.
+    """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None) -> None:
         config = context.config
@@ -36,16 +40,11 @@ class FallbackActions:
         self._baseline = baseline
         self._explore = config.explore
         self._on_stale = config.on_stale
-        self._max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
-
-    @property
-    def watches_age(self) -> bool:
-        """True if a policy may become stale."""
-        return self._max_age_s is not None
+        self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
 
     def is_stale(self) -> bool:
         """Return True if the learner was last heard too long ago."""
-        return self._max_age_s is not None and self._context.policy_age_s > self._max_age_s
+        return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
         """Return the thread's last action again, or one that does little."""
@@ -64,7 +63,7 @@ class FallbackActions:
             PolicyStale: With ``on_stale: raise``.
         """
         if self._on_stale == "raise":
-            raise PolicyStale(self._context.policy_age_s, self._max_age_s or 0.0)
+            raise PolicyStale(self._context.policy_age_s, self.max_age_s or 0.0)
         return self.baseline(observation, mask, leading)
 
     def for_unusable(

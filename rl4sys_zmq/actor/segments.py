@@ -83,6 +83,33 @@ class SegmentWriter:
         episode_length: the steps of the whole episode if the segment ends it, else None.
     """
 
+    __slots__ = (
+        "_action_cells",
+        "_bootstrap",
+        "_log_prob_cells",
+        "_reward_cells",
+        "_space",
+        "actions",
+        "capped",
+        "episode_length",
+        "generation",
+        "left",
+        "limit",
+        "log_probs",
+        "masks",
+        "missing",
+        "observations",
+        "pending",
+        "rewards",
+        "rows",
+        "segment_index",
+        "stamp",
+        "steps",
+        "terminated",
+        "truncated",
+        "versions",
+    )
+
     def __init__(self, observation_space: Space, action_space: Space, max_steps: int, segment_index: int) -> None:
         rows = min(max_steps, FIRST_ROWS)
         self.limit = max_steps

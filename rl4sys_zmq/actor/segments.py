@@ -19,6 +19,7 @@ from rl4sys_zmq.wire import action_dtype
 __all__ = ["ClosedSegments", "PendingRewards", "SegmentWriter", "Stamp", "Step"]
 
 FIRST_ROWS = 128
+NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,8 +118,7 @@ class SegmentWriter:
         self._space = action_space
         self.observations = np.empty((rows + 1, *observation_space.shape), dtype=observation_space.dtype)
         self.actions = np.empty((rows, *action_space.shape), dtype=action_dtype(action_space))
-        self.rewards = np.empty(rows, dtype=np.float32)
-        self.rewards.fill(np.nan)  # half the time of np.full, at each cut
+        self.rewards = NO_REWARDS[:rows].copy()  # a third of the time of np.full, at each cut
         self.log_probs = np.empty(rows, dtype=np.float32)
         self.versions = np.empty(rows, dtype=np.uint64)
         self.masks: NDArray[np.bool_] | None = None

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.acting import Acting
-from rl4sys_zmq.actor.action import LARGEST, as_reward
+from rl4sys_zmq.actor.action import LARGEST, RL4SysAction, as_reward, new_action, new_actions
 from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.segments import Stamp, Step
 from rl4sys_zmq.actor.trajectory import Episodes
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -243,6 +244,19 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
             agent.add_to_trajectory(traj, action)
             action.update_reward(1.0)
     assert whole == ["_request", "add"]
+
+
+def test_a_batch_of_actions_is_as_many_single_ones() -> None:
+    stamp = Stamp(1, 2, object())
+    observations, raws = np.zeros((3, WIDTH), np.float32), np.arange(3)
+    log_probs, masks = np.array([-1.0, -2.0, -3.0], np.float32), [None, np.array([True]), None]
+    batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
+    columns = zip(observations, raws, raws + 1, log_probs.tolist(), [stamp] * 3, masks, strict=True)
+    single = [new_action(*row) for row in columns]
+    slots = {*RL4SysAction.__slots__, *Step.__slots__} - {"row"}
+    for ours, theirs in zip(batch, single, strict=True):
+        for slot in slots:
+            np.testing.assert_equal(getattr(ours, slot), getattr(theirs, slot))
 
 
 def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:

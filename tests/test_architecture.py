@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,6 +180,120 @@ def faults(root: Path) -> list[str]:
 
 def test_the_house_keeps_its_rules() -> None:
     assert not faults(ROOT)
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """The modules of a package by their dotted names."""
+    paths = {path: path.relative_to(root.parent).with_suffix("").parts for path in root.rglob("*.py")}
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path for path, parts in paths.items()}
+
+
+def without_type_checking(tree: ast.Module) -> ast.Module:
+    """The module without what only a type checker reads."""
+
+    class Cut(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> Any:
+            self.generic_visit(node)
+            return node.orelse if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
+
+    return ast.fix_missing_locations(Cut().visit(tree))
+
+
+def loaded_late(tree: ast.Module) -> Iterator[str]:
+    """The modules in the tables of a package's `load_late`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="load_late"), args=[_, ast.Dict(keys=keys), *_]):
+                yield from (key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """The modules that each module imports, at the top or late. A package imports what its `load_late` table names."""
+    modules = modules_of(root)
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        package = name if path.stem == "__init__" else name.rpartition(".")[0]
+        tree = without_type_checking(ast.parse(path.read_text()))
+        found = {i.name for i in imports_of(tree, package)} | {f"{name}.{part}" for part in loaded_late(tree)}
+        graph[name] = {m for i in found for m in (i, i.rpartition(".")[0]) if m in modules and (m == i or i not in modules)}
+        graph[name].discard(name)
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The sets of modules that import one another, each sorted: the strongly connected components of more than one."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        new = [start]
+        while new:
+            fresh = graph.get(new.pop(), set()) - seen
+            seen |= fresh
+            new.extend(fresh)
+        return seen
+
+    ways = {name: reached(name) for name in graph}
+    found = {tuple(sorted({name} | {other for other in ways[name] if name in ways[other]})) for name in graph}
+    return sorted(list(circle) for circle in found if len(circle) > 1)
+
+
+def test_no_room_imports_in_a_circle() -> None:
+    assert circles(import_graph(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "circle"),
+    [
+        ("from rl4sys_zmq.actor.b import x", True),
+        ("def f():\n    from rl4sys_zmq.actor.b import x", True),
+        ("def f():\n    from . import b", True),
+        ("from rl4sys_zmq.actor import b", True),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rl4sys_zmq.actor.b import x", False),
+        ("x = 1", False),
+    ],
+)
+def test_a_planted_circle_is_found(tmp_path: Path, source: str, circle: bool) -> None:
+    root = plant(tmp_path, "actor/a.py", source)
+    (root / "actor" / "b.py").write_text("from rl4sys_zmq.actor.c import y\n")
+    (root / "actor" / "c.py").write_text("def f():\n    import rl4sys_zmq.actor.a\n")
+    members = [f"rl4sys_zmq.actor.{name}" for name in "abc"]
+    assert circles(import_graph(root)) == ([members] if circle else [])
+
+
+def test_a_circle_through_a_lazy_package_is_found(tmp_path: Path) -> None:
+    root = plant(tmp_path, "actor/__init__.py", "__getattr__ = load_late(__name__, {'a': ('x',)})")
+    (root / "actor" / "a.py").write_text("from rl4sys_zmq.actor import x\n")
+    assert circles(import_graph(root)) == [["rl4sys_zmq.actor", "rl4sys_zmq.actor.a"]]
+
+
+def private_reads(tree: ast.Module) -> list[tuple[int, str]]:
+    """Where a module uses ``obj._name`` of another object, although none of its own classes defines ``_name``."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    others = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                own.add(node.attr)
+            else:
+                others.append((node.lineno, node.attr))
+    return [(line, name) for line, name in others if name not in own]
+
+
+def test_actors_read_no_private_attributes_of_others() -> None:
+    found = {path.name: private_reads(ast.parse(path.read_text())) for path in (ROOT / "actor").glob("*.py")}
+    assert {name: reads for name, reads in found.items() if reads} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("class A:\n    def f(self, b):\n        return b._x", [(3, "_x")]),
+        ("def f(b):\n    b.c._x = 1", [(2, "_x")]),
+        ("class A:\n    def f(self, b):\n        self._x = 1\n        return b._x, b.__class__", []),
+    ],
+)
+def test_a_private_read_is_found(source: str, reads: list[tuple[int, str]]) -> None:
+    assert private_reads(ast.parse(source)) == reads
 
 
 @pytest.mark.parametrize("folder", ["examples", "benchmarks", "scripts"])

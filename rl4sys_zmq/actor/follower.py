@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from rl4sys_zmq.actor.elsewhere import Elsewhere
+from rl4sys_zmq.actor.remote import Elsewhere
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
 from rl4sys_zmq.policies import Policy, build_policy

@@ -48,10 +48,7 @@ class Inputs:
             if array.shape != self._one:
                 raise ObservationError(f"an observation of shape {array.shape}; the space has {self._shape} (or {self._one})")
             array, leading = array[0], True
-        if self._float:
-            self._require_finite(array)
-        else:
-            self._require_inside(array)
+        self._check(array)
         return array, leading
 
     def observations(self, given: object, count: int) -> NDArray[Any]:
@@ -63,10 +60,7 @@ class Inputs:
         array = self._array(given)
         if array.shape != (count, *self._shape):
             raise ObservationError(f"observations of shape {array.shape}; {count} of the space's have {(count, *self._shape)}")
-        if self._float:
-            self._require_finite(array)
-        else:
-            self._require_inside(array)
+        self._check(array)
         return array
 
     def mask(self, given: object, count: int | None = None) -> NDArray[np.bool_] | None:
@@ -108,18 +102,18 @@ class Inputs:
                 f"an observation of {self._dtype} {self._shape} is needed, not {type(given).__name__}: {exc}"
             ) from exc
 
-    def _require_finite(self, array: NDArray[Any]) -> None:
+    def _check(self, array: NDArray[Any]) -> None:
+        space = self._space
+        if not self._float:
+            if isinstance(space, DiscreteSpace) and not ((array >= space.start) & (array < space.start + space.n)).all():
+                raise ObservationError(f"observation {array.tolist()} lies outside {space.start} to {space.start + space.n - 1}")
+            return
         flat = array.ravel()
         if flat.size <= SMALL and math.isfinite(sum(flat.tolist())):
             return  # a sum of finite numbers may be infinite, but one with others in it is never finite
         if not np.isfinite(flat).all():
             index = int(np.flatnonzero(~np.isfinite(flat))[0])
             raise ObservationError(f"observation element {index} is {flat[index]}; every element must be finite")
-
-    def _require_inside(self, array: NDArray[Any]) -> None:
-        space = self._space
-        if isinstance(space, DiscreteSpace) and not ((array >= space.start) & (array < space.start + space.n)).all():
-            raise ObservationError(f"observation {array.tolist()} lies outside {space.start} to {space.start + space.n - 1}")
 
 
 def _host(given: object) -> object:

@@ -15,12 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.follower import Follower
-from rl4sys_zmq.actor.gate import Gate
 from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.pace import REST_S, Pace
 from rl4sys_zmq.actor.shipping import Shipping
 from rl4sys_zmq.actor.supply import MemorySupply, Supply
-from rl4sys_zmq.actor.terms import Terms
+from rl4sys_zmq.actor.terms import Gate, Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Raised, Redial, Rejected, Renewed, Send, SessionState, Waiting

@@ -5,19 +5,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.calls import Client
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import CallError, CallFailed, CallRefusal, CallRefused, CallTimeout, Closed, RL4SysError
+from rl4sys_zmq.errors import (
+    CallError,
+    CallFailed,
+    CallRefusal,
+    CallRefused,
+    CallTimeout,
+    Closed,
+    LearnerUnavailable,
+    RL4SysError,
+)
+from rl4sys_zmq.policies import Sampler
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports import Address
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
-__all__ = ["Answer", "RemoteInference"]
+if TYPE_CHECKING:
+    from rl4sys_zmq.calls import Client
+
+__all__ = ["Answer", "Elsewhere", "RemoteInference"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +43,21 @@ LEAST_S = 0.001
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 """Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the (generation, version) that chose them."""
+
+
+class Elsewhere:
+    """Stands for a policy that this process does not have: which version the learner has, and nothing to act by."""
+
+    def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
+        self.spec = spec
+        self.snapshot = PolicySnapshot(generation, version, digest, np.empty(0, np.float32))
+        self.generation, self.version = generation, version
+
+    def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> Any:
+        """Raises LearnerUnavailable."""
+        raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
+
+    act_batch = act
 
 
 class RemoteInference(Resource):
@@ -111,6 +139,8 @@ class RemoteInference(Resource):
             raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is none: {exc}") from exc
 
     def _dial(self, offered: str) -> Client:
+        from rl4sys_zmq.calls import Client  # most actors never ask
+
         if not offered:
             raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
         with self._lock:

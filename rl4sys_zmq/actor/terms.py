@@ -1,12 +1,13 @@
-"""What an actor must know of its learner's rules."""
+"""What an actor knows of its learner: the rules of the session, and what a waiting host thread looks at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rl4sys_zmq.errors import RL4SysError
 from rl4sys_zmq.wire.messages import Welcome
 
-__all__ = ["Terms"]
+__all__ = ["Gate", "Terms"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,22 @@ class Terms:
         """Those that a learner says; a host can't act in segments of no steps."""
         said = {name: getattr(welcome, name) for name in cls.__slots__}
         return cls(**{**said, "max_segment_steps": max(1, welcome.max_segment_steps)})
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a host that waits must know, as one value.
+
+    Attributes:
+        limit_steps: it may start a segment while it has finished fewer steps than this, counted since the start.
+        generation: of the policy to start with.
+        min_version: the least version of it.
+        error: why nothing will come, or None.
+        stage: what the I/O thread is waiting for, for messages.
+    """
+
+    limit_steps: int
+    generation: int
+    min_version: int
+    error: RL4SysError | None
+    stage: str

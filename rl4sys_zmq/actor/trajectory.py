@@ -1,127 +1,23 @@
-"""What the host holds: an action that was chosen, and the trajectory that it may be stored in."""
+"""Trajectories, and what becomes of them: begun, cut into segments, ended."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.builder import SegmentBuilder
-from rl4sys_zmq.errors import RewardError
+from rl4sys_zmq.actor.action import RL4SysAction
+from rl4sys_zmq.actor.context import AgentContext
+from rl4sys_zmq.actor.inputs import Inputs
+from rl4sys_zmq.actor.segments import ClosedSegments, SegmentWriter
+from rl4sys_zmq.errors import ActionError, ObservationError, RewardError
+from rl4sys_zmq.policies import Policy
+from rl4sys_zmq.values import PolicySpec
 
-if TYPE_CHECKING:
-    from rl4sys_zmq.actor.core import AgentCore
-    from rl4sys_zmq.actor.handover import Handover
-    from rl4sys_zmq.policies import Policy
-
-__all__ = ["Life", "RL4SysAction", "RL4SysTrajectory", "as_reward", "new_action"]
-
-LARGEST = float(np.finfo(np.float32).max)
-"""The largest reward that a column can hold."""
-
-
-class Life:
-    """An agent in one process: a forked child lives another one. Actions and trajectories know theirs.
-
-    Attributes:
-        agent: whose life it is.
-        handover: where its closed segments go.
-    """
-
-    __slots__ = ("agent", "handover")
-
-    def __init__(self, agent: AgentCore, handover: Handover) -> None:
-        self.agent = agent
-        self.handover = handover
-
-
-class RL4SysAction:
-    """One decision of the policy. The agent makes them.
-
-    Attributes:
-        act: what to give to the environment: a numpy integer for Discrete; for Box an array of the space's shape and dtype
-            (with a leading axis of 1 when the observation came with one).
-        obs: the observation that it answers, as stored.
-        log_prob: of the stored action under the policy that chose it.
-        done: may be set by hand: True ends the trajectory (as terminated) at the next `request_for_action`.
-    """
-
-    __slots__ = ("_builder", "_life", "_mask", "_raw", "_reward", "_row", "_stamp", "act", "done", "log_prob", "obs")
-
-    # There is no constructor: it would take as long as setting all of this. See `new_action`.
-    _life: Life
-    _stamp: tuple[int, int]
-    _raw: Any
-    _mask: NDArray[np.bool_] | None
-    _reward: float | None
-    _builder: SegmentBuilder | None
-    _row: int
-    act: Any
-    done: bool
-    log_prob: float
-    obs: NDArray[Any]
-
-    @property
-    def generation(self) -> int:
-        """The generation of the policy that chose it."""
-        return self._stamp[0]
-
-    @property
-    def version(self) -> int:
-        """The version of the policy that chose it."""
-        return self._stamp[1]
-
-    @property
-    def reward(self) -> float | None:
-        """The reward, or None while it is missing."""
-        return self._reward
-
-    @property
-    def stored(self) -> bool:
-        """True when the action is part of a trajectory."""
-        return self._builder is not None
-
-    def update_reward(self, reward: object) -> None:
-        """Sets the reward, before or after the action is added; a later call replaces it until the segment leaves.
-
-        Raises:
-            RewardError: for a reward that is not one finite number (in float32), or when the segment has left.
-        """
-        value = reward if type(reward) is float and -LARGEST <= reward <= LARGEST else as_reward(reward)
-        builder = self._builder
-        if builder is not None:
-            handover = self._life.handover
-            if handover.late or builder.left:
-                handover.reward(builder, self._row, value)
-            else:
-                if self._reward is None:
-                    builder.missing -= 1
-                builder.rewards[self._row] = value
-        self._reward = value
-
-
-def new_action(
-    life: Life,
-    obs: NDArray[Any],
-    raw: Any,
-    act: Any,
-    log_prob: float,
-    stamp: tuple[int, int],
-    mask: NDArray[np.bool_] | None = None,
-) -> RL4SysAction:
-    """An action without a reward that is not stored. `raw` is what is trained on; None for what no policy chose."""
-    action = RL4SysAction()
-    action._life = life
-    action._stamp = stamp
-    action._raw = raw
-    action._mask = mask
-    action._reward = action._builder = None
-    action.act = act
-    action.done = False
-    action.log_prob = log_prob
-    action.obs = obs
-    return action
+__all__ = ["Episodes", "RL4SysTrajectory"]
 
 
 class RL4SysTrajectory:
@@ -130,60 +26,175 @@ class RL4SysTrajectory:
     Attributes:
         episode_id: a random 64-bit number.
         completed: `mark_end_of_trajectory` was called; the next request starts another trajectory.
-        steps: how many actions were added in all.
     """
 
+    # The other slots are the library's own. `policy` chose last; with ``swap: episode`` it is that of the whole episode.
+    # `seen` is the agent's policy when a request decided by which to act: while it stays the same, there is nothing to decide.
+    # `admitted` says that the open segment has waited for its credit. `cap_left` counts down from ``max_traj_length``, and
+    # `steps_before` counts the steps of earlier segments.
     __slots__ = (
-        "_acts",
-        "_builder",
-        "_cap_left",
-        "_closed",
-        "_entered",
-        "_last",
-        "_life",
-        "_lost",
-        "_seen",
-        "_sum",
+        "admitted",
+        "cap_left",
+        "closed",
         "completed",
         "episode_id",
-        "steps",
+        "episodes",
+        "last",
+        "policy",
+        "seen",
+        "steps_before",
+        "writer",
     )
 
-    def __init__(self, life: Life, episode_id: int, builder: SegmentBuilder, cap: int) -> None:
-        self._life = life
+    def __init__(self, episodes: Episodes, episode_id: int, writer: SegmentWriter, cap: int) -> None:
+        self.episodes = episodes
         self.episode_id = episode_id
         self.completed = False
-        self.steps = 0
-        self._builder = builder
-        self._closed: list[SegmentBuilder] = []
-        self._sum = 0.0
-        self._lost = False
-        self._last: RL4SysAction | None = None
-        self._acts: Policy | None = None
-        """The policy that chose last; with ``swap: episode`` that of the whole episode."""
-        self._seen: Policy | None = None
-        """The agent's policy when a request decided by which to act; while it is the same, there is nothing to decide."""
-        self._cap_left = cap
-        self._entered = False
+        self.steps_before = 0
+        self.writer = writer
+        self.closed = ClosedSegments(episode_id)
+        self.last: RL4SysAction | None = None
+        self.policy: Policy | None = None
+        self.seen: Policy | None = None
+        self.cap_left = cap
+        self.admitted = False
+
+    @property
+    def steps(self) -> int:
+        """How many actions were added in all."""
+        return self.steps_before + self.writer.steps
 
     def __len__(self) -> int:
         return self.steps
 
 
-def as_reward(reward: object) -> float:
-    """A float that is finite in float32, from a number, a numpy scalar, or an array or tensor of one element.
+class Episodes:
+    """The trajectories of one agent in one process: begins, cuts and ends them, and stores their steps.
 
-    Raises:
-        RewardError: for anything else.
+    Attributes:
+        owner: identifies the agent; see `Stamp`.
+        rollout: the number of steps at which a segment is cut.
     """
-    if isinstance(reward, float):
-        reward = float(reward)  # numpy's float64 is one
-    else:
-        try:
-            item = getattr(reward, "item", None)
-            reward = float(item() if item is not None else reward)  # type: ignore[arg-type]
-        except (TypeError, ValueError, OverflowError, RuntimeError) as exc:
-            raise RewardError(f"a reward must be one number, not {reward!r:.80}") from exc
-    if not -LARGEST <= reward <= LARGEST:
-        raise RewardError(f"a reward must be finite in float32, not {reward}")
-    return reward
+
+    def __init__(self, context: AgentContext, spec: PolicySpec, inputs: Inputs, rollout: int) -> None:
+        config = context.config
+        self.owner = context.owner
+        self.rollout = rollout
+        self._spaces = spec.observation_space, spec.action_space
+        self._inputs = inputs
+        self._pending, self._counters = context.pending, context.counters
+        self._stores = config.explore
+        self._max_steps = config.max_traj_length
+        self._ids = random.Random()
+
+    def begin(self) -> RL4SysTrajectory:
+        """Return a new trajectory."""
+        return RL4SysTrajectory(self, self._ids.getrandbits(64), SegmentWriter(*self._spaces, self.rollout, 0), self._max_steps)
+
+    def running(
+        self,
+        trajs: Sequence[RL4SysTrajectory | None],
+        observations: Sequence[NDArray[Any]] | NDArray[Any],
+        masks: Sequence[NDArray[np.bool_] | None],
+        generation: int,
+    ) -> list[RL4SysTrajectory]:
+        """Return trajectories with room for a step by a policy of `generation`.
+
+        One that has no room is cut. In place of None and of one that has ended there is a new one.
+        """
+        running = []
+        for i, traj in enumerate(trajs):
+            if traj is None or traj.completed:
+                traj = self.begin()
+            else:
+                writer = traj.writer
+                steps = writer.steps
+                if steps and (steps >= writer.limit or writer.generation != generation):
+                    self.cut(traj, observations[i], masks[i])
+            running.append(traj)
+        return running
+
+    def end_done(self, trajs: Iterable[RL4SysTrajectory | None]) -> None:
+        """End the trajectories whose last action the host has marked as done."""
+        for traj in trajs:
+            if traj is not None and traj.last is not None and traj.last.done and not traj.completed:
+                self.end(traj, traj.last)
+
+    def cut(
+        self, traj: RL4SysTrajectory, observation: NDArray[Any], mask: NDArray[np.bool_] | None, *, follows: bool = True
+    ) -> SegmentWriter:
+        """End the open segment, to bootstrap from `observation`, and return the next one.
+
+        With `follows` False there are steps missing between the two, so the indices leave one out: the learner does not join
+        the segments.
+        """
+        writer = traj.writer
+        writer.close(observation, mask)
+        traj.steps_before += writer.steps
+        traj.cap_left -= writer.steps
+        if traj.cap_left <= 0:
+            writer.capped = True
+            traj.cap_left = self._max_steps
+        self._pending.close(traj.closed, writer)
+        traj.admitted = False
+        traj.seen = None
+        index = writer.segment_index + (1 if follows else 2)
+        traj.writer = SegmentWriter(*self._spaces, min(self.rollout, traj.cap_left), index)
+        return traj.writer
+
+    def add(self, traj: RL4SysTrajectory, action: RL4SysAction) -> None:
+        """Store an action that is not an ordinary next step: see `RL4SysAgent.add_to_trajectory`."""
+        if action.stamp.owner is not self.owner or traj.episodes.owner is not self.owner:
+            raise ActionError("the action and the trajectory must come from this agent")
+        if action.writer is not None:
+            raise ActionError("this action is stored already")
+        if traj.episodes is not self:
+            self._counters.add("forked_trajectories")
+            return  # the parent of this forked process has it
+        if traj.completed:
+            raise ActionError("this trajectory has ended; request_for_action starts another")
+        traj.last = action
+        if not self._stores:
+            return
+        writer = traj.writer
+        if action.raw is None:  # no policy chose it: the step after it does not follow the step before it
+            if writer.steps:
+                self.cut(traj, action.obs, action.mask, follows=False)
+            return
+        if not writer.steps:
+            writer.generation = action.generation
+        elif writer.generation != action.generation:
+            writer = self.cut(traj, action.obs, action.mask)
+            writer.generation = action.generation
+        writer.write(action)
+
+    def end(
+        self, traj: RL4SysTrajectory, action: RL4SysAction | None = None, truncated: bool = False, final_obs: object = None
+    ) -> None:
+        """End an episode: see `RL4SysAgent.mark_end_of_trajectory`."""
+        if traj.episodes.owner is not self.owner:
+            raise ActionError("this trajectory belongs to another agent")
+        if traj.completed or traj.episodes is not self:
+            return
+        final = None
+        if truncated and self._stores:
+            if final_obs is None:
+                raise ObservationError("truncated=True needs final_obs, the observation after the last action")
+            final = self._inputs.observation(final_obs)[0]
+        if action is not None and action.writer is None:
+            self.add(traj, action)
+        writer = traj.writer
+        if self._stores and traj.steps:
+            for part in (*traj.closed.writers, writer):
+                if part.missing:
+                    step = f"step {part.first_missing()} of segment {part.segment_index}"
+                    raise RewardError(f"{step} has no reward; call update_reward before mark_end_of_trajectory")
+            if writer.steps:  # else an automatic cut came after the last step: that segment was the last
+                if action is not None:
+                    action.done = True
+                writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
+                writer.close(final, None)
+        traj.completed = True
+        traj.seen = traj.policy = None
+        if writer.terminated or writer.truncated:
+            self._pending.close(traj.closed, writer)

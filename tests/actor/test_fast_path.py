@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor.acting import Acting
+from rl4sys_zmq.actor.action import LARGEST, RL4SysAction, as_reward, new_action, new_actions
 from rl4sys_zmq.actor.inputs import Inputs
-from rl4sys_zmq.actor.trajectory import LARGEST, as_reward
+from rl4sys_zmq.actor.segments import Stamp, Step
+from rl4sys_zmq.actor.trajectory import Episodes
 from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import Sampler, bind, build_policy
@@ -185,7 +188,7 @@ def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
             seen.append(answer)
             continue
         traj, action = answer
-        seen.append((np.array(action.act), np.array(action.obs), action.log_prob, traj.steps, len(traj._closed)))
+        seen.append((np.array(action.act), np.array(action.obs), action.log_prob, traj.steps, len(traj.closed.writers)))
         calls = [lambda: agent.add_to_trajectory(traj, action), lambda: action.update_reward(reward)]  # noqa: B023
         match manner:
             case "reward first":
@@ -201,10 +204,10 @@ def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
             case "cut":
                 calls.append(lambda: agent.mark_end_of_trajectory(traj, action, truncated=True, final_obs=[0.0] * WIDTH))  # noqa: B023
         seen.extend(outcome(call) for call in calls)
-        builder = traj._builder
-        rows = builder.steps
-        seen.append((action.reward, action.stored, traj.completed, rows, builder.missing, builder.segment_index))
-        columns = (builder.observations, builder.actions, builder.rewards, builder.log_probs, builder._versions)
+        writer = traj.writer
+        rows = writer.steps
+        seen.append((action.reward, action.stored, traj.completed, rows, writer.missing, writer.segment_index))
+        columns = (writer.observations, writer.actions, writer.rewards, writer.log_probs, writer.versions)
         seen.extend(column[:rows].copy() for column in columns)
 
 
@@ -213,18 +216,15 @@ def live(agent: RL4SysAgent, steps: list[Any], seen: list[Any]) -> None:
 def test_the_ordinary_step_does_what_the_whole_story_does(agents: tuple[RL4SysAgent, RL4SysAgent], steps: list[Any]) -> None:
     quick, whole = agents
     for agent in agents:
-        agent._hosts.__init__(5, itertools.count())  # type: ignore[misc]
+        context = agent._context
+        context.threads.__init__(5, itertools.count(), True, context.owner)  # type: ignore[misc]
     seen: tuple[list[Any], list[Any]] = ([], [])
     with np.errstate(all="ignore"):
         live(quick, steps, seen[0])
-        kept, whole._fast = whole._fast, None  # no request is ordinary now
-        patch = pytest.MonkeyPatch()
-        patch.setattr(whole, "add_to_trajectory", whole._add)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Acting, "request", Acting._request)  # nothing is ordinary now
+            patch.setattr(RL4SysAgent, "add_to_trajectory", lambda agent, *step: agent._episodes.add(*step))
             live(whole, steps, seen[1])
-        finally:
-            patch.undo()
-            whole._fast = kept
     assert len(seen[0]) == len(seen[1])
     for a, b in zip(*seen, strict=True):
         np.testing.assert_equal(a, b)
@@ -235,15 +235,28 @@ def test_most_steps_are_ordinary(learner: Learner, action_space: Any, monkeypatc
     """Else the tests above compare the whole story with itself."""
     whole: list[str] = []
     with agent_of(learner, action_space) as agent:
-        for name in ("_request", "_add"):
-            method = getattr(agent, name)
-            monkeypatch.setattr(agent, name, lambda *a, name=name, method=method: (whole.append(name), method(*a))[1])
+        for part, name in ((Acting, "_request"), (Episodes, "add")):
+            method = getattr(part, name)
+            monkeypatch.setattr(part, name, lambda *a, name=name, method=method: (whole.append(name), method(*a))[1])
         traj: Any = None
         for _ in range(6):  # one segment: its first request and its first row are the special ones
             traj, action = agent.request_for_action(traj, np.zeros(WIDTH, np.float32))
             agent.add_to_trajectory(traj, action)
             action.update_reward(1.0)
-    assert whole == ["_request", "_add"]
+    assert whole == ["_request", "add"]
+
+
+def test_a_batch_of_actions_is_as_many_single_ones() -> None:
+    stamp = Stamp(1, 2, object())
+    observations, raws = np.zeros((3, WIDTH), np.float32), np.arange(3)
+    log_probs, masks = np.array([-1.0, -2.0, -3.0], np.float32), [None, np.array([True]), None]
+    batch = new_actions(observations, raws, raws + 1, log_probs, stamp, masks)
+    columns = zip(observations, raws, raws + 1, log_probs.tolist(), [stamp] * 3, masks, strict=True)
+    single = [new_action(*row) for row in columns]
+    slots = {*RL4SysAction.__slots__, *Step.__slots__} - {"row"}
+    for ours, theirs in zip(batch, single, strict=True):
+        for slot in slots:
+            np.testing.assert_equal(getattr(ours, slot), getattr(theirs, slot))
 
 
 def test_nothing_is_ordinary_once_an_agent_is_closed(learner: Learner) -> None:

@@ -164,7 +164,7 @@ def test_an_actor_is_dropped(stack: ExitStack, tmp_path: Path, bind: str) -> Non
     learner = start(stack, tmp_path / "run", bind)
     tomorrow = time.time_ns() + 86_400 * 10**9
     with pytest.MonkeyPatch.context() as clock:
-        clock.setattr("rl4sys_zmq.actor.core.time.time_ns", lambda: tomorrow)
+        clock.setattr("rl4sys_zmq.actor.context.time.time_ns", lambda: tomorrow)
         eleven(stack, learner).close()
     figures = done(learner.address, "lab", "drop-actor", "a1")
     assert figures == {"streams": 1, "live": 0, "pending": 3}

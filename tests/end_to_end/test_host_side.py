@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_what_a_spool_can_not_hold_is_counted(inproc_lab: Lab, tmp_path: Path) -
     )
     for _ in range(400):
         inproc_lab.episode(agent, 16)
-    until(lambda: not len(agent._outbox))
+    until(lambda: not len(agent._context.outbox))
     stats = agent.stats()
     check_law(stats)
     assert stats["dropped"]["spool_bytes"] > 0 and stats["submitted"] == 400 and stats["spool"]["bytes"] <= 1 << 16
@@ -185,7 +186,7 @@ def test_a_policy_that_gives_no_finite_action_is_rolled_back(inproc_lab: Lab) ->
     agent = agent_of(inproc_lab, learner)
     inproc_lab.episode(agent, 4)
     agent.wait_version(1, 20.0)
-    bad = agent._policy
+    bad = agent._context.policy
     broken = type(bad).act
     calls = []
 
@@ -244,6 +245,21 @@ def test_a_forked_child_is_another_actor(lab: Lab, tmp_path: Path) -> None:
     assert agent.actor_id == parent and agent.stats()["accepted"] == 1
     actors = learner.status()["clients"]["lab"]["actors"]
     assert len(actors) == 2 and sum(a["received"] for a in actors.values()) == 2
+
+    def crowd() -> None:
+        start = threading.Barrier(4)
+
+        def request(_: int) -> str:
+            start.wait(20.0)
+            agent.request_for_action(None, np.zeros(4, dtype=np.float32))
+            return agent.actor_id
+
+        with ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(request, range(4)))) == 1
+        assert agent.stats()["counters"]["forks"] == 1
+        agent.close()
+
+    assert in_a_child(crowd) == 0, "all threads of a child are one actor"
 
 
 def test_sockets_in_a_sidecar(lab: Lab) -> None:

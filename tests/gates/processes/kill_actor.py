@@ -55,7 +55,7 @@ class Acting:
             **options.get("config", {}),
         )
         self.agent = RL4SysAgent(config=config)
-        put = self.agent._outbox.put
+        put = self.agent._context.outbox.put
 
         def noted_put(segment: Any) -> None:
             name = f"{segment.episode_id:x}.{segment.segment_index}"
@@ -63,7 +63,7 @@ class Acting:
             self._trace.submitted(name)
             put(segment)
 
-        self.agent._outbox.put = noted_put  # type: ignore[method-assign]
+        self.agent._context.outbox.put = noted_put  # type: ignore[method-assign]
         self._trace.note("joined", generation=self.agent.generation)
 
     def _watch_spool(self) -> None:

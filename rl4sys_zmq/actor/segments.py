@@ -1,0 +1,321 @@
+"""Steps on their way into segments: the columns that a host thread writes, and closed segments that wait for rewards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.actor.outbox import Outbox
+from rl4sys_zmq.errors import RewardError
+from rl4sys_zmq.values import DiscreteSpace, Segment, Space
+from rl4sys_zmq.wire import action_dtype
+
+__all__ = ["ClosedSegments", "PendingRewards", "SegmentWriter", "Stamp", "Step"]
+
+FIRST_ROWS = 128
+NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stamp:
+    """The policy version that chose an action. All actions of one host thread and one version share one object.
+
+    Attributes:
+        generation: of the policy.
+        version: of the policy.
+        owner: identifies the agent. A forked child keeps its parent's.
+    """
+
+    generation: int
+    version: int
+    owner: object
+
+
+class Step:
+    """One decision, and its row once it is stored. `SegmentWriter.write` copies it into the columns.
+
+    Attributes:
+        obs: the observation ``[*obs]``.
+        raw: the action to train on, None if no policy chose it.
+        log_prob: of `raw` under the policy.
+        stamp: the policy version.
+        mask: ``[n]``, or None.
+        known_reward: the reward, None while it is missing.
+        writer: the segment that holds the step, None before it is stored.
+        row: the row in that segment, once stored.
+    """
+
+    __slots__ = ("known_reward", "log_prob", "mask", "obs", "raw", "row", "stamp", "writer")
+
+    obs: NDArray[Any]
+    raw: Any
+    log_prob: float
+    stamp: Stamp
+    mask: NDArray[np.bool_] | None
+    known_reward: float | None
+    writer: SegmentWriter | None
+    row: int
+
+
+class SegmentWriter:
+    """The columns of one segment while it grows, and while it waits for late rewards.
+
+    Attributes:
+        observations: ``[rows + 1, *obs]``; the last row in use may be the one to bootstrap from.
+        actions: ``[rows, *act]``.
+        rewards: ``[rows]``, NaN while missing.
+        log_probs: ``[rows]``.
+        versions: ``[rows]``; the rows to come have the version of the last row already.
+        masks: ``[rows + 1, n]``, None until a mask is given.
+        stamp: that of the last row, None before the first.
+        generation: of the policy that chose the actions; set by the first.
+        limit: the number of rows at which the segment is complete.
+        rows: the number of rows that the columns have room for; it grows.
+        steps: the number of rows written.
+        missing: the number of rows whose reward is missing.
+        pending: holds the segment once it is closed; None while it is open.
+        left: the segment was handed over or dropped, so a reward comes too late.
+        episode_length: the steps of the whole episode if the segment ends it, else None.
+    """
+
+    __slots__ = (
+        "_action_cells",
+        "_bootstrap",
+        "_log_prob_cells",
+        "_reward_cells",
+        "_space",
+        "actions",
+        "capped",
+        "episode_length",
+        "generation",
+        "left",
+        "limit",
+        "log_probs",
+        "masks",
+        "missing",
+        "observations",
+        "pending",
+        "rewards",
+        "rows",
+        "segment_index",
+        "stamp",
+        "steps",
+        "terminated",
+        "truncated",
+        "versions",
+    )
+
+    def __init__(self, observation_space: Space, action_space: Space, max_steps: int, segment_index: int) -> None:
+        rows = min(max_steps, FIRST_ROWS)
+        self.limit = max_steps
+        self.rows = rows
+        self._space = action_space
+        self.observations = np.empty((rows + 1, *observation_space.shape), dtype=observation_space.dtype)
+        self.actions = np.empty((rows, *action_space.shape), dtype=action_dtype(action_space))
+        self.rewards = NO_REWARDS[:rows].copy()  # a third of the time of np.full, at each cut
+        self.log_probs = np.empty(rows, dtype=np.float32)
+        self.versions = np.empty(rows, dtype=np.uint64)
+        self.masks: NDArray[np.bool_] | None = None
+        self._bootstrap = False
+        self.segment_index = segment_index
+        self._view()
+        self.stamp: Stamp | None = None
+        self.generation = 0
+        self.steps = 0
+        self.missing = 0
+        self.pending: PendingRewards | None = None
+        self.left = False
+        self.terminated = self.truncated = self.capped = False
+        self.episode_length: int | None = None
+
+    def write(self, step: Step) -> None:
+        """Write the next row."""
+        row = self.steps
+        if row == self.rows:
+            self._grow()
+        self.observations[row] = step.obs
+        self._action_cells[row] = step.raw
+        self._log_prob_cells[row] = step.log_prob
+        stamp = step.stamp
+        if stamp is not self.stamp:
+            self.stamp = stamp
+            self.versions[row:] = stamp.version
+        mask = step.mask
+        if mask is not None or self.masks is not None:
+            self._set_mask(row, mask)
+        reward = step.known_reward
+        if reward is None:
+            self.missing += 1
+        else:
+            self._reward_cells[row] = reward
+        step.writer = self
+        step.row = row
+        self.steps = row + 1
+
+    def set_reward(self, row: int, reward: float, first: bool) -> None:
+        """Write a reward into its row. `first` is False if the row has one already.
+
+        Raises:
+            RewardError: If the segment has left.
+        """
+        if self.left:
+            raise RewardError(f"the segment with step {row} has left: a reward must come before that (see reward_timeout_s)")
+        if first:
+            self.missing -= 1
+        self._reward_cells[row] = reward
+
+    def first_missing(self) -> int:
+        """Return the first row without a reward."""
+        return int(np.isnan(self.rewards[: self.steps]).argmax())
+
+    def close(self, observation: NDArray[Any] | None, mask: NDArray[np.bool_] | None) -> None:
+        """End the segment; `observation` is the one to bootstrap from, None if the episode terminated."""
+        if observation is not None:
+            self._bootstrap = True
+            self.observations[self.steps] = observation
+            if mask is not None or self.masks is not None:
+                self._set_mask(self.steps, mask)
+
+    @property
+    def last_observation(self) -> NDArray[Any]:
+        """A copy of the last row's observation. The segment must have one."""
+        return np.array(self.observations[self.steps - 1])
+
+    @property
+    def reward_sum(self) -> float:
+        """The sum of all rewards of a complete segment."""
+        return float(np.add.reduce(self.rewards[: self.steps], dtype=np.float64))
+
+    def build(self, episode_id: int, episode_return: float | None) -> Segment:
+        """Return the finished segment, which takes over the columns."""
+        self.left = True
+        n = self.steps
+        rows = n + self._bootstrap
+        return Segment(
+            self.observations[:rows],
+            self.actions[:n],
+            self.rewards[:n],
+            self.log_probs[:n],
+            self.versions[:n],
+            None if self.masks is None else self.masks[:rows],
+            self.generation,
+            episode_id,
+            self.segment_index,
+            self.terminated,
+            self.truncated,
+            self.capped,
+            episode_return,
+            self.episode_length,
+        )
+
+    def _set_mask(self, row: int, mask: NDArray[np.bool_] | None) -> None:
+        if self.masks is None:
+            assert isinstance(self._space, DiscreteSpace)
+            self.masks = np.ones((self.rows + 1, self._space.n), dtype=np.bool_)
+        self.masks[row] = True if mask is None else mask
+
+    def _grow(self) -> None:
+        rows = self.rows
+        self.observations = np.concatenate([self.observations, np.empty_like(self.observations[:rows])])
+        self.actions = np.concatenate([self.actions, np.empty_like(self.actions)])
+        self.rewards = np.concatenate([self.rewards, np.full(rows, np.nan, dtype=np.float32)])
+        self.log_probs = np.concatenate([self.log_probs, np.empty_like(self.log_probs)])
+        self.versions = np.concatenate([self.versions, np.full_like(self.versions, self.versions[-1])])
+        if self.masks is not None:
+            self.masks = np.concatenate([self.masks, np.ones_like(self.masks[:rows])])
+        self.rows = 2 * rows
+        self._view()
+
+    def _view(self) -> None:
+        """Prepare the columns for writing: a number is written to a memoryview in half the time that an array takes."""
+        self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
+        self._log_prob_cells: Any = self.log_probs.data
+        self._reward_cells: Any = self.rewards.data
+
+
+class ClosedSegments:
+    """The closed segments of one episode that have not left yet, oldest first. `PendingRewards` guards it.
+
+    Attributes:
+        episode_id: identifies the episode.
+        writers: the segments.
+        reward_sum: of the segments that have left.
+        lost: a segment was dropped, so the episode's return is unknown.
+    """
+
+    __slots__ = ("episode_id", "lost", "reward_sum", "writers")
+
+    def __init__(self, episode_id: int) -> None:
+        self.episode_id = episode_id
+        self.writers: list[SegmentWriter] = []
+        self.reward_sum = 0.0
+        self.lost = False
+
+
+class PendingRewards:
+    """Closed segments on their way to the outbox: in order, and only when their last reward is there.
+
+    Host threads share one lock. The I/O thread never takes it, and nothing waits under it. A thread may expire the late
+    segments of another thread's episode while a reward for one of them comes in.
+
+    Attributes:
+        late: the closed segments that wait for rewards, with the time until when; replaced or extended under the lock.
+    """
+
+    def __init__(self, outbox: Outbox, reward_timeout_s: float, wake: Callable[[], None]) -> None:
+        self._outbox = outbox
+        self._reward_timeout_s = reward_timeout_s
+        self._wake = wake
+        self._lock = threading.RLock()
+        self.late: list[tuple[float, ClosedSegments, SegmentWriter]] = []
+
+    def close(self, closed: ClosedSegments, writer: SegmentWriter) -> None:
+        """Take the next closed segment of an episode."""
+        with self._lock:
+            writer.pending = self
+            closed.writers.append(writer)
+            if writer.missing:
+                self.late.append((time.monotonic() + self._reward_timeout_s, closed, writer))
+            self._release(closed)
+
+    def set_reward(self, writer: SegmentWriter, row: int, reward: float) -> None:
+        """Write a reward into a closed segment, and hand over the segments that waited for it.
+
+        Raises:
+            RewardError: If the segment has left.
+        """
+        with self._lock:
+            writer.set_reward(row, reward, bool(np.isnan(writer.rewards[row])))
+            complete = {id(closed): closed for _, closed, waiting in self.late if not waiting.missing}
+            self.late = [entry for entry in self.late if entry[2].missing]
+            for closed in complete.values():
+                self._release(closed)
+
+    def expire(self) -> None:
+        """Drop and count the segments whose rewards are overdue."""
+        now = time.monotonic()
+        with self._lock:
+            expired = [entry for entry in self.late if entry[0] <= now]
+            self.late = [entry for entry in self.late if entry[0] > now]
+            for _, closed, writer in expired:
+                writer.left = True
+                closed.lost = True
+                closed.writers.remove(writer)
+                self._outbox.put_items += 1
+                self._outbox.dropped.add("reward_timeout")
+                self._release(closed)
+
+    def _release(self, closed: ClosedSegments) -> None:
+        """Hand over an episode's closed segments, in order, up to the first that misses a reward."""
+        while closed.writers and not closed.writers[0].missing:
+            writer = closed.writers.pop(0)
+            closed.reward_sum += writer.reward_sum
+            ended = writer.terminated or writer.truncated
+            self._outbox.put(writer.build(closed.episode_id, closed.reward_sum if ended and not closed.lost else None))
+            self._wake()

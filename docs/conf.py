@@ -48,6 +48,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
     "navbar_align": "left",
+    "header_links_before_dropdown": 6,
     "show_prev_next": True,
     "show_toc_level": 2,
     "navigation_with_keys": False,

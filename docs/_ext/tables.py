@@ -12,6 +12,7 @@ import enum
 import functools
 import importlib
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -106,7 +107,14 @@ def commands(group: click.Command) -> str:
                     extra["default"] = f" Default: `{default}`."
                 text = re.sub(r"  \[default: (.*)\]", r" Default: \1.", parameter.help or "")
                 name = f"`{prefix}_{(parameter.name or '').upper()}`"
-                rows.append((words, f"`{parameter.make_metavar(context)}`" if not parameter.is_flag else "flag", name, text + extra.get("default", "")))
+                rows.append(
+                    (
+                        words,
+                        f"`{parameter.make_metavar(context)}`" if not parameter.is_flag else "flag",
+                        name,
+                        text + extra.get("default", ""),
+                    )
+                )
         if rows:
             parts.append(_table(("option", "value", "environment variable", "meaning"), rows))
     return "\n".join(parts)
@@ -147,7 +155,7 @@ def _data_docs() -> dict[str, str]:
     docs = {}
     for path in sorted(Path(str(importlib.import_module("rl4sys_zmq").__file__)).parent.rglob("*.py")):
         body = ast.parse(path.read_text()).body
-        for line, below in zip(body, body[1:], strict=False):
+        for line, below in itertools.pairwise(body):
             target = line.targets[0] if isinstance(line, ast.Assign) else line.target if isinstance(line, ast.AnnAssign) else None
             if isinstance(target, ast.Name) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 docs[target.id] = " ".join(str(below.value.value).partition("\n\n")[0].split())
@@ -164,7 +172,7 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
     (body,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(body, ast.ClassDef)
     docs = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
+    for field, below in itertools.pairwise(body.body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             assert isinstance(below.value, ast.Constant)
             docs[field.target.id] = " ".join(str(below.value.value).split())

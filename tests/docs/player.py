@@ -44,7 +44,11 @@ def script_of(text: str) -> str:
         if language == "python" and name:
             parts.append(f"cat > {name[1]} <<'END_OF_FILE'\n{block}END_OF_FILE")
         elif language == "sh":
-            parts += [line for line in block.splitlines() if not is_installation(line)]
+            for line in block.splitlines():
+                if not is_installation(line):
+                    parts.append(line)
+                if served := re.search(r"serve .* > (\S+\.log) &$", line):  # as a reader does, who looks at it
+                    parts.append(f"until grep -q '^learner at' {served[1]}; do kill -0 $!; sleep 0.1; done")
     return "\n".join(parts)
 
 

@@ -85,7 +85,9 @@ def test_every_training_figure_is_on_the_page(page: str) -> None:
         node.value
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"(charts|dist|losses)/\w+", node.value)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"(charts|dist|losses)/\w+", node.value)
     }
     assert found == known
 

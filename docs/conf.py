@@ -34,11 +34,8 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_attr_annotations = True
 
-# A name in single backticks becomes a link when it is a public name, and stays code when it is not. All other references
-# must resolve: the annotations in signatures are left out, because many of them are types of numpy or of inner modules.
 default_role = "py:obj"
-nitpicky = True
-nitpick_ignore_regex = [("py:obj", ".*"), ("py:(class|data|exc)", ".*")]
+nitpicky = True  # an unknown reference is a warning; `generated` lets names inside docstrings and signatures stay plain code
 
 html_theme = "pydata_sphinx_theme"
 html_title = "rl4sys_zmq"

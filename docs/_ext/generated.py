@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 import tables
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 from sphinx.util.docutils import SphinxDirective
 
 __all__ = ["Generated", "setup"]
@@ -24,7 +26,22 @@ class Generated(SphinxDirective):
         return self.parse_text_to_nodes(tables.generate(kind, argument), allow_section_headings=True)
 
 
+def keep_as_code(app: Sphinx, env: BuildEnvironment, node: nodes.Element, content: nodes.Element) -> nodes.Element | None:
+    """Return the plain text of an unknown name in a docstring or a signature; a reference of a page must lead somewhere.
+
+    Docstrings put parameters, keys and inner names into the same backticks as public names, and signatures have types of
+    numpy and of inner modules.
+    """
+    parent: nodes.Element | None = node.parent
+    while parent is not None:
+        if isinstance(parent, addnodes.desc):
+            return content
+        parent = parent.parent
+    return None
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive."""
+    """Register the directive and the rule for unknown names."""
     app.add_directive("generated", Generated)
+    app.connect("missing-reference", keep_as_code)
     return {"version": "1", "parallel_read_safe": True}

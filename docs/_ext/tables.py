@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import Unfit
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.parameters import Rule
@@ -41,6 +42,10 @@ PUBLIC = (
     "rl4sys_zmq.errors",
 )
 """The modules whose `__all__` is the public interface. A name that two of them export is described at the first."""
+
+
+CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig)
+"""Classes with so many keywords that a signature hides what follows; the page of options lists them."""
 
 
 def generate(kind: str, argument: str) -> str:
@@ -93,31 +98,26 @@ def commands(group: click.Command) -> str:
     """Return a section for each command: its usage, its help and its options."""
     parts = []
     for path, command in command_paths(group, str(group.name)):
-        context = click.Context(command, info_name=path, max_content_width=110)
-        prefix = path.upper().replace("-", "_").replace(" ", "_")
+        context = click.Context(command, info_name=path)
         usage = " ".join([path, *command.collect_usage_pieces(context)])
         parts.append(f"## {path}\n\n```text\n{usage}\n```\n\n{_reflow(command.help or '')}\n")
-        rows = []
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                words = ", ".join(f"`{word}`" for word in (*parameter.opts, *parameter.secondary_opts))
-                extra: dict[str, str] = {}
-                default = parameter.get_default(context, call=False)
-                if not parameter.is_flag and isinstance(default, str | int | float | Path):
-                    extra["default"] = f" Default: `{default}`."
-                text = re.sub(r"  \[default: (.*)\]", r" Default: \1.", parameter.help or "")
-                name = f"`{prefix}_{(parameter.name or '').upper()}`"
-                rows.append(
-                    (
-                        words,
-                        f"`{parameter.make_metavar(context)}`" if not parameter.is_flag else "flag",
-                        name,
-                        text + extra.get("default", ""),
-                    )
-                )
-        if rows:
-            parts.append(_table(("option", "value", "environment variable", "meaning"), rows))
+        found = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        if found:
+            parts.append(_table(("option", "meaning"), [_option(option, context) for option in found]))
+            name = max(found[0].opts, key=len).lstrip("-")
+            variable = "_".join([path, str(found[0].name)]).upper().replace("-", "_").replace(" ", "_")
+            parts.append(f"In the environment `--{name}` is `{variable}`, and so on.\n")
     return "\n".join(parts)
+
+
+def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
+    words = ", ".join(option.opts)
+    value = "" if option.is_flag else " " + option.make_metavar(context).replace(" RANGE", "")
+    text = re.sub(r"  \[default: (.*)\]", r" Default: \1.", option.help or "")
+    default = option.get_default(context, call=False)
+    if not option.is_flag and isinstance(default, str | int | float | Path):
+        text += f" Default: `{default}`."
+    return f"`{words}{value}`", text + (" Required." if option.required else "")
 
 
 def api(module_name: str) -> str:
@@ -132,7 +132,9 @@ def api(module_name: str) -> str:
         if home != module_name:
             lines += [f"``{name}``", f"    The same as :py:obj:`{home}.{name}`.", ""]
         elif inspect.isclass(found):
-            lines += [f".. autoclass:: {module_name}.{name}", "   :members:", "   :show-inheritance:", ""]
+            signature = "(**options)" if issubclass(found, CONFIGURATIONS) else ""
+            kind = "autoexception" if issubclass(found, Exception) else "autoclass"
+            lines += [f".. {kind}:: {module_name}.{name}{signature}", "   :members:", "   :show-inheritance:", ""]
         elif inspect.isroutine(found):
             lines += [f".. autofunction:: {module_name}.{name}", ""]
         else:

@@ -40,8 +40,28 @@ def keep_as_code(app: Sphinx, env: BuildEnvironment, node: nodes.Element, conten
     return None
 
 
+class PlainAttributes:
+    """Keeps the text under an attribute as it is: napoleon takes what stands before its first colon for a type."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[str]] = {}
+
+    def before(self, app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+        """Remember the text, before napoleon has it."""
+        if what == "attribute":
+            self._kept[name] = list(lines)
+
+    def after(self, app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+        """Put the text back."""
+        if what == "attribute":
+            lines[:] = self._kept.pop(name)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directive and the rule for unknown names."""
+    """Register the directive and the rules."""
     app.add_directive("generated", Generated)
+    attributes = PlainAttributes()
+    app.connect("autodoc-process-docstring", attributes.before, priority=100)
+    app.connect("autodoc-process-docstring", attributes.after, priority=900)
     app.connect("missing-reference", keep_as_code)
     return {"version": "1", "parallel_read_safe": True}

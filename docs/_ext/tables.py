@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
-from rl4sys_zmq.config.options import Unfit
+from rl4sys_zmq.config.options import SPACE, Unfit
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.parameters import Rule
 
@@ -61,10 +61,9 @@ def options(cls: type[Any]) -> str:
     for field in dataclasses.fields(cls):
         if "check" not in field.metadata or field.name == "ignored":
             continue
-        names = " ".join(f"`{name}`" for name in field.metadata["names"])
-        key = f"`{field.name}`" + (f"<br>also {names}" if names else "")
-        rows.append((key, _accepts(field.metadata["check"]), _default(field), meanings[field.name]))
-    return _table(("key", "accepts", "default", "meaning"), rows)
+        accepts = f"{_accepts(field.metadata['check'])}<br>default {_default(field)}".replace("default required", "required")
+        rows.append((_key(field.name, field.metadata["names"]), accepts, meanings[field.name]))
+    return _table(("key", "accepts", "meaning"), rows)
 
 
 def parameters(cls: type[Any]) -> str:
@@ -72,9 +71,8 @@ def parameters(cls: type[Any]) -> str:
     rows = []
     for field in dataclasses.fields(cls):
         rule: Rule = field.metadata["rule"]
-        names = " ".join(f"`{name}`" for name in rule.names)
-        rows.append((f"`{field.name}`" + (f"<br>also {names}" if names else ""), _rule(rule), _default(field), rule.doc))
-    return _table(("parameter", "accepts", "default", "meaning"), rows)
+        rows.append((_key(field.name, rule.names), f"{_rule(rule)}<br>default {_default(field)}", rule.doc))
+    return _table(("parameter", "accepts", "meaning"), rows)
 
 
 def codes(cls: type[enum.Enum]) -> str:
@@ -134,7 +132,8 @@ def api(module_name: str) -> str:
         elif inspect.isclass(found):
             signature = "(**options)" if issubclass(found, CONFIGURATIONS) else ""
             kind = "autoexception" if issubclass(found, Exception) else "autoclass"
-            lines += [f".. {kind}:: {module_name}.{name}{signature}", "   :members:", "   :show-inheritance:", ""]
+            lines += [f".. {kind}:: {module_name}.{name}{signature}", "   :members:"]
+            lines += [""] if found.__bases__ == (object,) else ["   :show-inheritance:", ""]
         elif inspect.isroutine(found):
             lines += [f".. autofunction:: {module_name}.{name}", ""]
         else:
@@ -181,8 +180,14 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
     return docs
 
 
+def _key(name: str, synonyms: tuple[str, ...]) -> str:
+    return f"`{name}`" + (f"<br>also {' '.join(f'`{synonym}`' for synonym in synonyms)}" if synonyms else "")
+
+
 def _accepts(check: Any) -> str:
     """Return what a check accepts, in the words with which it refuses something else."""
+    if check is SPACE:
+        return "a Box or Discrete space, or null"
     try:
         check(object())
     except Unfit as exc:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import shlex
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from .docs.player import play
@@ -126,3 +129,45 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
     played = play(ROOT / "README.md", tmp_path)
     assert "target reached" in played.output
     assert re.search(r"^keys +ok", played.output, re.MULTILINE)
+
+
+def inline_commands() -> list[tuple[str, str]]:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs/tutorials").glob("*.md"))]
+    found = [(page.name, span) for page in documents for span in re.findall(r"`([^`\n]+)`", page.read_text())]
+    return [(name, span) for name, span in found if re.match(r"(rl4sys-(learner|actor)|make) \w", span)]
+
+
+@pytest.mark.parametrize(("page", "command"), inline_commands())
+def test_commands_within_the_text_exist(page: str, command: str) -> None:
+    program, name, *options = shlex.split(command)
+    if program == "make":
+        assert re.search(rf"^{name}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+        return
+    group = importlib.import_module(f"rl4sys_zmq.cli.{program.removeprefix('rl4sys-')}").main
+    found = group.commands[name]
+    try:
+        found.make_context(name, options)
+    except click.MissingParameter:  # the text names the command without what it is about
+        assert not options
+
+
+def test_make_demo_is_the_demo() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^demo: venv .*\n\t\$\(VENV\)/bin/rl4sys-learner demo ", makefile, re.MULTILINE)
+
+
+EXECUTED = {
+    "README.md",
+    *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
+    *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
+    "docs/howto/environments.md",  # tests/serving/test_environments.py
+    "docs/howto/serving_data.md",  # tests/serving/data/test_document.py
+    "docs/howto/trainer.md",  # tests/serving/test_trainer_page.py
+    *(f"docs/tutorials/{name}.md" for name in ("first_policy", "embed", "trainer")),  # tests/docs/test_tutorials.py
+}
+NOT_EXECUTED = {"docs/howto/migration_agentlace.md": "one of its blocks imports agentlace, to show what changes"}
+
+
+def test_every_page_with_python_is_executed() -> None:
+    with_blocks = {page.relative_to(ROOT).as_posix() for page in pages() if blocks(str(page))}
+    assert with_blocks == EXECUTED | set(NOT_EXECUTED)

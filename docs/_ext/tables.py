@@ -15,7 +15,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ CONFIGURATIONS = (AgentConfig, ClientConfig, LearnerConfig)
 
 def generate(kind: str, argument: str) -> str:
     """Return the Markdown that a page asks for, for example ``options rl4sys_zmq.config:AgentConfig``."""
-    made = {"options": options, "parameters": parameters, "codes": codes, "commands": commands}
+    made: dict[str, Callable[[Any], str]] = {"options": options, "parameters": parameters, "codes": codes, "commands": commands}
     return made[kind](_resolve(argument)) if kind in made else api(argument)
 
 
@@ -230,7 +230,7 @@ def _reflow(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.replace("\b", "").split("\n\n"))
 
 
-def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [headings, tuple("---" for _ in headings), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines) + "\n"
 

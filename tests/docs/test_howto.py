@@ -128,7 +128,8 @@ def test_action() -> None:
     (block,) = python_blocks("action.md")
     block = re.sub(r"\b(6379|6380)\b", lambda _: str(free_port()), block).replace("10.0.0.5", "127.0.0.1")
     setup, robot, decisions = re.split(r"^# beside the robot|^# where the decisions are made", block, flags=re.MULTILINE)
-    ended, shown, moves = threading.Event(), threading.Event(), []
+    ended, shown = threading.Event(), threading.Event()
+    moves: list[Any] = []
 
     class Running:
         def __bool__(self) -> bool:

@@ -100,7 +100,7 @@ def test_every_key_of_status_and_stats_is_on_the_page(page: str, tmp_path: Path)
         client_id="page", algorithm_name="PAGE", input_size=2, act_dim=2, train_server_address=address, spool=tmp_path / "spool"
     )
     with Learner(LearnerConfig(bind=address, run_dir=tmp_path / "run")) as learner, RL4SysAgent(config=config) as agent:
-        traj = None
+        traj: Any = None
         for _ in range(8):
             traj, action = agent.request_for_action(traj, [0.0, 1.0])
             agent.add_to_trajectory(traj, action)

@@ -16,7 +16,7 @@ SEED ?= 1
 
 DEFINED := setup.cfg pyproject.toml constraints.txt
 
-.PHONY: help venv venv-test venv-dev demo test coverage soak long-gate check test-base dist bench guard peers clean
+.PHONY: help venv venv-test venv-dev docs demo test coverage soak long-gate check test-base dist bench guard peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,15 @@ venv-dev: $(VENV)/.installed-dev  ## the same with ruff, mypy and build
 $(VENV)/.installed-dev: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,test,dev]'
 	@touch $@
+
+# The Python reference imports the package, so its environment is the learner's.
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -e '.[learner,gym,images,yaml,docs]'
+	@touch $@
+
+docs: $(VENV)/.installed-docs  ## the documentation site in docs/_build/html; a warning, a dead link or an unknown name fails
+	$(VENV)/bin/python -m sphinx -b html -n -W --keep-going -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 demo: venv  ## train ENV (CartPole-v1) with ALGO (ppo) and SEED (1): a learner and two actor processes
 	$(VENV)/bin/rl4sys-learner demo --env $(ENV) --algorithm $(ALGO) --seed $(SEED)
@@ -100,5 +109,5 @@ peers: .venv-peers/.installed  ## an environment for the programs that benchmark
 	@touch $@
 
 clean:  ## remove the environments, caches and build outputs; run directories stay
-	rm -rf .venv .venv-base-* .venv-peers build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf .venv .venv-base-* .venv-peers build dist docs/_build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find rl4sys_zmq tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

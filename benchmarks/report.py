@@ -1,4 +1,4 @@
-"""Writes the tables and the picture of ``docs/performance.md`` from the records in ``benchmarks/results``.
+"""Writes the tables and the picture of ``docs/explanation/performance.md`` from the records in ``benchmarks/results``.
 
     python benchmarks/report.py
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE, PICTURE = ROOT / "benchmarks/results", ROOT / "docs/performance.md", ROOT / "docs/performance.png"
+RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/explanation/performance.md"
+PICTURE = PAGE.with_suffix(".png")
 
 
 def main() -> None:

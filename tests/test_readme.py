@@ -1,18 +1,20 @@
-"""What the documents show runs: each Python block of the README and of the guide, as it stands there, on a port of its own."""
+"""The README and the how-to pages run: each Python block and each command as it stands there, on a port of its own."""
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 import re
+import shlex
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig, WeightsConfig
+from .docs.player import play
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 100.0
@@ -92,37 +94,80 @@ def run_tests_of(document: str) -> int:
     return count
 
 
-@pytest.mark.parametrize(("document", "least"), [("README.md", 1), ("docs/guide.md", 3)])
-def test_the_documents_tests_pass(document: str, least: int) -> None:
-    if "guide" in document:
+@pytest.mark.parametrize(("document", "count"), [("howto/extend.md", 2), ("howto/spool.md", 1), ("howto/testing.md", 1)])
+def test_the_documents_tests_pass(document: str, count: int) -> None:
+    if "spool" in document:
         pytest.importorskip("tensorboard")  # its learner has a run directory
-    assert run_tests_of(document) >= least
+    assert run_tests_of(f"docs/{document}") == count
 
 
-def test_every_block_of_the_guide_is_python() -> None:
-    for block in blocks("docs/guide.md"):
-        compile(block, "guide", "exec")
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("cls", [AgentConfig, ClientConfig, LearnerConfig], ids=lambda cls: cls.__name__)
-def test_the_guide_lists_every_option_with_its_default(cls: type[Any]) -> None:
-    guide = (ROOT / "docs/guide.md").read_text()
-    section = guide.partition(f"### {cls.__name__}\n")[2].partition("\n###")[0]
-    rows = dict(re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|", section, re.MULTILINE))
-    for field in dataclasses.fields(cls):
-        if field.name == "ignored":
-            continue
-        assert field.name in rows, f"{cls.__name__}.{field.name} is not in the guide"
-        said = rows[field.name].strip()
-        if field.default is dataclasses.MISSING:
-            assert said in ("required", "`{}`"), field.name
-        else:
-            plain = f"{field.default:,}" if type(field.default) is int else str(field.default)
-            plain = "{}" if field.default == WeightsConfig() else plain
-            assert said in (f"`{plain}`", "-" if field.default is None else "", f"`{field.default}`".lower()), field.name
+def test_every_python_block_is_python() -> None:
+    for page in pages():
+        for block in blocks(str(page)):
+            compile(block, str(page), "exec")
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples/README.md", ROOT / "CHANGELOG.md"]:
+    """The site's build checks the pages of docs, anchors included; this also checks the others, and needs no Sphinx."""
+    for document in [*pages(), ROOT / "CHANGELOG.md"]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name} links to {target}"
+            assert (document.parent / target).exists(), f"{document} links to {target}"
+
+
+@pytest.mark.timeout(300)
+def test_the_readmes_commands_run(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("gymnasium")
+    played = play(ROOT / "README.md", tmp_path)
+    assert "target reached" in played.output
+    assert re.search(r"^keys +ok", played.output, re.MULTILINE)
+
+
+def inline_commands() -> list[tuple[str, str]]:
+    documents = [ROOT / "README.md", *sorted((ROOT / "docs/tutorials").glob("*.md"))]
+    found = [(page.name, span) for page in documents for span in re.findall(r"`([^`\n]+)`", page.read_text())]
+    return [(name, span) for name, span in found if re.match(r"(rl4sys-(learner|actor)|make) \w", span)]
+
+
+@pytest.mark.parametrize(("page", "command"), inline_commands())
+def test_commands_within_the_text_exist(page: str, command: str) -> None:
+    program, name, *options = shlex.split(command)
+    if program == "make":
+        assert re.search(rf"^{name}:.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+        return
+    group = importlib.import_module(f"rl4sys_zmq.cli.{program.removeprefix('rl4sys-')}").main
+    found = group.commands[name]
+    try:
+        found.make_context(name, options)
+    except click.MissingParameter:  # the text names the command without what it is about
+        assert not options
+
+
+def test_make_demo_is_the_demo() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^demo: venv .*\n\t\$\(VENV\)/bin/rl4sys-learner demo ", makefile, re.MULTILINE)
+
+
+EXECUTED = {
+    "README.md",
+    *("docs/howto/embed.md", "docs/howto/inference.md", "docs/howto/action.md"),  # tests/docs/test_howto.py
+    *("docs/howto/extend.md", "docs/howto/spool.md", "docs/howto/testing.md"),  # run_tests_of
+    "docs/howto/environments.md",  # tests/serving/test_environments.py
+    "docs/howto/serving_data.md",  # tests/serving/data/test_document.py
+    "docs/howto/trainer.md",  # tests/serving/test_trainer_page.py
+    *(f"docs/tutorials/{name}.md" for name in ("first_policy", "embed", "trainer")),  # tests/docs/test_tutorials.py
+}
+NOT_EXECUTED = {"docs/howto/migration_agentlace.md": "one of its blocks imports agentlace, to show what changes"}
+
+
+def test_every_page_with_python_is_executed() -> None:
+    with_blocks = {page.relative_to(ROOT).as_posix() for page in pages() if blocks(str(page))}
+    assert with_blocks == EXECUTED | set(NOT_EXECUTED)

@@ -1,6 +1,6 @@
 """A robot, or anything that can be observed and acts, as a server; and whoever steers it as a client.
 
-The names and call shapes are those of agentlace; `docs/migration_agentlace.md` says what is different. Methods on the wire:
+The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` says what is different. Methods on the wire:
 ``obs`` (a list of keys; answered with a dict) and ``act`` (``{key, payload, images}``; answered with a dict, run at most once),
 both in the lane ``robot``; the topic ``obs`` is what is published. A dict that has coded images travels as a tuple of the dict
 and of the images.
@@ -36,7 +36,7 @@ ActCallback = Callable[[str, Tree], dict[str, Tree]]
 
 
 class ActionServer(Resource):
-    """Answers `ActionClient`s out of two callbacks, which never run at the same time: a robot is one thing.
+    """Answers clients (`ActionClient`) out of two callbacks, which never run at the same time: a robot is one thing.
 
     The callbacks of different calls may run in different threads, one after another. What they raise goes to the caller
     (`CallFailed`), and the server lives on. One that blocks holds up the other calls of the robot, until their callers' time is

@@ -31,7 +31,7 @@ class _Listener:
 
 
 class TrainerSMInterface(Resource):
-    """Stands in for a `TrainerServer` and its `TrainerClient`s, where both are threads of one process.
+    """Stands in for a `TrainerServer` and clients (`TrainerClient`), where both are threads of one process.
 
     They share their data stores: what an actor inserts is there, and an update has nothing to do. Payloads of requests and
     their answers are handed over as they are. Networks are copied, once for each callback, because the trainer goes on writing

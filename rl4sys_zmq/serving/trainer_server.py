@@ -42,7 +42,7 @@ RequestCallback = Callable[[str, Any], Any]
 
 
 class TrainerServer(Resource):
-    """Takes what `TrainerClient`s have in their data stores into its own, answers their requests, and publishes networks.
+    """Takes what clients (`TrainerClient`) have in their data stores into its own, answers requests, and publishes networks.
 
     Each item of a client's store comes into the server's once, in order. With a `run_dir` that holds over the death of either
     process: an item that was acknowledged is on disk, and a server of the same `run_dir` begins with its stores full again: with

@@ -30,7 +30,7 @@ from rl4sys_zmq.serving import GymEnvClientWrapper, GymEnvServer, GymEnvServerWr
 
 from .worlds import ROOM, Counting, Room, same  # noqa: E402
 
-PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+PAGE = Path(__file__).parents[2] / "docs/howto/environments.md"
 FOUR = ["CartPole-v1", "LunarLander-v3", "Pendulum-v1", ROOM]
 
 

@@ -10,7 +10,7 @@ from rl4sys_zmq import errors, serving
 from rl4sys_zmq.serving import ActionConfig
 from rl4sys_zmq.serving import data as stores
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs/howto"
 NOT_OURS = {
     "ActionClientEnv",
     "Exception",

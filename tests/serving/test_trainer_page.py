@@ -1,4 +1,4 @@
-"""The examples of docs/trainer.md run as they stand there."""
+"""The examples of docs/howto/trainer.md run as they stand there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from .trainers import WAIT_S, until
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainer.md"
+PAGE = Path(__file__).parents[2] / "docs/howto/trainer.md"
 
 
 def free_ports() -> list[int]:

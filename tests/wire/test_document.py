@@ -1,4 +1,4 @@
-"""docs/wire.md names every message, field and refusal, and its worked example is the golden one."""
+"""docs/explanation/wire.md names every message, field and refusal, and its worked example is the golden one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.wire import calls, trees
 from rl4sys_zmq.wire import messages as m
 
-PAGE = Path(__file__).parents[2] / "docs" / "wire.md"
+PAGE = Path(__file__).parents[2] / "docs/explanation/wire.md"
 IN_PREFIX = {"first_seq", "count", "body", "digests"}
 
 

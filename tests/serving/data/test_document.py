@@ -1,4 +1,4 @@
-"""The examples of docs/serving_data.md, run from top to bottom."""
+"""The examples of docs/howto/serving_data.md, run from top to bottom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from rl4sys_zmq.serving import QueuedDataStore, TrajectoryBuffer
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "serving_data.md"
+DOCUMENT = Path(__file__).parents[3] / "docs/howto/serving_data.md"
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,115 @@
+"""Plays a document: its files are written and its commands are run, in order, in one shell."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import rl4sys_zmq
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(rl4sys_zmq.__file__).parent.parent
+LIMIT_S = 280.0
+PATIENT = {
+    "RL4SYS_ACTOR_RUN_CONNECT_TIMEOUT": "60",
+    "RL4SYS_LEARNER_STATUS_TIMEOUT": "30",
+    "RL4SYS_LEARNER_DOCTOR_TIMEOUT": "30",
+}
+"""Options that a busy machine needs longer for."""
+
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a document's commands wrote, and the folder in which they ran."""
+
+    output: str
+    folder: Path
+
+
+def script_of(text: str) -> str:
+    """Return the shell script that a document is, without the installation, which `check_installation` looks at."""
+    parts = []
+    for language, block in BLOCK.findall(text):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if language == "python" and name:
+            parts.append(f"cat > {name[1]} <<'END_OF_FILE'\n{block}END_OF_FILE")
+        elif language == "sh":
+            for line in block.splitlines():
+                if not is_installation(line):
+                    parts.append(line)
+                if served := re.search(r"serve .* > (\S+\.log) &$", line):  # as a reader does, who looks at it
+                    parts.append(f"until grep -q '^learner at' {served[1]}; do kill -0 $!; sleep 0.1; done")
+    return "\n".join(parts)
+
+
+def is_installation(line: str) -> bool:
+    """Return whether a command installs something: those download a gigabyte, so tests check them instead."""
+    return re.match(r"(pip install|git clone|cd |python3?[.\d]* -m venv|\. )", line) is not None
+
+
+def check_installation(line: str) -> None:
+    """Raise AssertionError when an installation names a file, an extra or a pin that does not exist."""
+    words = shlex.split(line, comments=True)
+    if words[:2] != ["pip", "install"]:
+        return
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    rest = iter(words[2:])
+    for word in rest:
+        if word == "-c":
+            assert (ROOT / next(rest)).is_file(), line
+        elif word.startswith("."):
+            extras = word.removeprefix(".").strip("[]")
+            assert set(filter(None, extras.split(","))) <= set(setup["options.extras_require"]), line
+        else:
+            assert re.search(rf"^{re.escape(word)}==", (ROOT / "constraints.txt").read_text(), re.MULTILINE), line
+
+
+def free_port() -> int:
+    """Return a TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+def play(document: Path, folder: Path) -> Played:
+    """Run a document in a folder. Every command must succeed; those in the background end with the shell at the latest."""
+    text = document.read_text()
+    for line in (line for language, block in BLOCK.findall(text) if language == "sh" for line in block.splitlines()):
+        if is_installation(line):
+            check_installation(line)
+    script = script_of(text)
+    for port in sorted(set(re.findall(r"\b(?:50051|5555|5556)\b", script))):
+        script = re.sub(rf"\b{port}\b", str(free_port()), script)
+    prologue = "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\n"
+    path = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    shell = subprocess.Popen(
+        ["bash", "-c", prologue + script],
+        cwd=folder,
+        env={**os.environ, **PATIENT, "PYTHONPATH": str(PACKAGE), "PATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = shell.communicate(timeout=LIMIT_S)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.communicate()
+    logs = "".join(f"\n== {log.name}\n{log.read_text()[-2000:]}" for log in sorted(folder.glob("*.log")))
+    assert shell.returncode == 0, f"{document.name} ended with {shell.returncode}:\n{output[-6000:]}{logs}"
+    return Played(output, folder)

@@ -1,0 +1,165 @@
+"""The blocks of how-to pages that have no tests of their own run as they stand there, over names that stand for yours."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq import RL4SysAgent
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.testing import FakeAlgorithm
+
+from .player import ROOT, free_port
+
+HOWTO = ROOT / "docs/howto"
+
+
+def python_blocks(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (HOWTO / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def configuration(folder: Path, name: str, address: str, **options: Any) -> None:
+    (folder / name).write_text(
+        json.dumps(
+            {
+                "client_id": "page",
+                "algorithm_name": "HOWTO",
+                "input_size": 2,
+                "act_dim": 3,
+                "train_server_address": address,
+                "connect_timeout_s": 30,
+                **options,
+            }
+        )
+    )
+
+
+@pytest.fixture
+def learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    register_algorithm("HOWTO", FakeAlgorithm.factory(steps_per_update=8))
+    with Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None)) as learner:
+        yield learner
+
+
+class Plant:
+    """Fails at every fifth step."""
+
+    def __init__(self) -> None:
+        self.steps = itertools.count(1)
+        self.step = 0
+
+    def reading(self) -> list[float]:
+        return [0.5, -0.5]
+
+    def apply(self, act: Any) -> float:
+        assert int(act) in (0, 1, 2)
+        self.step = next(self.steps)
+        return 1.0
+
+    def failed(self) -> bool:
+        return self.step % 5 == 0
+
+
+class Done(Exception):
+    """Ends a loop of the page that has no end."""
+
+
+class World:
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def reset(self) -> Any:
+        return np.zeros(2, np.float32)
+
+    def step(self, act: Any) -> tuple[Any, float, bool]:
+        self.left -= 1
+        if self.left < 0:
+            raise Done
+        return np.ones(2, np.float32), 1.0, self.left % 4 == 0
+
+
+def test_embed(learner: Learner, tmp_path: Path) -> None:
+    loop, batch = python_blocks("embed.md")
+    configuration(tmp_path, "plant.json", learner.address)
+    names: dict[str, Any] = {}
+    exec(loop, names)
+    turns = iter(range(25))
+    names["control_loop"](Plant(), lambda: next(turns, None) is not None)
+    exec(batch, names)
+    with RL4SysAgent(conf_path=str(tmp_path / "plant.json")) as agent:
+        with pytest.raises(Done):
+            names["simulate"](agent, [World(12), World(12)])
+        assert agent.stats()["submitted"] >= 4
+
+
+def test_inference(learner: Learner, tmp_path: Path) -> None:
+    acting, serving = python_blocks("inference.md")
+    configuration(tmp_path, "luna_conf.json", learner.address, inference="auto", inference_timeout_s=10)
+    names: dict[str, Any] = {"RL4SysAgent": RL4SysAgent, "traj": None, "observation": [0.0, 1.0]}
+    exec(acting, names)
+    assert int(names["action"].act) in (0, 1, 2)
+
+    names = {
+        "predict": lambda payload: {"words": len(payload["audio"])},
+        "forward": lambda payload: {"act": payload["obs"] * 2},
+        "samples": np.zeros(7, np.float32),
+        "observation": np.ones(3, np.float32),
+    }
+    exec(re.sub(r"\b6379\b", str(free_port()), serving).replace("timeout_s=0.5", "timeout_s=30"), names)
+    try:
+        assert names["res"] == {"words": 7}
+        assert names["future"].result(30)["act"].tolist() == [2.0, 2.0, 2.0]
+    finally:
+        names["client"].close()
+        names["server"].stop()
+
+
+def test_action() -> None:
+    pytest.importorskip("PIL")
+    (block,) = python_blocks("action.md")
+    block = re.sub(r"\b(6379|6380)\b", lambda _: str(free_port()), block).replace("10.0.0.5", "127.0.0.1")
+    setup, robot, decisions = re.split(r"^# beside the robot|^# where the decisions are made", block, flags=re.MULTILINE)
+    ended, shown = threading.Event(), threading.Event()
+    moves: list[Any] = []
+
+    class Running:
+        def __bool__(self) -> bool:
+            return not ended.wait(0.01)
+
+    image = np.zeros((64, 64, 3), np.uint8)
+    names: dict[str, Any] = {
+        "read": lambda key: image if key == "cam1" else np.zeros(6),
+        "arm": SimpleNamespace(move=moves.append),
+        "camera": SimpleNamespace(read=lambda: image),
+        "running": Running(),
+        "show": lambda observation: shown.set(),
+        "policy": lambda observation: observation["joints"] + 1.0,
+    }
+    exec(setup, names)
+    failed: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            exec(robot, names)
+        except BaseException as error:  # shown by the test
+            failed.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        exec(decisions.replace("    answer", "    assert shown.wait(30)\n    answer"), {**names, "shown": shown}, names)
+    finally:
+        ended.set()
+        thread.join(30)
+    assert not failed
+    assert names["answer"] == {"status": "done"}
+    assert [move.tolist() for move in moves] == [[1.0] * 6]

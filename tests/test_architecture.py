@@ -196,7 +196,9 @@ def without_type_checking(tree: ast.Module) -> ast.Module:
             self.generic_visit(node)
             return node.orelse if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" else node
 
-    return ast.fix_missing_locations(Cut().visit(tree))
+    cut = Cut().visit(tree)
+    assert isinstance(cut, ast.Module)
+    return ast.fix_missing_locations(cut)
 
 
 def loaded_late(tree: ast.Module) -> Iterator[str]:

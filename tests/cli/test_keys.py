@@ -20,7 +20,7 @@ from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.ops.status import request_status
-from rl4sys_zmq.security import load_access, read_learner_public, read_server_keys, read_user_keys
+from rl4sys_zmq.security import load_access, new_key_pair, read_learner_public, read_server_keys, read_user_keys
 
 from .conftest import Spawn
 
@@ -103,7 +103,7 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
     assert (peer.key, peer.client_ids, peer.roles, peer.expires_unix_s) == (
         made.own.public,
         None,
-        {"submit", "read_weights"},
+        frozenset({"submit", "read_weights"}),
         None,
     )
     done(
@@ -122,7 +122,11 @@ def test_a_client_gets_keys_and_a_table(tmp_path: Path) -> None:
         )
     )
     peer = load_access(tmp_path / "k" / "users.toml").by_name["edge.8@lab"]
-    assert (peer.client_ids, peer.roles, peer.expires_unix_s) == ({"luna", "mars"}, {"admin"}, 32472144000.0)
+    assert (peer.client_ids, peer.roles, peer.expires_unix_s) == (
+        frozenset({"luna", "mars"}),
+        frozenset({"admin"}),
+        32472144000.0,
+    )
     assert "there already: k/users.toml: edge-7, edge.8@lab" in done(keys("k"))
 
 
@@ -194,7 +198,7 @@ roles = ["read_weights"]
 def edited(tmp_path: Path) -> Path:
     """A list as a person has edited it, mode 0640, of edge-1 and edge-2."""
     done(keys("k"))
-    public = [module.new_key_pair().public for _ in range(2)]
+    public = [new_key_pair().public for _ in range(2)]
     path = tmp_path / "k" / "users.toml"
     path.write_text(LIST.replace("{a}", public[0]).replace("{b}", public[1]))
     path.chmod(0o640)
@@ -237,8 +241,8 @@ def test_a_link_to_a_list_stays_one(edited: Path, tmp_path: Path) -> None:
 
 
 def test_a_table_that_is_no_lines_is_left_to_its_writer(edited: Path) -> None:
-    text = edited.read_text() + f'[x]\nkey = "{module.new_key_pair().public}"\nclient_ids = []\nroles = []\n'
-    inline = f'y = {{key = "{module.new_key_pair().public}", client_ids = [], roles = []}}\n'
+    text = edited.read_text() + f'[x]\nkey = "{new_key_pair().public}"\nclient_ids = []\nroles = []\n'
+    inline = f'y = {{key = "{new_key_pair().public}", client_ids = [], roles = []}}\n'
     edited.write_text(inline + text)
     before = edited.read_text()
     assert "by hand" in refused(keys("k", "--revoke", "y"))
@@ -259,7 +263,7 @@ def test_a_list_that_cannot_be_written_leaves_no_key(edited: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     before = edited.read_text()
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     assert "No space left" in refused(keys("k", "--user", "a"))
     assert not (edited.parent / "a.keys").exists()
     assert edited.read_text() == before

@@ -46,7 +46,7 @@ class House:
     def __init__(self, stack: Any) -> None:
         self.stack = stack
         self.keys = ServerKeys(new_key_pair())
-        self.users = {}
+        self.users: dict[str, Any] = {}
         self.domain = stack.enter_context(register_domain("data", self.check))
 
     def check(self, shown: Any) -> Any:
@@ -80,7 +80,7 @@ def house() -> Iterator[Any]:
 
 
 def failure(socket: Any) -> Any:
-    found = []
+    found: list[Any] = []
 
     def look() -> Any:
         found.extend(event for event in socket.events() if event.is_failure)
@@ -186,7 +186,7 @@ def test_good_connections_have_their_events(house: Any) -> None:
     assert dealer.send([b"x"]) and receive(router)
     for socket, side, names in ((router, "learner", ["accepted"]), (dealer, "actor", ["connected"])):
         got = []
-        until(lambda: got.extend(socket.events()) or len(got) >= 2, "two events")  # noqa: B023
+        until(lambda: got.extend(socket.events()) or len(got) >= 2, "two events")  # type: ignore[func-returns-value, redundant-expr]  # noqa: B023
         assert [event.name for event in got] == [*names, "handshake_succeeded"]
         assert all(explain(event, side) and not event.is_failure for event in got)
     dealer.close()

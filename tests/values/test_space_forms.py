@@ -104,6 +104,7 @@ def test_any_space_comes_back_from_strict_json(space: AnySpace) -> None:
     assert any_space_from(unpack_plain(msgpack.packb(space_to_json(space)))) == space
     assert hash(again) == hash(space)
     if isinstance(space, DictSpace):
+        assert isinstance(again, DictSpace)
         assert list(again.spaces) == list(space.spaces)
 
 
@@ -274,12 +275,12 @@ def test_bounds_of_integers_are_exact() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DictSpace({1: DiscreteSpace(2)}),
-        lambda: DictSpace({"a": "b"}),
-        lambda: DictSpace([DiscreteSpace(2)]),
-        lambda: TupleSpace((3,)),
-        lambda: SequenceSpace(None),
-        lambda: TextSpace(3, 1, 7),
+        lambda: DictSpace({1: DiscreteSpace(2)}),  # type: ignore[dict-item]
+        lambda: DictSpace({"a": "b"}),  # type: ignore[dict-item]
+        lambda: DictSpace([DiscreteSpace(2)]),  # type: ignore[arg-type]
+        lambda: TupleSpace((3,)),  # type: ignore[arg-type]
+        lambda: SequenceSpace(None),  # type: ignore[arg-type]
+        lambda: TextSpace(3, 1, 7),  # type: ignore[arg-type]
     ],
 )
 def test_a_space_is_made_of_spaces(make: Any) -> None:

@@ -72,7 +72,7 @@ def test_what_a_discrete_space_says() -> None:
         (lambda: space_from(BoxSpace((0,))), "shape"),
         (lambda: BoxSpace((-1,)), "shape"),
         (lambda: BoxSpace((True,)), "shape"),
-        (lambda: BoxSpace((2.0,)), "shape"),
+        (lambda: BoxSpace((2.0,)), "shape"),  # type: ignore[arg-type]
         (lambda: BoxSpace((1,) * 9), "shape"),
         (lambda: space_from(BoxSpace((1,) * 8)), "shape"),
         (lambda: BoxSpace((MAX_ELEMENTS + 1,)), "shape"),
@@ -82,9 +82,9 @@ def test_what_a_discrete_space_says() -> None:
         (lambda: BoxSpace((2,), low=1.0, high=0.0), "low"),
         (lambda: BoxSpace((2,), low=float("nan")), "low"),
         (lambda: DiscreteSpace(0), "n"),
-        (lambda: DiscreteSpace(2.0), "n"),
+        (lambda: DiscreteSpace(2.0), "n"),  # type: ignore[arg-type]
         (lambda: DiscreteSpace(True), "n"),
-        (lambda: DiscreteSpace(2, "0"), "start"),
+        (lambda: DiscreteSpace(2, "0"), "start"),  # type: ignore[arg-type]
         (lambda: space_from({}), "type"),
         (lambda: space_from({"type": "Tuple", "spaces": []}), "type"),
         (lambda: space_from(MultiBinarySpace(3)), "type"),

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.values import DTYPES
-from rl4sys_zmq.wire.values import MAX_DEPTH, MAX_HEADER_BYTES, pack_header, unpack_header
+from rl4sys_zmq.values.trees import MAX_DEPTH
+from rl4sys_zmq.wire.values import MAX_HEADER_BYTES, pack_header, unpack_header
 
 
 class Bomb:

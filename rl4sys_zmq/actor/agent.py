@@ -25,6 +25,7 @@ from rl4sys_zmq.actor.inputs import Inputs
 from rl4sys_zmq.actor.terms import Terms
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, RL4SysError
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import PolicySpec
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class RL4SysAgent(BatchActing):
                 and the mask; None: an action that does little.
 
         Raises:
-            ConfigError: for a wrong configuration, keys that can't be used, or an ``image_codec`` for what are no images.
+            ConfigError: for a wrong configuration, a plugin that cannot be imported, a policy of a kind that is not registered
+                here, keys that can't be used, or an ``image_codec`` for what are no images.
             SpoolError: when the spool can't be used, or another process uses it.
             LearnerUnavailable: when no learner answers in time; the message says what was waited for.
             HandshakeRefused: when the learner refuses; the message names the field and both values.
@@ -84,6 +86,7 @@ class RL4SysAgent(BatchActing):
         config = config if config is not None else AgentConfig.load(cast(str, conf_path))
         if debug:
             logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
+        import_plugins(config.plugins)
         super().__init__(config, _keys(config), baseline)
         self._begin_life(self.config, None)
         try:

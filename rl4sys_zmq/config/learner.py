@@ -21,6 +21,7 @@ from rl4sys_zmq.config.options import (
     integer,
     located,
     mapping,
+    modules,
     name,
     number,
     one_of,
@@ -85,6 +86,8 @@ class LearnerConfig:
     """Parameters by algorithm, which fill what neither a client's entry nor its actors set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client for which nobody names one."""
+    plugins: tuple[str, ...] = option(modules, ())
+    """Modules that are imported at the start, before any actor joins: they register algorithms and policies."""
     resume: str = option(text, "auto")
     """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it;
     ``accept-loss``: as ``auto``, though a part of the journal is gone, which is counted."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import Algorithm, planned_policy, resolve_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
 from rl4sys_zmq.learner.bounds import Bounds
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.content import Standard, content_errors
@@ -173,7 +173,7 @@ class Learning:
     def _build(self) -> Algorithm:
         a = self._assign
         spaces = space_from(a.observation_space), space_from(a.action_space)
-        make = resolve_algorithm(a.algorithm_name)
+        make = ALGORITHMS.get(a.algorithm_name).load()
         plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
         if plan is not None:
             self._check_size(plan.size)

@@ -12,6 +12,6 @@ the sockets in a thread of its own; there `follower` keeps the policy current, `
 from rl4sys_zmq.actor.agent import RL4SysAgent
 from rl4sys_zmq.actor.trajectory import RL4SysAction, RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.policies import build_policy, register_policy
+from rl4sys_zmq.policies import PolicyEntry, build_policy, register_policy
 
-__all__ = ["AgentConfig", "RL4SysAction", "RL4SysAgent", "RL4SysTrajectory", "build_policy", "register_policy"]
+__all__ = ["AgentConfig", "PolicyEntry", "RL4SysAction", "RL4SysAgent", "RL4SysTrajectory", "build_policy", "register_policy"]

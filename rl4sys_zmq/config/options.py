@@ -205,9 +205,9 @@ def _check_finite(key: str, value: object) -> None:
 def modules(value: object) -> tuple[str, ...]:
     """Names of Python modules, dotted."""
     given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list | tuple) or not all(
-        isinstance(m, str) and all(map(str.isidentifier, m.split("."))) for m in given
-    ):
+    if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
+        raise Unfit("a list of Python modules, such as my_package.plugin")
+    if not all(part.isidentifier() for module in given for part in module.split(".")):
         raise Unfit("a list of Python modules, such as my_package.plugin")
     return tuple(given)
 

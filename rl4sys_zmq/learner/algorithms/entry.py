@@ -9,6 +9,7 @@ from typing import Any, cast
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.plugins import load_object
 from rl4sys_zmq.values import PolicySpec, Space
 
@@ -67,6 +68,9 @@ class AlgorithmEntry:
     plan: PolicyPlan | None = None
     presets: Mapping[str, Preset] = field(default_factory=dict, repr=False)
     extra: str = ""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "algorithm_name")
 
     def load(self) -> AlgorithmFactory:
         """Return the factory; a string is imported now.

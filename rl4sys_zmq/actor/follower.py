@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from rl4sys_zmq.actor.elsewhere import Elsewhere
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
 from rl4sys_zmq.policies import Policy, build_policy, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, Network
@@ -141,7 +141,12 @@ class Follower:
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
         if self._acts:
-            require_policy(spec.kind)
+            entry = require_policy(spec.kind)
+            try:
+                if entry.check is not None:
+                    entry.check(spec)
+            except ConfigError as exc:
+                raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
         if spec.size > MAX_PARAMETERS:
             reason = f"its policy has {spec.size} parameters; this side takes {MAX_PARAMETERS}"
             raise HandshakeRefused(Refusal.TOO_LARGE, reason, "spec")

@@ -85,6 +85,7 @@ def demo(options: Demo) -> int:
         ConfigError: when something that it needs is not installed, or the environment cannot be made.
         ClientFailed: when the algorithm raised.
     """
+    ALGORITHMS.require(options.algorithm)
     require("learner", "torch", "tensorboard", "rich", "matplotlib")
     require("gym", "gymnasium")
     task = find_task(options)

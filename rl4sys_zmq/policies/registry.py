@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast, overload
 
@@ -23,11 +24,14 @@ class PolicyEntry:
         factory: builds a policy of this kind, or ``"package.module:attribute"`` of what does, which is imported when the first
             is built. It raises ConfigError for a spec that it cannot build, and must not write to the snapshot.
         summary: one line of documentation.
+        check: validates a spec of this kind, its document above all, and raises ConfigError; None: any will do. An agent calls
+            it when it joins, before there are weights to build a policy from.
     """
 
     name: str
     factory: PolicyFactory | str
     summary: str = ""
+    check: Callable[[PolicySpec], object] | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name, "kind")

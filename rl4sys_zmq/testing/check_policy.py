@@ -89,8 +89,8 @@ def random_observations(space: Space, count: int, rng: np.random.Generator) -> N
 
 
 def _check_single(policy: Policy, spec: PolicySpec, observations: NDArray[Any], seed: int) -> None:
-    draws = [[policy.act(o, None, rng, True) for o in observations] for rng in (Sampler(seed), Sampler(seed))]
-    assert _same(*draws), "equal random numbers give other actions: the policy draws from elsewhere"
+    draws: list[list[Any]] = [[policy.act(o, None, rng, True) for o in observations] for rng in (Sampler(seed), Sampler(seed))]
+    assert _same(draws[0], draws[1]), "equal random numbers give other actions: the policy draws from elsewhere"
     bound = bind(policy, Sampler(seed), True)
     own = [tuple(map(np.copy, bound(o, None))) for o in observations]
     assert _same(draws[0], own, _CLOSE), "`bind` gives other actions than `act`"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySpec, Segment, Space
 
 __all__ = ["FakeAlgorithm", "FakeFactory", "FakeParameters", "fake_spec", "fake_weights"]
@@ -22,7 +23,7 @@ _SEED_MODULUS = 2**64
 
 def fake_spec(hidden_sizes: tuple[int, ...] = (8,)) -> PolicySpec:
     """A small categorical policy: a box of 4 numbers in, one of 2 actions out."""
-    return PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "categorical", hidden_sizes)
+    return mlp_spec(BoxSpace((4,)), DiscreteSpace(2), "categorical", hidden_sizes)
 
 
 def fake_weights(spec: PolicySpec, update: int, seed: int = 0) -> FlatWeights:
@@ -202,6 +203,6 @@ class FakeFactory:
         """
         read = read_parameters(FakeParameters, {**self._defaults, **parameters}, algorithm="FAKE")
         head = "gaussian" if isinstance(action_space, BoxSpace) else "categorical"
-        spec = PolicySpec(observation_space, action_space, head, (8,))
+        spec = mlp_spec(observation_space, action_space, head, (8,))
         self.made.append(self._class(spec, read, seed, self.release))
         return self.made[-1]

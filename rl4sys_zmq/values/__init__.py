@@ -5,14 +5,13 @@
 - `BoxSpace`, `DiscreteSpace`: observation and action spaces, read from Gymnasium's by `space_from`.
 """
 
-from rl4sys_zmq.values.policy import ACTIVATIONS, HEADS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
+from rl4sys_zmq.values.policy import ACTIVATIONS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
 from rl4sys_zmq.values.segment import Segment
 from rl4sys_zmq.values.spaces import DTYPES, BoxSpace, DiscreteSpace, Space, space_from, space_to_json
 
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
-    "HEADS",
     "BoxSpace",
     "DiscreteSpace",
     "FlatWeights",

@@ -20,6 +20,7 @@ from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.transports import ClientKeys, ServerKeys, new_key_pair, write_client_keys, write_server_keys
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
@@ -315,7 +316,7 @@ def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) ->
     """A version that is offered while a policy is built changes nothing of what the question is measured by."""
 
     def offer(size: int) -> tuple[PolicySpec, PolicySnapshot]:
-        spec = PolicySpec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
+        spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
         return spec, PolicySnapshot(1, size, 0, np.zeros(spec.size, np.float32))
 
     with PolicyService("tcp://127.0.0.1:0", None, None, insecure=False) as service:

@@ -12,6 +12,7 @@ import pytest
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.policies import Policy, Sampler
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.policies.registry import POLICIES, PolicyEntry
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters, check_algorithm, check_policy
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, Space, TensorSpec
@@ -33,7 +34,7 @@ def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:
 
     space = algorithm.spec().observation_space
     features = encode_observations(space, segment.observations[: segment.steps])
-    if algorithm.spec().normalise_observations:
+    if algorithm.spec().document["normalise_observations"]:
         features = standardise(features, algorithm._mean, algorithm._scale)
     with torch.no_grad():
         outputs, _ = algorithm._network(features)
@@ -124,7 +125,7 @@ def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
     def factory(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
         if parameters:
             raise ConfigError("no parameters")
-        return cls(PolicySpec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
+        return cls(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
 
     with pytest.raises(AssertionError, match=words):
         check_algorithm(factory)
@@ -132,19 +133,19 @@ def test_a_faulty_algorithm_is_found_out(cls: Any, words: str) -> None:
 
 def test_an_algorithm_that_swallows_unknown_parameters_is_found_out() -> None:
     def factory(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> Any:
-        return FakeAlgorithm(PolicySpec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
+        return FakeAlgorithm(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(), seed)
 
     with pytest.raises(AssertionError, match="unknown parameter"):
         check_algorithm(factory)
 
 
 SPECS = [
-    PolicySpec(BoxSpace((4,)), DiscreteSpace(3, 1), "categorical", (8,)),
-    PolicySpec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (8,), "relu", True),
-    PolicySpec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", ()),
-    PolicySpec(BoxSpace((2, 2), "|u1", 0, 255), BoxSpace((3,)), "gaussian", (8,)),
-    PolicySpec(BoxSpace((4,)), ARM, "gaussian", (8,), squash="tanh"),
-    PolicySpec(BoxSpace((4,)), BoxSpace((2,), "<i4", -3, 3), "gaussian", (8,)),
+    mlp_spec(BoxSpace((4,)), DiscreteSpace(3, 1), "categorical", (8,)),
+    mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (8,), "relu", True),
+    mlp_spec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", ()),
+    mlp_spec(BoxSpace((2, 2), "|u1", 0, 255), BoxSpace((3,)), "gaussian", (8,)),
+    mlp_spec(BoxSpace((4,)), ARM, "gaussian", (8,), squash="tanh"),
+    mlp_spec(BoxSpace((4,)), BoxSpace((2,), "<i4", -3, 3), "gaussian", (8,)),
 ]
 
 
@@ -153,11 +154,11 @@ def mlp_log_probs(spec: PolicySpec) -> Callable[..., Any]:
 
     def of(tensors: Mapping[str, Any], observations: Any, raw: Any) -> Any:
         h = observations.reshape(len(observations), -1).astype(np.float64)
-        count = len(spec.hidden_sizes) + 1
+        count = len(spec.document["hidden_sizes"]) + 1
         for i in range(count):
             h = h @ tensors[f"layers.{i}.weight"].T + tensors[f"layers.{i}.bias"]
             h = np.tanh(h) if i < count - 1 else h
-        if spec.head == "gaussian":
+        if spec.document["head"] == "gaussian":
             z = (raw.reshape(len(raw), -1) - h) / np.exp(tensors["log_std"])
             return (-0.5 * z**2 - tensors["log_std"] - 0.5 * np.log(2 * np.pi)).sum(axis=1)
         chosen = h[np.arange(len(h)), raw - spec.action_space.start]
@@ -166,15 +167,15 @@ def mlp_log_probs(spec: PolicySpec) -> Callable[..., Any]:
     return of
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.head)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.document["head"])
 def test_the_policies_that_ship_keep_the_contract(spec: PolicySpec) -> None:
     plain = isinstance(spec.observation_space, BoxSpace) and spec.observation_space.dtype == "<f4"
-    twin = mlp_log_probs(spec) if plain and not spec.normalise_observations else None
+    twin = mlp_log_probs(spec) if plain and not spec.document["normalise_observations"] else None
     check_policy(spec, log_probs=twin)
 
 
 def test_q_values_keep_the_contract() -> None:
-    spec = PolicySpec(BoxSpace((4,)), DiscreteSpace(3), "q_values", (8,))
+    spec = mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "q_values", (8,))
     flat = np.random.default_rng(0).normal(size=spec.size).astype(np.float32)
     tensors = spec.views(flat)
     tensors["epsilon"][:] = 0.25
@@ -251,7 +252,7 @@ class Trusting(Coin):
 )
 def test_a_faulty_policy_is_found_out(monkeypatch: pytest.MonkeyPatch, cls: Callable[..., Policy], words: str) -> None:
     monkeypatch.setitem(POLICIES._entries, KIND, PolicyEntry(name=KIND, factory=cls))
-    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), "categorical", kind=KIND, tensors=(TensorSpec("bias", (1,)),))
+    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), KIND, tensors=(TensorSpec("bias", (1,)),))
     if not words:
         check_policy(spec)
         return

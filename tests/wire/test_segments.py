@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import DTYPES, BoxSpace, DiscreteSpace, PolicySpec, Segment, TensorSpec, space_to_json
 from rl4sys_zmq.wire import (
     Batch,
@@ -417,14 +418,14 @@ def test_content_is_not_looked_at(make_segment):
 
 
 SPECS = [
-    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "categorical"),
-    PolicySpec(BoxSpace((2, 3), "|u1", 0, 255), DiscreteSpace(3, -1), "q_values", (8,), "relu", True),
-    PolicySpec(DiscreteSpace(5), BoxSpace((2,), low=(-1.0, -2.0), high=1.0), "gaussian", (), "identity", False, "tanh"),
-    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "categorical", kind="mine", tensors=(TensorSpec("w", (2, 2)),)),
+    mlp_spec(BoxSpace((4,)), DiscreteSpace(2), "categorical"),
+    mlp_spec(BoxSpace((2, 3), "|u1", 0, 255), DiscreteSpace(3, -1), "q_values", (8,), "relu", True),
+    mlp_spec(DiscreteSpace(5), BoxSpace((2,), low=(-1.0, -2.0), high=1.0), "gaussian", (), "identity", False, "tanh"),
+    PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "mine", {"a": [1, None, {"b": 0.5}]}, (TensorSpec("w", (2, 2)),)),
 ]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.head)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.document.get("head", s.kind))
 def test_specs_come_back(spec):
     assert spec_from_document(spec_to_document(spec)) == spec
 
@@ -432,17 +433,20 @@ def test_specs_come_back(spec):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"head": "other"},
-        {"head": 3},
-        {"activation": "other"},
-        {"squash": "tanh"},
-        {"kind": "mine", "tensors": []},
-        {"hidden_sizes": [0]},
-        {"hidden_sizes": [True]},
-        {"hidden_sizes": ["4"]},
-        {"hidden_sizes": [1] * 65},
-        {"hidden_sizes": "44"},
-        {"tensors": [["w", [2]]]},
+        {"kind": 3},
+        {"kind": ""},
+        {"kind": "a/b"},
+        {"document": []},
+        {"document": {"a": b"bytes"}},
+        {"document": {"a": float("nan")}},
+        {"document": {"a": 1 << 63}},
+        {"document": {1: 2}},
+        {"document": {"a": (1,)}},
+        {"document": {"a": [[[[[[[[[[]]]]]]]]]]}},
+        {"document": {"a": [0] * 5000}},
+        {"tensors": []},
+        {"tensors": [["w", [2]], ["w", [2]]]},
+        {"tensors": [[str(i), [1]] for i in range(5000)]},
         {"tensors": [["w"]]},
         {"tensors": [[3, [2]]]},
         {"tensors": [["w", [2] * 9]]},
@@ -458,10 +462,9 @@ def test_specs_come_back(spec):
         {"observation_space": {"type": "Box", "shape": [2], "low": "much"}},
         {"observation_space": {"type": "Box", "shape": [2], "low": "nan"}},
         {"observation_space": {"type": "Discrete", "n": -1}},
-        {"normalise_observations": 1},
         {"more": 1},
     ],
-    ids=str,
+    ids=lambda changes: f"{changes!s:.60}",
 )
 def test_other_specs_are_refused(changes):
     with pytest.raises(ProtocolError) as caught:

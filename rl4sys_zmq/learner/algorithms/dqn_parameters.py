@@ -9,6 +9,7 @@ from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
 
 __all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
@@ -124,7 +125,7 @@ def plan_dqn(observation_space: Space, action_space: Space, parameters: Mapping[
     if not isinstance(action_space, DiscreteSpace):
         raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
-    return PolicySpec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
+    return mlp_spec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
 
 
 ENTRY = AlgorithmEntry(

@@ -21,7 +21,7 @@ from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
 from rl4sys_zmq.learner.algorithms.ppo_record import PassRecord
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
-from rl4sys_zmq.values import PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
 
 __all__ = ["PPO", "PPOParameters"]
 
@@ -56,8 +56,8 @@ class PPO:
         self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
         self.rollout_length = p.segment_length()
         self._spec = plan_ppo(observation_space, action_space, parameters)
-        self._continuous = self._spec.head == "gaussian"
-        self._normalise = self._spec.normalise_observations
+        self._continuous = isinstance(action_space, BoxSpace)
+        self._normalise = p.normalise_observations and isinstance(observation_space, BoxSpace)
         self._generator = torch.Generator().manual_seed(seed)
         features, outputs = feature_size(observation_space), self._spec.outputs
         extras = outputs if self._continuous else 0

@@ -10,6 +10,7 @@ from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space
 
 __all__ = ["ENTRY", "PPOParameters", "plan_ppo"]
@@ -164,7 +165,7 @@ def plan_ppo(observation_space: Space, action_space: Space, parameters: Mapping[
     """
     p = read_parameters(PPOParameters, parameters, algorithm="PPO")
     continuous = isinstance(action_space, BoxSpace)
-    return PolicySpec(
+    return mlp_spec(
         observation_space,
         action_space,
         head="gaussian" if continuous else "categorical",

@@ -75,7 +75,7 @@ def _global_numpy_state() -> NDArray[np.uint32]:
 def test_it_is_an_algorithm_under_its_name() -> None:
     algorithm = make_algorithm("dqn", BOX, DiscreteSpace(2), {}, 0)
     assert isinstance(algorithm, Algorithm)
-    assert (algorithm.kind, algorithm.spec().head) == ("offpolicy", "q_values")
+    assert (algorithm.kind, algorithm.spec().document["head"]) == ("offpolicy", "q_values")
 
 
 def test_box_actions_are_refused() -> None:

@@ -132,7 +132,7 @@ class Follower:
         """Follows the policy that a handshake named.
 
         Raises:
-            ConfigError: when it is of a kind that this process lacks.
+            ConfigError: when it is of a kind that this process lacks, or this actor asks the learner, which offers no inference.
             HandshakeRefused: when this actor cannot act by it for another reason.
         """
         try:
@@ -140,6 +140,12 @@ class Follower:
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
+        if not self._acts and not welcome.inference:
+            message = (
+                "inference: remote, and the learner offers no inference; start it with inference: auto (--inference auto), "
+                "or act locally (inference: local)"
+            )
+            raise ConfigError(message, key="inference")
         if self._acts:
             entry = require_policy(spec.kind)
             try:

@@ -158,6 +158,7 @@ def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
         clients={task.client_id: client},
         seed=options.seed,
         shutdown_timeout_s=SHUTDOWN_S,
+        torch_threads=1,
     )
 
 

@@ -31,6 +31,7 @@ def main() -> None:
 @option("--port", type=click.IntRange(0, 65535), help="Listen on this port of 127.0.0.1; 0 picks a free one.  [default: 50051]")
 @option("--bind", metavar="ADDRESS", help="Listen here instead: host:port, tcp://, ipc:// or inproc://.")
 @option("--pub", metavar="ADDRESS", help="Publish weights here.  [default: a free port of the same host]")
+@option("--inference", metavar="ADDRESS|auto", help="Choose actions for actors that ask here.  [default: nowhere]")
 @option("--advertise", metavar="HOST", help="Tell actors this host for the weights.  [default: the one they dialled]")
 @option("--config", type=FILE, metavar="FILE", help="Our learner configuration or RL4Sys's config.json.")
 @option("--run-dir", type=FILE, help="Files go here, and a run that is here goes on.  [default: runs/learner]")
@@ -58,6 +59,7 @@ def serve(
     port: int | None,
     bind: str | None,
     pub: str | None,
+    inference: str | None,
     advertise: str | None,
     config: Path | None,
     run_dir: Path | None,
@@ -80,6 +82,7 @@ def serve(
     given: dict[str, Any] = {
         "bind": bind,
         "pub": pub,
+        "inference": inference,
         "advertise": advertise,
         "run_dir": run_dir,
         "resume": resume,

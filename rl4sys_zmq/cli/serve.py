@@ -48,6 +48,8 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         limit = round(MEMORY_SHARE * available_bytes()) if max_memory_bytes is None else max_memory_bytes
         config = replace(config, max_memory_bytes=limit or None)
+    if config.torch_threads is None:
+        config = replace(config, torch_threads=1)
     keep_freed_memory()
     signals = Signals.current
     if signals is not None:

@@ -84,6 +84,7 @@ class ClientSettings:
             writing.level,
             float(entry.max_magnitude or config.max_magnitude),
             float(entry.max_reward or config.max_reward),
+            config.torch_threads or 0,
         )
 
     def to_json(self) -> dict[str, Any]:

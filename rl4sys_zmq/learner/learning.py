@@ -177,11 +177,10 @@ class Learning:
         plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
         if plan is not None:
             self._check_size(plan.size)
-        if "torch" in sys.modules:
+        if a.torch_threads and "torch" in sys.modules:
             torch = importlib.import_module("torch")  # another thread may be in the middle of it: this waits for the end
-            # Small networks: a second thread doubles the CPU and gains nothing. Before anything is computed, because
-            # the number of threads changes the last bits.
-            torch.set_num_threads(1)
+            # Before anything is computed, because the number of threads changes the last bits.
+            torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
         self._check_size(algorithm.spec().size)
         if a.publish_every_updates:

@@ -372,6 +372,7 @@ class Assign:
         weights_level: of the coder of diffs.
         max_magnitude: of an observation or a raw action, where the space has no bound of its own.
         max_reward: the greatest absolute value of a reward.
+        torch_threads: how many threads torch shall compute with in this process; 0: as the process has it.
     """
 
     KIND: ClassVar[int] = 32
@@ -395,6 +396,7 @@ class Assign:
     weights_level: int = 1
     max_magnitude: float = 1e15
     max_reward: float = 1e12
+    torch_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

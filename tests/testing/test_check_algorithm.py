@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,20 @@ SMALL: dict[str, dict[str, object]] = {
     "DQN": {"learning_starts": 8, "batch_size": 8, "train_frequency": 8, "rollout_length": 8, "hidden_sizes": [8]},
 }
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """As `serve` does: with such small products, two threads only wait for each other."""
+    if importlib.util.find_spec("torch") is None:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:

@@ -24,7 +24,7 @@ from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.config import ClientConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 
 ENV, CLIENT = "CartPole-v1", "cartpole"
 EVERY, EPISODES = 5_000, 20
@@ -57,9 +57,9 @@ def main() -> None:
 
 def run(seed: int, limit_s: float) -> dict[str, Any]:
     """One seed: trains until 100,000 steps after the first solved evaluation."""
-    preset = PRESETS[(ENV, "DQN")]
+    preset = ALGORITHMS.get("DQN").presets[ENV]
     client = ClientConfig(algorithm_name="DQN", algorithm_parameters=dict(preset.parameters), pacing_lag=preset.pacing_lag)
-    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, clients={CLIENT: client}, seed=seed)
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, clients={CLIENT: client}, seed=seed, torch_threads=1)
     with Learner(config) as learner:
         processes = [start_actor(learner.address, preset.num_envs, 1000 * seed + i) for i in range(preset.actors)]
         try:

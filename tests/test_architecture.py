@@ -19,7 +19,7 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters", "late", "names", "private", "loopback", "zstd", "images"),
+    ("errors", "resource", "counters", "late", "names", "plugins", "private", "loopback", "zstd", "images"),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),

@@ -164,6 +164,7 @@ AGENT_DEFAULTS: dict[str, Any] = {
     "on_stale": "keep",
     "sidecar": False,
     "inference": "local",
+    "plugins": (),
     "inference_timeout_s": 0.1,
     "weights": WeightsConfig(),
 }
@@ -171,6 +172,8 @@ LEARNER_DEFAULTS: dict[str, Any] = {
     "bind": "tcp://127.0.0.1:50051",
     "pub": None,
     "inference": None,
+    "plugins": (),
+    "torch_threads": None,
     "advertise": None,
     "run_dir": Path("runs/learner"),
     "clients": {},

@@ -14,6 +14,6 @@ from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.agent import RL4SysAgent
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.policies import build_policy, register_policy
+from rl4sys_zmq.policies import PolicyEntry, build_policy, register_policy
 
-__all__ = ["AgentConfig", "RL4SysAction", "RL4SysAgent", "RL4SysTrajectory", "build_policy", "register_policy"]
+__all__ = ["AgentConfig", "PolicyEntry", "RL4SysAction", "RL4SysAgent", "RL4SysTrajectory", "build_policy", "register_policy"]

@@ -28,6 +28,7 @@ from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable, RL4SysError
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.values import PolicySpec
 
@@ -80,7 +81,8 @@ class RL4SysAgent(Resource):
                 and the mask; None: an action that does little.
 
         Raises:
-            ConfigError: for a wrong configuration, keys that can't be used, or an ``image_codec`` for what are no images.
+            ConfigError: for a wrong configuration, a plugin that cannot be imported, a policy of a kind that is not registered
+                here, keys that can't be used, or an ``image_codec`` for what are no images.
             SpoolError: when the spool can't be used, or another process uses it.
             LearnerUnavailable: when no learner answers in time; the message says what was waited for.
             HandshakeRefused: when the learner refuses; the message names the field and both values.
@@ -91,6 +93,7 @@ class RL4SysAgent(Resource):
         config = config if config is not None else AgentConfig.load(cast(str, conf_path))
         if debug:
             logging.getLogger("rl4sys_zmq").setLevel(logging.DEBUG)
+        import_plugins(config.plugins)
         self.config = config
         self._keys = _keys(config)
         self._baseline = baseline

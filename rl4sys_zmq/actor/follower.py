@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from rl4sys_zmq.actor.remote import Elsewhere
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.errors import HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
-from rl4sys_zmq.policies import Policy, build_policy
+from rl4sys_zmq.errors import ConfigError, HandshakeRefused, ProtocolError, Refusal, RL4SysError, WeightsError
+from rl4sys_zmq.policies import Policy, build_policy, require_policy
 from rl4sys_zmq.transports import MAX_FRAME_BYTES, Address, Frame
 from rl4sys_zmq.transports.network import Keys, Line, LinePoller, Network
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -132,13 +132,27 @@ class Follower:
         """Follows the policy that a handshake named.
 
         Raises:
-            HandshakeRefused: when this actor cannot act by it.
+            ConfigError: when it is of a kind that this process lacks, or this actor asks the learner, which offers no inference.
+            HandshakeRefused: when this actor cannot act by it for another reason.
         """
         try:
             spec = spec_from_document(welcome.spec)
             pub = Address.parse(welcome.pub)
         except (ProtocolError, RL4SysError) as exc:
             raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
+        if not self._acts and not welcome.inference:
+            message = (
+                "inference: remote, and the learner offers no inference; start it with inference: auto (--inference auto), "
+                "or act locally (inference: local)"
+            )
+            raise ConfigError(message, key="inference")
+        if self._acts:
+            entry = require_policy(spec.kind)
+            try:
+                if entry.check is not None:
+                    entry.check(spec)
+            except ConfigError as exc:
+                raise HandshakeRefused(Refusal.SPEC, f"its welcome cannot be used: {exc}", "spec") from exc
         if spec.size > MAX_PARAMETERS:
             reason = f"its policy has {spec.size} parameters; this side takes {MAX_PARAMETERS}"
             raise HandshakeRefused(Refusal.TOO_LARGE, reason, "spec")

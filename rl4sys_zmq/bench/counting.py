@@ -10,9 +10,10 @@ import sys
 from collections.abc import Mapping
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space
+from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 
 __all__ = ["ALGORITHM", "CountingLearner"]
 
@@ -85,9 +86,7 @@ def _serve(bind: str) -> None:
 
     def factory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Count:
         head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
-        made.append(
-            Count(PolicySpec(observation_space, action_space, head, HIDDEN), FakeParameters(rollout_length=ROLLOUT), seed)
-        )
+        made.append(Count(mlp_spec(observation_space, action_space, head, HIDDEN), FakeParameters(rollout_length=ROLLOUT), seed))
         return made[-1]
 
     register_algorithm(ALGORITHM, factory)

@@ -24,6 +24,7 @@ from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
 from rl4sys_zmq.bench.processes import PATIENCE_S, child
 from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Space
 
@@ -79,7 +80,7 @@ def _spec(kilobytes: int) -> PolicySpec:
     """A perceptron of about that size in float32, of two equal hidden layers."""
     inputs, outputs = 8, 4
     width = round((-(inputs + outputs + 2) + ((inputs + outputs + 2) ** 2 + 4 * 250 * kilobytes) ** 0.5) / 2)
-    return PolicySpec(BoxSpace((inputs,)), DiscreteSpace(outputs), "categorical", (width, width))
+    return mlp_spec(BoxSpace((inputs,)), DiscreteSpace(outputs), "categorical", (width, width))
 
 
 def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -> float:

@@ -21,8 +21,9 @@ import zmq
 from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.memory import keep_freed_memory
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, space_to_json
+from rl4sys_zmq.values import BoxSpace, Segment, Space, space_to_json
 
 __all__ = ["Rate", "append_rate", "ours", "raw"]
 
@@ -67,7 +68,7 @@ class _Counts(FakeAlgorithm):
 
 def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> _Counts:
     head = "gaussian" if isinstance(actions, BoxSpace) else "categorical"
-    _Counts.made.append(_Counts(PolicySpec(observations, actions, head, (8,)), FakeParameters(), seed))
+    _Counts.made.append(_Counts(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
     return _Counts.made[-1]
 
 

@@ -11,7 +11,7 @@ import click
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")  # read when numpy is loaded; its small products are slower with two threads
 
-from rl4sys_zmq.cli.app import Commands, option, settings, version_option  # noqa: E402 - numpy comes with this
+from rl4sys_zmq.cli.app import Commands, option, plugin_option, settings, version_option  # noqa: E402 - numpy comes with this
 
 __all__ = ["main"]
 
@@ -35,6 +35,7 @@ def main() -> None:
 @option("--seed", type=click.IntRange(0), help="Of the environments and of the actor.  [default: from the OS]")
 @option("--algorithm", metavar="NAME", help="What shall learn, if neither the file nor the learner says it.")
 @option("--keys", type=click.Path(path_type=Path), metavar="FILE", help="NAME.keys, for a learner with keys.")
+@plugin_option(expose_value=False)
 @option("--spool", type=click.Path(path_type=Path), metavar="DIR", help="Keep finished segments here until the learner has them.")
 @option("--sidecar", is_flag=True, help="Sockets in a process of their own.")
 @option("--connect-timeout", type=click.FloatRange(0), help="Seconds to wait for the learner.  [default: 10]")

@@ -25,13 +25,33 @@ from rl4sys_zmq.errors import (
     SpoolError,
     TransportError,
 )
+from rl4sys_zmq.plugins import import_plugins
 
-__all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "require", "say", "size"]
+__all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "plugin_option", "require", "say", "size"]
 
 FAILED, USAGE = 1, 2
 
 option = functools.partial(click.option, show_envvar=True)
 """An option that shows its environment variable in ``--help``."""
+
+
+def _import(_context: click.Context, _parameter: click.Parameter, modules: tuple[str, ...]) -> tuple[str, ...]:
+    if modules and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a console script does not look there
+    import_plugins(modules)
+    return modules
+
+
+plugin_option = functools.partial(
+    option,
+    "--plugin",
+    multiple=True,
+    metavar="MODULE",
+    callback=_import,
+    help="Import this module first, repeatable: it may register algorithms and policies.",
+)
+"""``--plugin MODULE``: imports modules, also of the working directory, before the command runs. It passes their names on as
+``plugin``, unless it is made with ``expose_value=False``."""
 
 
 MIN_SIZE = 1 << 20

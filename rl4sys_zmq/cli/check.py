@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.app import say
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_options
-from rl4sys_zmq.learner.algorithms import algorithm_names, make_algorithm, resolve_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
 from rl4sys_zmq.learner.algorithms.parameters import parameter_table
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 
 __all__ = ["check_file", "list_algorithms"]
 
-PARAMETERS = {
-    "DQN": ("rl4sys_zmq.learner.algorithms.dqn", "DQNParameters"),
-    "PPO": ("rl4sys_zmq.learner.algorithms.ppo_parameters", "PPOParameters"),
-}
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
 STAND_INS = (BoxSpace((4,)), DiscreteSpace(2))
-"""Spaces to build an algorithm with when a file names none."""
+"""Spaces to plan a policy with when a file names none."""
 
 
 def check_file(path: Path) -> None:
-    """Validates a file, its algorithm's parameters too, and says what will be used.
+    """Validate a file, its algorithm's parameters too, and print what will be used.
+
+    An algorithm whose entry has no plan is built, which may import torch.
 
     Raises:
         ConfigError: in one line, with the key, the file and the nearest valid name.
     """
-    require("learner", "torch")
     given = read_mapping(path)
     try:
         lines = list(_learner(given, path) if is_learners(given) else _agent(given, path))
@@ -59,6 +56,7 @@ def _keys(config: type[Any]) -> set[str]:
 def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
     missing = "client_id" not in given
     config = AgentConfig.from_mapping({"client_id": "?", **given}, source=str(path))
+    import_plugins(config.plugins)
     yield f"{path}: an agent's configuration"
     if missing:
         yield "  client_id: not in the file; the program gives it (rl4sys-actor run --client-id NAME)"
@@ -73,17 +71,18 @@ def _agent(given: Mapping[str, object], path: Path) -> Iterator[str]:
 
 def _learner(given: Mapping[str, object], path: Path) -> Iterator[str]:
     config = LearnerConfig.from_mapping(given, source=str(path))
+    import_plugins(config.plugins)
     yield f"{path}: a learner's configuration"
     yield from _values(config.to_json())
     for key in config.ignored:
         yield f"  {key}: has no meaning for the learner and is ignored"
     for name, parameters in config.algorithms.items():
-        if name in algorithm_names():
+        if ALGORITHMS.has(name):
             yield from _algorithm(name, parameters, None, None, f"algorithms.{name}")
         else:
             yield f"  algorithms.{name}: this learner has no such algorithm; the entry is not used"
     if config.default_algorithm is not None:
-        resolve_algorithm(config.default_algorithm)
+        ALGORITHMS.get(config.default_algorithm)
     for client_id, entry in config.clients.items():
         chosen = entry.algorithm_name or config.default_algorithm
         if chosen is not None:
@@ -98,17 +97,22 @@ def _client(client_id: str, name: str, entry: ClientConfig, config: LearnerConfi
 def _algorithm(
     name: str, parameters: Mapping[str, object], observations: Space | None, actions: Space | None, where: str = ""
 ) -> Iterator[str]:
-    """Builds the algorithm: only that checks everything."""
+    """Read the parameters and plan the policy; an algorithm without a plan is built, because only that checks everything."""
     try:
         check_learning_options(parameters)
-        own = algorithm_parameters(parameters)
-        built = make_algorithm(name, observations or STAND_INS[0], actions or STAND_INS[1], own, 0)
+        entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
+        spaces = observations or STAND_INS[0], actions or STAND_INS[1]
+        if entry.plan is not None:
+            kind, used, size = entry.kind, entry.read(own), entry.plan(*spaces, own).size
+        else:
+            built = make_algorithm(name, *spaces, own, 0)
+            kind, used, size = built.kind, getattr(built, "parameters", None), built.spec().size
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}" if where else str(exc), key=exc.key) from exc
-    spaces = "" if observations and actions else ", with stand-ins for the spaces that the file does not name"
-    yield f"  {where or 'algorithm'}: {name} ({built.kind}) can be built, {built.spec().size:,} numbers in its policy{spaces}"
-    used = getattr(built, "parameters", None)
-    if used is not None:
+    said = f"{name} ({kind})" if kind else name
+    note = "" if observations and actions else ", with stand-ins for the spaces that the file does not name"
+    yield f"  {where or 'algorithm'}: {said} can be built, {size:,} numbers in its policy{note}"
+    if is_dataclass(used):
         yield from (f"    {key}: {_text(getattr(used, key))}" for key in (f.name for f in fields(used)))
 
 
@@ -121,16 +125,31 @@ def _text(value: object) -> str:
 
 
 def list_algorithms() -> None:
-    """Prints each algorithm's parameters."""
-    require("learner", "torch")
-    for name in algorithm_names():
-        say(name)
-        if name not in PARAMETERS:
-            say("  (registered by a program; its parameters are its own)")
-            continue
-        module, attribute = PARAMETERS[name]
-        for key, default, synonyms, meaning in parameter_table(getattr(importlib.import_module(module), attribute)):
-            also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""
-            say(f"  {key} = {_text(default)}")
-            say(f"      {meaning}{also}")
+    """Print each algorithm: its summary, its parameters with their defaults, synonyms and meaning, and its presets."""
+    broken = ALGORITHMS.faults()
+    for name in ALGORITHMS.names():
+        try:
+            entry = ALGORITHMS.get(name)
+        except ConfigError:
+            continue  # among the broken ones
+        for line in _described(entry):
+            say(line)
         say()
+    for fault in broken:
+        say(f"!! {fault}")
+
+
+def _described(entry: AlgorithmEntry) -> Iterator[str]:
+    yield entry.name.upper()
+    about = f"{entry.summary} ({entry.kind})" if entry.kind else entry.summary
+    if about:
+        yield f"  {about}"
+    if entry.parameters is None:
+        yield "  (its parameters are its own: the entry does not list them)"
+    else:
+        for key, default, synonyms, meaning in parameter_table(entry.parameters):
+            also = f"  [also: {', '.join(synonyms)}]" if synonyms else ""
+            yield f"  {key} = {_text(default)}"
+            yield f"      {meaning}{also}"
+    if entry.presets:
+        yield f"  presets: {', '.join(sorted(entry.presets))}"

@@ -26,10 +26,11 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ClientFailed, ConfigError, RL4SysError
 from rl4sys_zmq.learner import Learner
-from rl4sys_zmq.learner.algorithms.presets import PRESETS, Preset
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Preset, planned_policy
 from rl4sys_zmq.ops.curves import WINDOW, Curve, draw_curves, read_curves
 from rl4sys_zmq.private import open_private
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.values import space_from
 
 __all__ = ["Demo", "demo"]
 
@@ -53,6 +54,7 @@ class Demo:
     hold: bool
     run_dir: Path | None
     debug: bool
+    plugin: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def demo(options: Demo) -> int:
         ConfigError: when something that it needs is not installed, or the environment cannot be made.
         ClientFailed: when the algorithm raised.
     """
+    ALGORITHMS.require(options.algorithm)
     require("learner", "torch", "tensorboard", "rich", "matplotlib")
     require("gym", "gymnasium")
     task = find_task(options)
@@ -92,10 +95,10 @@ def demo(options: Demo) -> int:
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = Outcome()
-    with learner, Actors(learner.address, task, options.seed, run_dir) as actors:
+    with learner, Actors(learner.address, task, options, run_dir) as actors:
         say(f"learner at {learner.address}, files in {run_dir}; loading torch here and Gymnasium there ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
-            warm_up()
+            warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
                 outcome.take(report, task)
                 progress.show(report, _note(elapsed_s, task))
@@ -112,7 +115,7 @@ def find_task(options: Demo) -> Task:
         ConfigError: for an environment that does not exist, or that the algorithm does not fit.
     """
     name = options.algorithm.upper()
-    preset = PRESETS.get((options.env_id, name))
+    preset = ALGORITHMS.get(name).presets.get(options.env_id)
     known = preset is not None
     target = options.target
     if preset is None:
@@ -127,16 +130,19 @@ def find_task(options: Demo) -> Task:
 
 
 def _probe(env_id: str, algorithm: str) -> float | None:
-    """Makes an environment once: does it exist, does the algorithm fit, when does it count as solved?"""
+    """Make an environment once, to find out that it exists and that the algorithm fits; return the return at which it is solved.
+
+    Raises:
+        ConfigError: when either is not so.
+    """
     from rl4sys_zmq.cli.act import make_environments
 
     (env,) = make_environments(env_id, 1)
-    discrete = type(env.action_space).__name__ == "Discrete"
-    threshold = env.spec.reward_threshold if env.spec is not None else None
-    env.close()
-    if algorithm == "DQN" and not discrete:
-        raise ConfigError(f"DQN needs discrete actions; {env_id} has {env.action_space}; try --algorithm ppo")
-    return threshold
+    try:
+        planned_policy(algorithm, space_from(env.observation_space), space_from(env.action_space), {})
+        return env.spec.reward_threshold if env.spec is not None else None
+    finally:
+        env.close()
 
 
 def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
@@ -152,17 +158,18 @@ def learner_config(task: Task, options: Demo, run_dir: Path) -> LearnerConfig:
         clients={task.client_id: client},
         seed=options.seed,
         shutdown_timeout_s=SHUTDOWN_S,
+        torch_threads=1,
     )
 
 
 class Actors(Resource):
     """The actor processes. They end with this one, however it ends: each watches the pipe that is its stdin."""
 
-    def __init__(self, address: str, task: Task, seed: int, run_dir: Path) -> None:
+    def __init__(self, address: str, task: Task, options: Demo, run_dir: Path) -> None:
         self._logs = [run_dir / f"actor-{i}.log" for i in range(task.preset.actors)]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._stopped = False
-        seeds = np.random.SeedSequence(seed).generate_state(task.preset.actors)
+        seeds = np.random.SeedSequence(options.seed).generate_state(task.preset.actors)
         try:
             for log, number in zip(self._logs, seeds, strict=True):
                 with os.fdopen(open_private(log), "wb") as output:
@@ -173,6 +180,7 @@ class Actors(Resource):
                                 *("--env", task.env_id, "--learner", address, "--client-id", task.client_id),
                                 *("--num-envs", str(task.preset.num_envs), "--seed", str(number)),
                                 *("--connect-timeout", str(START_TIMEOUT_S)),
+                                *(word for module in options.plugin for word in ("--plugin", module)),
                             ],
                             stdin=subprocess.PIPE,
                             stdout=output,

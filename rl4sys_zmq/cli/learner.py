@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rl4sys_zmq.cli.app import Commands, option, settings, size, version_option
+from rl4sys_zmq.cli.app import Commands, option, plugin_option, settings, size, version_option
 
 if TYPE_CHECKING:
     from rl4sys_zmq.cli.client import Target
@@ -31,6 +31,7 @@ def main() -> None:
 @option("--port", type=click.IntRange(0, 65535), help="Listen on this port of 127.0.0.1; 0 picks a free one.  [default: 50051]")
 @option("--bind", metavar="ADDRESS", help="Listen here instead: host:port, tcp://, ipc:// or inproc://.")
 @option("--pub", metavar="ADDRESS", help="Publish weights here.  [default: a free port of the same host]")
+@option("--inference", metavar="ADDRESS|auto", help="Choose actions for actors that ask here.  [default: nowhere]")
 @option("--advertise", metavar="HOST", help="Tell actors this host for the weights.  [default: the one they dialled]")
 @option("--config", type=FILE, metavar="FILE", help="Our learner configuration or RL4Sys's config.json.")
 @option("--run-dir", type=FILE, help="Files go here, and a run that is here goes on.  [default: runs/learner]")
@@ -50,6 +51,7 @@ def main() -> None:
     metavar="SIZE",
     help="Beyond this resident size, such as 8GiB, end connections, and at last the learner; 0: never.  [default: 80% of all]",
 )
+@plugin_option(expose_value=False)
 @option("--debug", is_flag=True, help="Log everything.")
 @option("--insecure", is_flag=True, help="Let other machines connect without keys.")
 def serve(
@@ -57,6 +59,7 @@ def serve(
     port: int | None,
     bind: str | None,
     pub: str | None,
+    inference: str | None,
     advertise: str | None,
     config: Path | None,
     run_dir: Path | None,
@@ -79,6 +82,7 @@ def serve(
     given: dict[str, Any] = {
         "bind": bind,
         "pub": pub,
+        "inference": inference,
         "advertise": advertise,
         "run_dir": run_dir,
         "resume": resume,
@@ -93,13 +97,14 @@ def serve(
 
 @main.command()
 @option("--env", default="CartPole-v1", metavar="ID", help="A Gymnasium environment.")
-@option("--algorithm", type=click.Choice(["ppo", "dqn"], case_sensitive=False), default="ppo", help="What learns.")
+@option("--algorithm", metavar="NAME", default="PPO", help="What learns: a name that `rl4sys-learner algorithms` lists.")
 @option("--seed", type=click.IntRange(0), default=1, help="Of everything that is random.")
 @option("--actors", type=click.IntRange(1, 64), help="Actor processes.  [default: the task's, mostly 2]")
 @option("--max-seconds", type=click.FloatRange(0, min_open=True), default=300.0, help="Give up after this long.")
 @option("--target", type=float, help="The mean return of 100 episodes to reach.  [default: the task's]")
 @option("--hold", is_flag=True, help="Go on to twice the steps, to see whether the return stays.")
 @option("--run-dir", type=FILE, help="Files go here.  [default: runs/demo-ENV-ALGORITHM-SEED, then -2, -3, ...]")
+@plugin_option()
 @option("--debug", is_flag=True, help="Log everything.")
 def demo(env: str, **options: Any) -> int:
     """Train a task on this machine: a learner in this process, and actors in processes of their own.
@@ -298,6 +303,7 @@ def configuration() -> None:
 
 @configuration.command()
 @click.argument("file", type=FILE)
+@plugin_option(expose_value=False)
 def check(file: Path) -> None:
     """Validate FILE, an actor's or a learner's configuration in any accepted form, and say what will be used."""
     from rl4sys_zmq.cli.check import check_file
@@ -331,8 +337,12 @@ def bench(what: tuple[str, ...], pairs: int, seconds: float, peers: bool, json: 
 
 
 @main.command()
+@plugin_option(expose_value=False)
 def algorithms() -> None:
-    """List the algorithms with their parameters, defaults, synonyms and meaning."""
+    """List the algorithms, with one line on each, its parameters (default, meaning, synonyms) and its presets.
+
+    Those that ship, those of installed distributions, and those of --plugin. What cannot be loaded stands behind !!.
+    """
     from rl4sys_zmq.cli.check import list_algorithms
 
     list_algorithms()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 import time
@@ -18,6 +17,7 @@ from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.learner.memory import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 
@@ -48,6 +48,8 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
     if max_memory_bytes is not None or config.max_memory_bytes is None:
         limit = round(MEMORY_SHARE * available_bytes()) if max_memory_bytes is None else max_memory_bytes
         config = replace(config, max_memory_bytes=limit or None)
+    if config.torch_threads is None:
+        config = replace(config, torch_threads=1)
     keep_freed_memory()
     signals = Signals.current
     if signals is not None:
@@ -59,7 +61,7 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
             say(f"{config.run_dir} holds an earlier run, which is left as it is")
         _say_resumed(learner)
         with make_progress(debug=debug) as progress:
-            warm_up()
+            warm_up(_likely(config))
             while True:
                 time.sleep(POLL_S)
                 if signals is not None:
@@ -84,6 +86,12 @@ def _say_resumed(learner: Learner) -> None:
         )
 
 
+def _likely(config: LearnerConfig) -> str:
+    """The algorithm that the first actor probably needs."""
+    named = [config.default_algorithm, *(entry.algorithm_name for entry in config.clients.values())]
+    return next((name for name in named if name is not None and ALGORITHMS.has(name)), "PPO")
+
+
 def start(config: LearnerConfig) -> Learner:
     """A learner that is bound, in a run directory of its own, or in that of the run that it goes on with."""
     if config.run_dir is None:
@@ -96,19 +104,19 @@ def start(config: LearnerConfig) -> Learner:
         return Learner(replace(config, run_dir=run_dir)).start()
 
 
-def warm_up() -> None:
-    """Imports what the first client needs, so that its first actor need not wait for it.
+def warm_up(algorithm: str) -> None:
+    """Import an algorithm, torch with it mostly, so that the first actor need not wait for it.
 
     In a thread of its own: a signal then leaves no half-imported torch to a gateway that still runs.
 
     Raises:
-        ConfigError: when the learner's extra is damaged.
+        ConfigError: when it cannot be imported.
     """
     failures: list[Exception] = []
 
     def load() -> None:
         try:
-            importlib.import_module("rl4sys_zmq.learner.algorithms.ppo")
+            ALGORITHMS.get(algorithm).load()
         except Exception as exc:  # noqa: BLE001  # raised below, in the thread that asked
             failures.append(exc)
 
@@ -117,7 +125,9 @@ def warm_up() -> None:
     while thread.is_alive():
         thread.join(POLL_S)
     if failures:
-        raise ConfigError(f"torch cannot be imported ({failures[0]}): pip install 'rl4sys-zmq[learner]'") from failures[0]
+        if isinstance(failures[0], ConfigError):
+            raise failures[0]
+        raise ConfigError(f"algorithm {algorithm} cannot be imported ({failures[0]}): repair its packages") from failures[0]
 
 
 def await_status(learner: Learner) -> dict[str, Any] | None:

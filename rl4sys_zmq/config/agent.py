@@ -19,6 +19,7 @@ from rl4sys_zmq.config.options import (
     integer,
     located,
     mapping,
+    modules,
     name,
     number,
     one_of,
@@ -63,6 +64,8 @@ class AgentConfig:
     """Its parameters, by any of their names; empty: the learner's file says them. ``seed`` among them is the learner's."""
     type: str | None = option(optional(one_of("onpolicy", "offpolicy")), None, names=("algorithm_type",))
     """What the user takes the algorithm for; None: the algorithm's own."""
+    plugins: tuple[str, ...] = option(modules, ())
+    """Modules that are imported before the learner is asked to join: they register policies."""
     observation_space: Space | None = option(SPACE, None)
     """None: the learner's file says it."""
     action_space: Space | None = option(SPACE, None)

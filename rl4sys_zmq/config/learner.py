@@ -21,6 +21,7 @@ from rl4sys_zmq.config.options import (
     integer,
     located,
     mapping,
+    modules,
     name,
     number,
     one_of,
@@ -61,6 +62,10 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else (str(value),)
 
 
+def _inference(value: object) -> str:
+    return "auto" if value == "auto" else bind_uri(value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The configuration of one learner process.
@@ -73,9 +78,9 @@ class LearnerConfig:
     """Where actors dial, as a URI; port 0 picks a free one."""
     pub: str | None = option(optional(bind_uri), None)
     """Where weights are published, as a URI; None: on the same host or transport, at a free port or name."""
-    inference: str | None = option(optional(bind_uri), None)
-    """Where actors may ask for actions (``inference: remote``), as a URI; None: on the same host or transport, at a free port or
-    name."""
+    inference: str | None = option(optional(_inference), None)
+    """Where actors may ask for actions (``inference: remote``), as a URI; ``auto``: on the same host or transport, at a free port
+    or name; None: nowhere, and no port or thread is made for it."""
     advertise: str | None = option(optional(text), None)
     """The host that actors are told for `pub` and `inference`; None: the one that they dialled."""
     run_dir: Path | None = option(optional(path), Path("runs/learner"))
@@ -86,6 +91,8 @@ class LearnerConfig:
     """Parameters by algorithm, which fill what neither a client's entry nor its actors set."""
     default_algorithm: str | None = option(optional(algorithm_name), None)
     """The algorithm of a client for which nobody names one."""
+    plugins: tuple[str, ...] = option(modules, ())
+    """Modules that are imported at the start, before any actor joins: they register algorithms and policies."""
     resume: str = option(text, "auto")
     """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it;
     ``accept-loss``: as ``auto``, though a part of the journal is gone, which is counted."""
@@ -141,6 +148,9 @@ class LearnerConfig:
     """The access list: what the user of each key may do; None: ``users.toml`` in `keys`."""
     insecure: bool = option(flag, False)
     """True: other machines may connect without keys."""
+    torch_threads: int | None = option(optional(integer(1, 1024)), None)
+    """How many threads torch computes with, in the whole process; None: as the program has it. For small networks a second thread
+    doubles the CPU and gains nothing, so ``rl4sys-learner serve`` and ``demo`` say 1 where nothing is said."""
     seed: int | None = option(optional(integer(0, 2**63 - 1)), None)
     """The seed of clients that set none; None: from the operating system."""
     ignored: tuple[str, ...] = option(_texts, ())
@@ -151,7 +161,7 @@ class LearnerConfig:
         if self.ledger == "sqlite" and self.run_dir is None:
             raise ConfigError("ledger: sqlite needs a run directory; set run_dir", key="ledger")
         for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
-            if uri is not None and not is_local(uri) and not self.insecure and self.keys is None:
+            if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (
                     f"{key}: other machines can reach {uri}, without keys: give --keys DIR (keys), "
                     "or if that is meant, say --insecure (insecure: true)"

@@ -39,9 +39,12 @@ __all__ = [
     "option",
     "optional",
     "parameters",
+    "modules",
     "path",
+    "sizes",
     "text",
     "unknown_key",
+    "whole",
 ]
 
 T = TypeVar("T")
@@ -50,17 +53,29 @@ Check = Callable[[object], T]
 MAX_TEXT = 256
 MAX_COUNT = 1 << 40
 """Of a count or of bytes for which no option says a lower limit."""
+MAX_NUMBER = 1e9
+"""Of the absolute value of a number for which no option says a lower limit."""
 MAX_SPAN_S = 10 * 365 * 86_400
 """Ten years, in seconds: what no time span of an option is longer than."""
+MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
+"""Of a list of layers."""
 
 
 class Unfit(ValueError):
     """A value that a check refuses; its text says what was expected."""
 
 
-def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), required: bool = False) -> T:
-    """Declares one field of a configuration: its check, its default, and the synonyms under which files may name it."""
-    metadata = {"check": check, "names": names}
+def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = (), doc: str = "", required: bool = False) -> T:
+    """Declare one field of a configuration.
+
+    Args:
+        check: turns the value as a user wrote it into the one that is kept, or raises `Unfit`.
+        default: what holds when nothing is given.
+        names: synonyms under which files may name it.
+        doc: its meaning with its unit, where a command lists it.
+        required: whether it must be given; `default` has no meaning then.
+    """
+    metadata = {"check": check, "names": names, "doc": doc}
     if required:
         return cast(T, dataclass_field(metadata=metadata))
     if isinstance(default, dict):
@@ -100,6 +115,25 @@ def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
     return check
 
 
+def whole(low: int, high: int = MAX_COUNT) -> Check[int]:
+    """A whole number in a range, as `integer`, that may also be written as a float: ``1e5`` steps."""
+    plain = integer(low, high)
+
+    def check(value: object) -> int:
+        return plain(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+    return check
+
+
+def sizes(value: object) -> tuple[int, ...]:
+    """Positive integers, the widths of layers."""
+    if not isinstance(value, list | tuple) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
+        raise Unfit(f"a list of integers from 1 to {MAX_WIDTH}")
+    if len(value) > MAX_LAYERS:
+        raise Unfit(f"at most {MAX_LAYERS} integers from 1 to {MAX_WIDTH}")
+    return tuple(value)
+
+
 def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Check[float]:
     """A finite number from `low` to `high`; with `above`, greater than `low`."""
 
@@ -107,7 +141,7 @@ def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Chec
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
         # compared before it is made a float: an integer may be too long for one
         if not right or not low <= cast(float, value) <= high or (above and value == low):
-            raise Unfit(f"a number {'above' if above else 'from'} {low:g} {'and at most' if above else 'to'} {high:.12g}")
+            raise Unfit(f"a number {'above' if above else 'from'} {low:.12g} {'and at most' if above else 'to'} {high:.12g}")
         return float(cast(float, value))
 
     return check
@@ -168,6 +202,16 @@ def _check_finite(key: str, value: object) -> None:
             _check_finite(f"{key}[{place}]", item)
 
 
+def modules(value: object) -> tuple[str, ...]:
+    """Names of Python modules, dotted."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
+        raise Unfit("a list of Python modules, such as my_package.plugin")
+    if not all(part.isidentifier() for module in given for part in module.split(".")):
+        raise Unfit("a list of Python modules, such as my_package.plugin")
+    return tuple(given)
+
+
 def path(value: object) -> Path:
     """A path in the file system."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
@@ -206,15 +250,23 @@ def check_fields(config: Any) -> None:
 
 
 def gather(
-    cls: type[Any], given: Mapping[str, object], *, extra: Collection[str] = (), partial: bool = False
+    cls: type[Any],
+    given: Mapping[str, object],
+    *,
+    extra: Collection[str] = (),
+    partial: bool = False,
+    section: str = "",
+    owner: str = "",
 ) -> dict[str, object]:
-    """Turns keys as a user wrote them, synonyms too, into the arguments of the configuration `cls`.
+    """Turn keys as a user wrote them, synonyms too, into the arguments of the configuration `cls`.
 
     Args:
         cls: a dataclass whose fields were declared with `option`.
         given: values by name or synonym.
         extra: further arguments of `cls` that are passed on as they are.
         partial: whether required keys may be missing, because `given` is not all there is.
+        section: the key under which `given` stands; it comes before each key in messages.
+        owner: what has these keys, for the message about an unknown one.
 
     Raises:
         ConfigError: for an unknown key, a value that its check refuses, a required key that is missing, or two names of
@@ -229,17 +281,24 @@ def gather(
             values[key] = raw
             continue
         if key not in by_name:
-            raise unknown_key(key, [*by_name, *extra])
-        field = by_name[key]
-        value = check_value(key, raw, field.metadata["check"])
+            raise unknown_key(key, [*by_name, *extra], section, owner)
+        field, dotted = by_name[key], _dotted(section, key)
+        value = check_value(dotted, raw, field.metadata["check"])
         if field.name in values and values[field.name] != value:
             other = said[field.name]
-            raise ConfigError(f"{key}: {raw!r} contradicts {other!r}, which means the same: {values[field.name]!r}", key=key)
+            raise ConfigError(
+                f"{dotted}: {raw!r} contradicts {other!r}, which means the same: {values[field.name]!r}", key=dotted
+            )
         values[field.name], said[field.name] = value, key
     for field in options.values():
         if field.name not in values and _is_required(field) and not partial:
-            raise ConfigError(f"{field.name} is missing; give it in the file or as an argument", key=field.name)
+            dotted = _dotted(section, field.name)
+            raise ConfigError(f"{dotted} is missing; give it in the file or as an argument", key=dotted)
     return values
+
+
+def _dotted(section: str, key: str) -> str:
+    return f"{section}.{key}" if section else key
 
 
 def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[str]:
@@ -248,13 +307,14 @@ def _closest(word: str, choices: Collection[str], cutoff: float = 0.6) -> list[s
     return difflib.get_close_matches(word, choices, n=1, cutoff=cutoff)
 
 
-def unknown_key(key: str, valid: Collection[str], section: str = "") -> ConfigError:
-    """The error for a key that nobody knows; it names the nearest that is known."""
+def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str = "") -> ConfigError:
+    """Return the error for an unknown key; it names the nearest that is known, and `owner`, which lacks it."""
     near = _closest(key, valid)
     nearest = near or _closest(key, valid, cutoff=0.0)
     hint = f"did you mean {near[0]!r}?" if near else f"the nearest valid key is {nearest[0]!r}"
-    dotted = f"{section}.{key}" if section else key
-    return ConfigError(f"{dotted}: no such key; {hint}", key=dotted)
+    dotted = _dotted(section, key)
+    problem = f"{owner} has no such parameter" if owner else "no such key"
+    return ConfigError(f"{dotted}: {problem}; {hint}", key=dotted)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from rl4sys_zmq.config.options import check_value
 from rl4sys_zmq.config.options import parameters as finite_parameters
 from rl4sys_zmq.config.weights import weights_options
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms import require_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values import Space, space_from, space_to_json
 from rl4sys_zmq.weights import WireDtype, Writing
@@ -84,6 +84,7 @@ class ClientSettings:
             writing.level,
             float(entry.max_magnitude or config.max_magnitude),
             float(entry.max_reward or config.max_reward),
+            config.torch_threads or 0,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def _settle(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettin
         raise ConfigError(
             "neither the learner's configuration nor this actor names an algorithm; set algorithm_name", key="algorithm_name"
         )
-    require_algorithm(name)
+    ALGORITHMS.require(name)
     defaults = config.algorithms.get(name.upper(), {})
     parameters = {**defaults, **hello.algorithm_parameters, **entry.algorithm_parameters}
     said = check_learning_options(parameters)

@@ -242,10 +242,11 @@ class Gateway(Worker):
             pub = self._config.pub or _beside(router.bound, "pub")
             self._xpub = Socket.xpub(pub, hwm=PUB_HWM, secure=secure, grants=True)
             sockets.append(self._xpub)
-            inference = self._config.inference or _beside(router.bound, "inference")
             config = self._config
-            self._service = PolicyService(inference, config.keys, config.users_file, insecure=True)
-            self._service.start()
+            if config.inference is not None:
+                inference = _beside(router.bound, "inference") if config.inference == "auto" else config.inference
+                self._service = PolicyService(inference, config.keys, config.users_file, insecure=True)
+                self._service.start()
             self._upstream = Socket.pull(bind=self._up)
             sockets.append(self._upstream)
             if self._restored is not None:
@@ -254,7 +255,7 @@ class Gateway(Worker):
             self._bind_error = exc
             return False
         self.pub_address = self._reception.pub_address = self._xpub.bound.uri
-        self.inference_address = self._reception.inference_address = self._service.address
+        self.inference_address = self._reception.inference_address = self._service.address if self._service is not None else ""
         self.address = router.bound.uri
         return True
 

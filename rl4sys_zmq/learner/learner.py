@@ -22,6 +22,7 @@ from rl4sys_zmq.learner.memory_watch import MemoryWatch
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_ledger
+from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.security import AccessList, Authenticator
@@ -78,8 +79,8 @@ class Learner(Resource):
             RunDirectoryError: when the run directory cannot be written.
             JournalLost: when the journal, or a part of it, is gone; ``resume: accept-loss`` goes on without it.
             JournalError, CheckpointError: when its state cannot be used, or another learner uses it.
-            ConfigError: when the run directory needs an extra that is not installed, or what it holds contradicts the
-                configuration.
+            ConfigError: when a plugin cannot be imported, when the run directory needs an extra that is not installed, or when
+                what it holds contradicts the configuration.
             Closed: when it was closed before.
         """
         with self._lock:
@@ -87,6 +88,7 @@ class Learner(Resource):
                 raise Closed("this learner is closed; make a new one")
             if self._gateway is not None:
                 return self
+            import_plugins(self.config.plugins)
             sink: Sink = NullSink()
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())

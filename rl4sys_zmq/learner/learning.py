@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
-from rl4sys_zmq.learner.algorithms import Algorithm, planned_policy, resolve_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
 from rl4sys_zmq.learner.bounds import Bounds
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.content import Standard, content_errors
@@ -178,15 +178,14 @@ class Learning:
     def _build(self) -> Algorithm:
         a = self._assign
         spaces = space_from(a.observation_space), space_from(a.action_space)
-        make = resolve_algorithm(a.algorithm_name)
+        make = ALGORITHMS.get(a.algorithm_name).load()
         plan = planned_policy(a.algorithm_name, *spaces, a.parameters)
         if plan is not None:
             self._check_size(plan.size)
-        if "torch" in sys.modules:
+        if a.torch_threads and "torch" in sys.modules:
             torch = importlib.import_module("torch")  # another thread may be in the middle of it: this waits for the end
-            # Small networks: a second thread doubles the CPU and gains nothing. Before anything is computed, because
-            # the number of threads changes the last bits.
-            torch.set_num_threads(1)
+            # Before anything is computed, because the number of threads changes the last bits.
+            torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
         self._check_size(algorithm.spec().size)
         if a.publish_every_updates:

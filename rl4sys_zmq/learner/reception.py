@@ -564,6 +564,8 @@ class Reception:
 
 @functools.lru_cache
 def _advertised(uri: str, host: str | None) -> str:
-    """An address as an actor should dial it; a ``*`` stands for the host that the actor dialled."""
+    """An address as an actor should dial it, empty for none; a ``*`` stands for the host that the actor dialled."""
+    if not uri:
+        return ""
     address = Address.parse(uri)
     return f"tcp://{host or '*'}:{address.port}" if address.scheme == "tcp" else uri

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import MaskError
 from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.network import Network, Tensors
+from rl4sys_zmq.policies.network import Network
 from rl4sys_zmq.policies.sampler import Sampler
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
@@ -42,9 +42,9 @@ class CategoricalPolicy:
     _actions: tuple[np.int64, ...]
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, tensors: Tensors) -> CategoricalPolicy:
-        """The policy of `spec` over `tensors`, views of `snapshot`."""
-        return cls(snapshot, snapshot.generation, snapshot.version, Network.of(spec, tensors), _actions(spec))
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> CategoricalPolicy:
+        """The policy of `spec` over `network`, which views `snapshot`."""
+        return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec))
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool
@@ -122,10 +122,10 @@ class QValuePolicy:
     _epsilon: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, tensors: Tensors) -> QValuePolicy:
-        """The policy of `spec` over `tensors`, views of `snapshot`."""
-        epsilon = min(max(float(tensors["epsilon"][0]), 0.0), 1.0)
-        return cls(snapshot, snapshot.generation, snapshot.version, Network.of(spec, tensors), _actions(spec), epsilon)
+    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, network: Network) -> QValuePolicy:
+        """The policy of `spec` over `network`, which views `snapshot`."""
+        epsilon = min(max(float(spec.views(snapshot.flat)["epsilon"][0]), 0.0), 1.0)
+        return cls(snapshot, snapshot.generation, snapshot.version, network, _actions(spec), epsilon)
 
     def act(
         self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool

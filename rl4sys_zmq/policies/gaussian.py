@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.policies.base import Act, Action
-from rl4sys_zmq.policies.network import Network, Tensors
+from rl4sys_zmq.policies.mlp import MLPDocument
+from rl4sys_zmq.policies.network import Network
 from rl4sys_zmq.policies.sampler import Sampler
 from rl4sys_zmq.values import BoxSpace, PolicySnapshot, PolicySpec
 
@@ -42,20 +43,20 @@ class GaussianPolicy:
     _constant: float
 
     @classmethod
-    def of(cls, spec: PolicySpec, snapshot: PolicySnapshot, tensors: Tensors) -> GaussianPolicy:
-        """The policy of `spec` over `tensors`, views of `snapshot`."""
+    def of(cls, spec: PolicySpec, document: MLPDocument, snapshot: PolicySnapshot, network: Network) -> GaussianPolicy:
+        """The policy of `spec` over `network`, which views `snapshot`."""
         space = spec.action_space
         assert isinstance(space, BoxSpace)
-        log_std = tensors["log_std"].astype(np.float64)
+        log_std = spec.views(snapshot.flat)["log_std"].astype(np.float64)
         # A standard deviation of 0 or infinity would make the log-probability NaN.
         exponent = np.clip(log_std, np.log(_LIMITS.tiny), np.log(_LIMITS.max))
         return cls(
             snapshot=snapshot,
             generation=snapshot.generation,
             version=snapshot.version,
-            _network=Network.of(spec, tensors),
+            _network=network,
             _shape=None if len(space.shape) == 1 else space.shape,
-            _bound=_bounder(space, spec.squash),
+            _bound=_bounder(space, document.squash),
             _std=np.exp(exponent).astype(np.float32),
             _inverse_std=np.exp(-exponent).astype(np.float32),
             _constant=-float(log_std.sum()) - 0.5 * space.size * log(2.0 * pi),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ObservationError
 from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
 from rl4sys_zmq.policies.fused import Fused
+from rl4sys_zmq.policies.mlp import OBS_CLIP, MLPDocument
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, feature_size
 
 __all__ = ["Network", "Tensors"]
@@ -43,32 +44,32 @@ class Network:
     _activation: Activation
 
     @classmethod
-    def of(cls, spec: PolicySpec, tensors: Tensors) -> Network:
-        """The network of an mlp `spec` over `tensors`, which it views."""
-        count = len(spec.hidden_sizes) + 1
+    def of(cls, spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> Network:
+        """The network of a spec with this document, over `tensors`, which it views."""
+        count = len(document.hidden_sizes) + 1
         weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
         biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
         steps: list[_Step] = [w.dot for w in weights]
-        lookup = isinstance(spec.observation_space, DiscreteSpace) and not spec.normalise_observations
+        lookup = isinstance(spec.observation_space, DiscreteSpace) and not document.normalise_observations
         if lookup:
             steps[0] = _columns(weights[0])
-        prepare = _single_features(spec, tensors)
+        prepare = _single_features(spec, document, tensors)
         fused = None
         if not lookup:
             # Filling the entry's buffer flattens and casts.
-            plain = not spec.normalise_observations
+            plain = not document.normalise_observations
             shape = spec.observation_space.shape if plain else (feature_size(spec.observation_space),)
-            fused = Fused.of(weights, biases, shape, None if plain else prepare, spec.activation)
+            fused = Fused.of(weights, biases, shape, None if plain else prepare, document.activation)
         return cls(
             fused=fused,
             _prepare=prepare,
             _hidden=tuple(zip(steps[:-1], biases[:-1], strict=True)),
             _output=steps[-1],
             _output_bias=biases[-1],
-            _prepare_batch=_batch_features(spec, tensors),
+            _prepare_batch=_batch_features(spec, document, tensors),
             _first_batch=_columns(weights[0]) if lookup else None,
             _weights=tuple(w.T for w in weights),
-            _activation=ACTIVATION_FUNCTIONS[spec.activation],
+            _activation=ACTIVATION_FUNCTIONS[document.activation],
         )
 
     def single(self, observation: NDArray[Any]) -> NDArray[Any]:
@@ -110,22 +111,22 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
     return columns
 
 
-def _single_features(spec: PolicySpec, tensors: Tensors) -> _Step | None:
+def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step | None:
     """What turns an observation into the input of the first layer; None when it already is that."""
     space = spec.observation_space
-    normalise = _normaliser(tensors) if spec.normalise_observations else None
+    normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
-        batch = _batch_features(spec, tensors)
+        batch = _batch_features(spec, document, tensors)
         return lambda observation: batch(np.asarray(observation).reshape(1))[0]
     if normalise is None:
         return None if len(space.shape) == 1 and space.dtype == "<f4" else _flat
     return lambda observation: normalise(_flat(observation))
 
 
-def _batch_features(spec: PolicySpec, tensors: Tensors) -> _Step:
+def _batch_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step:
     """What turns observations ``[N, *obs]`` into float32 ``[N, width]``, or into indices ``[N]`` for the column lookup."""
     space, width = spec.observation_space, feature_size(spec.observation_space)
-    normalise = _normaliser(tensors) if spec.normalise_observations else None
+    normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         to_index = _indexer(space)
         if normalise is None:
@@ -146,7 +147,7 @@ def _flat(observation: NDArray[Any]) -> NDArray[Any]:
 
 def _normaliser(tensors: Tensors) -> _Step:
     mean, scale = tensors["obs_mean"], tensors["obs_scale"]
-    high = np.full((), PolicySpec.OBS_CLIP, dtype=np.float32)
+    high = np.full((), OBS_CLIP, dtype=np.float32)
     low = -high
 
     def normalise(features: NDArray[Any]) -> NDArray[Any]:

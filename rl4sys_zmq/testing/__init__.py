@@ -1,6 +1,7 @@
 """Tools to test with, for users' own transports, policies and deployments as much as for ours.
 
 - `check_transport`: the contract of a transport, clause by clause (`CHECKS`).
+- `check_algorithm`, `check_policy`: the contracts of a learning algorithm and of a kind of policy of your own.
 - `check_data_store`: the contract of `rl4sys_zmq.serving.DataStoreBase`, for stores of your own.
 - `fresh_address`, `TransportUnderTest`; `rl4sys_zmq.testing.plugin`: the pytest fixture `transport`.
 - `ChaosProxy` with `Faults`: a bad TCP network; `ChaosFrames`: a bad link without a network; `ChaosPub`: such a link before a
@@ -14,7 +15,9 @@ from rl4sys_zmq.testing.addresses import TransportUnderTest, fresh_address
 from rl4sys_zmq.testing.chaos import ChaosProxy, Faults
 from rl4sys_zmq.testing.chaos_frames import ChaosFrames
 from rl4sys_zmq.testing.chaos_pub import ChaosPub
+from rl4sys_zmq.testing.check_algorithm import check_algorithm
 from rl4sys_zmq.testing.check_data_store import DataStore, check_data_store
+from rl4sys_zmq.testing.check_policy import check_policy
 from rl4sys_zmq.testing.check_transport import CHECKS, check_transport
 from rl4sys_zmq.testing.children import Child, ProcessFailed
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeFactory, FakeParameters, fake_spec, fake_weights
@@ -40,7 +43,9 @@ __all__ = [
     "TraceTail",
     "TraceWriter",
     "TransportUnderTest",
+    "check_algorithm",
     "check_data_store",
+    "check_policy",
     "check_trace",
     "check_transport",
     "fake_spec",

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import parameter, read_parameters
+from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySpec, Segment, Space
 
 __all__ = ["FakeAlgorithm", "FakeFactory", "FakeParameters", "fake_spec", "fake_weights"]
@@ -21,7 +23,7 @@ _SEED_MODULUS = 2**64
 
 def fake_spec(hidden_sizes: tuple[int, ...] = (8,)) -> PolicySpec:
     """A small categorical policy: a box of 4 numbers in, one of 2 actions out."""
-    return PolicySpec(BoxSpace((4,)), DiscreteSpace(2), "categorical", hidden_sizes)
+    return mlp_spec(BoxSpace((4,)), DiscreteSpace(2), "categorical", hidden_sizes)
 
 
 def fake_weights(spec: PolicySpec, update: int, seed: int = 0) -> FlatWeights:
@@ -33,11 +35,11 @@ def fake_weights(spec: PolicySpec, update: int, seed: int = 0) -> FlatWeights:
 class FakeParameters:
     """What a fake algorithm's configuration may say."""
 
-    steps_per_update: int = parameter(16, "steps that make an update", low=1)
-    rollout_length: int = parameter(16, "at most how many steps an actor puts into a segment", low=1)
-    publish_every_updates: int = parameter(1, "updates that make a version", low=1)
-    fail_after_updates: int | None = parameter(None, "the update after so many raises", kind="int", low=0, optional=True)
-    slow_s: float = parameter(0.0, "how long an update takes, in seconds, unless `release` is set", low=0.0)
+    steps_per_update: int = option(whole(1), 16, doc="steps that make an update")
+    rollout_length: int = option(whole(1), 16, doc="at most how many steps an actor puts into a segment")
+    publish_every_updates: int = option(whole(1), 1, doc="updates that make a version")
+    fail_after_updates: int | None = option(optional(whole(0)), None, doc="the update after so many raises")
+    slow_s: float = option(number(0.0, MAX_NUMBER), 0.0, doc="how long an update takes, in seconds, unless `release` is set")
 
 
 class FakeAlgorithm:
@@ -201,6 +203,6 @@ class FakeFactory:
         """
         read = read_parameters(FakeParameters, {**self._defaults, **parameters}, algorithm="FAKE")
         head = "gaussian" if isinstance(action_space, BoxSpace) else "categorical"
-        spec = PolicySpec(observation_space, action_space, head, (8,))
+        spec = mlp_spec(observation_space, action_space, head, (8,))
         self.made.append(self._class(spec, read, seed, self.release))
         return self.made[-1]

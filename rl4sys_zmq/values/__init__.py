@@ -6,7 +6,7 @@
   from Gymnasium's: `space_from` those of a learner client, `any_space_from` all. `trees`: their elements.
 """
 
-from rl4sys_zmq.values.policy import ACTIVATIONS, HEADS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
+from rl4sys_zmq.values.policy import ACTIVATIONS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
 from rl4sys_zmq.values.segment import Segment
 from rl4sys_zmq.values.space_forms import space_from, space_to_json
 from rl4sys_zmq.values.spaces import DTYPES, BoxSpace, DiscreteSpace, Space
@@ -14,7 +14,6 @@ from rl4sys_zmq.values.spaces import DTYPES, BoxSpace, DiscreteSpace, Space
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
-    "HEADS",
     "BoxSpace",
     "DiscreteSpace",
     "FlatWeights",

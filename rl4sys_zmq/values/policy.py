@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values.spaces import BoxSpace, DiscreteSpace, Space
 
-__all__ = ["ACTIVATIONS", "HEADS", "FlatWeights", "PolicySnapshot", "PolicySpec", "TensorSpec", "feature_size"]
+__all__ = ["ACTIVATIONS", "FlatWeights", "PolicySnapshot", "PolicySpec", "TensorSpec", "feature_size"]
 
 FlatWeights = NDArray[np.float32]
 """All tensors of a policy side by side in manifest order, float32 ``[spec.size]``."""
 
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu", "identity")
-HEADS = ("categorical", "gaussian", "q_values")
+MAX_NODES, MAX_DEPTH = 4096, 8
+"""Of the document of a policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,48 +42,31 @@ class TensorSpec:
 class PolicySpec:
     """What an actor must know to build a policy, without any code from the learner.
 
-    With ``kind="mlp"`` the policy is: observation, flattened to float32 (a discrete one becomes one-hot), minus
-    ``obs_mean``, times ``obs_scale``, clipped to ±`OBS_CLIP` (only with `normalise_observations`); hidden layers
-    ``activation(x @ weight.T + bias)`` with weights ``[out, in]``; one linear output layer; then the head:
+    Attributes:
+        observation_space: what the policy observes.
+        action_space: what it does.
+        kind: the entry of the registry of policies that builds it, on the actor's side.
+        document: what that entry must know besides. JSON values: null, true, false, finite numbers, text, lists, and mappings
+            with text keys, at most `MAX_NODES` of them and `MAX_DEPTH` deep. The entry validates it.
+        tensors: the float32 tensors that travel, in their order; at least one.
 
-    - ``categorical``: the outputs are logits over the actions;
-    - ``gaussian``: the outputs are means, the tensor ``log_std`` [n] the logarithms of the standard deviations; the raw
-      sample is trained on, the host gets it clipped to the bounds (``squash="clip"``) or ``tanh`` of it scaled to them;
-    - ``q_values``: the outputs are action values; the tensor ``epsilon`` [1] is the probability of a uniform action.
-
-    Any other `kind` is a policy registered by that name on both sides; its `tensors` say what travels.
+    Raises:
+        ConfigError: for a kind that is not a name, a document that is not JSON, or tensors that cannot travel.
     """
 
     observation_space: Space
     action_space: Space
-    head: str
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
-    normalise_observations: bool = False
-    squash: str = "clip"
-    kind: str = "mlp"
+    kind: str
+    document: Mapping[str, Any] = field(default_factory=dict, hash=False)
     tensors: tuple[TensorSpec, ...] = ()
 
-    OBS_CLIP = 10.0
-
     def __post_init__(self) -> None:
-        if self.head not in HEADS:
-            raise ConfigError(f"unknown policy head {self.head!r}; valid: {', '.join(HEADS)}", key="head")
-        if self.activation not in ACTIVATIONS:
-            raise ConfigError(f"unknown activation {self.activation!r}; valid: {', '.join(ACTIVATIONS)}", key="activation")
-        if self.squash not in ("clip", "tanh"):
-            raise ConfigError(f"unknown squash {self.squash!r}; valid: clip, tanh", key="squash")
-        if (self.head == "gaussian") != isinstance(self.action_space, BoxSpace):
-            raise ConfigError(f"a {self.head} head cannot act in {self.action_space}", key="head")
-        if self.squash == "tanh" and not (isinstance(self.action_space, BoxSpace) and self.action_space.bounded):
-            raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
-        if self.kind == "mlp":
-            derived = tuple(self._mlp_tensors())
-            if self.tensors and self.tensors != derived:
-                raise ConfigError("the tensors of an mlp policy do not follow from its layers", key="tensors")
-            object.__setattr__(self, "tensors", derived)
-        elif not self.tensors:
-            raise ConfigError(f"a policy of kind {self.kind!r} must name its tensors", key="tensors")
+        check_name(self.kind, "kind")
+        if type(self.document) is not dict or _nodes(self.document, 0) > MAX_NODES:
+            raise ConfigError(f"the document of a policy is a dict of at most {MAX_NODES} values", key="document")
+        names = {tensor.name for tensor in self.tensors}
+        if not self.tensors or len(names) != len(self.tensors):
+            raise ConfigError(f"a policy of kind {self.kind!r} must name its tensors, each once", key="tensors")
 
     @property
     def size(self) -> int:
@@ -88,7 +75,7 @@ class PolicySpec:
 
     @property
     def outputs(self) -> int:
-        """The width of the output layer: the number of actions, or the size of a continuous action."""
+        """The number of discrete actions, or the size of a continuous one."""
         return self.action_space.n if isinstance(self.action_space, DiscreteSpace) else self.action_space.size
 
     def views(self, flat: FlatWeights) -> dict[str, NDArray[np.float32]]:
@@ -117,19 +104,26 @@ class PolicySpec:
             view[...] = tensors[name]
         return flat
 
-    def _mlp_tensors(self) -> Iterator[TensorSpec]:
-        width = feature_size(self.observation_space)
-        if self.normalise_observations:
-            yield TensorSpec("obs_mean", (width,))
-            yield TensorSpec("obs_scale", (width,))
-        for index, size in enumerate((*self.hidden_sizes, self.outputs)):
-            yield TensorSpec(f"layers.{index}.weight", (size, width))
-            yield TensorSpec(f"layers.{index}.bias", (size,))
-            width = size
-        if self.head == "gaussian":
-            yield TensorSpec("log_std", (self.outputs,))
-        if self.head == "q_values":
-            yield TensorSpec("epsilon", (1,))
+
+def _nodes(value: object, depth: int) -> int:
+    """Count the values of a JSON document.
+
+    Raises:
+        ConfigError: for a value that is not JSON, or is nested too deeply.
+    """
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"the document of a policy is nested more than {MAX_DEPTH} deep", key="document")
+    if type(value) is dict and all(type(key) is str for key in value):
+        return 1 + sum(_nodes(item, depth + 1) for item in value.values())
+    if type(value) is list:
+        return 1 + sum(_nodes(item, depth + 1) for item in value)
+    if value is None or type(value) in (bool, str) or (type(value) is int and abs(value) < 1 << 63):
+        return 1
+    if type(value) is float and math.isfinite(value):
+        return 1
+    raise ConfigError(
+        f"the document of a policy holds {value!r:.80}; JSON values, with lists for tuples, can travel", key="document"
+    )
 
 
 def feature_size(space: Space) -> int:

@@ -403,6 +403,7 @@ class Assign(ToThread):
         weights_level: of the coder of diffs.
         max_magnitude: of an observation or a raw action, where the space has no bound of its own.
         max_reward: the greatest absolute value of a reward.
+        torch_threads: how many threads torch shall compute with in this process; 0: as the process has it.
     """
 
     KIND: ClassVar[int] = 32
@@ -426,6 +427,7 @@ class Assign(ToThread):
     weights_level: int = 1
     max_magnitude: float = 1e15
     max_reward: float = 1e12
+    torch_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

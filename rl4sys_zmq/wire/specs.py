@@ -10,55 +10,35 @@ from rl4sys_zmq.values import PolicySpec, TensorSpec, space_from, space_to_json
 __all__ = ["spec_from_document", "spec_to_document"]
 
 MAX_DIMENSIONS = 8
-MAX_LAYERS = 64
-_KEYS = {
-    "observation_space": dict,
-    "action_space": dict,
-    "head": str,
-    "hidden_sizes": list,
-    "activation": str,
-    "normalise_observations": bool,
-    "squash": str,
-    "kind": str,
-    "tensors": list,
-}
+MAX_TENSORS = 4096
+_KEYS = {"observation_space": dict, "action_space": dict, "kind": str, "document": dict, "tensors": list}
 
 
 def spec_to_document(spec: PolicySpec) -> dict[str, Any]:
-    """The form in which a policy spec travels."""
+    """Return the form in which a policy spec travels."""
     return {
         "observation_space": space_to_json(spec.observation_space),
         "action_space": space_to_json(spec.action_space),
-        "head": spec.head,
-        "hidden_sizes": list(spec.hidden_sizes),
-        "activation": spec.activation,
-        "normalise_observations": spec.normalise_observations,
-        "squash": spec.squash,
         "kind": spec.kind,
+        "document": dict(spec.document),
         "tensors": [[t.name, list(t.shape)] for t in spec.tensors],
     }
 
 
 def spec_from_document(form: dict[str, Any]) -> PolicySpec:
-    """Reads `spec_to_document`'s form.
+    """Read `spec_to_document`'s form; what its document says is for the entry of its kind to check.
 
     Raises:
-        ProtocolError: when it is not exactly that form, or describes no valid policy.
+        ProtocolError: when it is not exactly that form.
     """
     if set(form) != set(_KEYS) or any(type(form[k]) is not kind for k, kind in _KEYS.items()):
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {form!r:.120}")
     try:
+        if len(form["tensors"]) > MAX_TENSORS:
+            raise ValueError(f"{len(form['tensors'])} tensors; the limit is {MAX_TENSORS}")
         tensors = tuple(TensorSpec(_string(name), _sizes(shape, MAX_DIMENSIONS)) for name, shape in form["tensors"])
         return PolicySpec(
-            space_from(form["observation_space"]),
-            space_from(form["action_space"]),
-            form["head"],
-            _sizes(form["hidden_sizes"], MAX_LAYERS),
-            form["activation"],
-            form["normalise_observations"],
-            form["squash"],
-            form["kind"],
-            tensors,
+            space_from(form["observation_space"]), space_from(form["action_space"]), form["kind"], form["document"], tensors
         )
     except (ConfigError, TypeError, ValueError) as exc:
         raise ProtocolError(Refusal.SPEC, f"not a policy spec: {exc}") from exc

@@ -23,6 +23,7 @@ from rl4sys_zmq.errors import (
     RewardError,
 )
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, Space
 
@@ -77,7 +78,7 @@ def bench() -> Iterator[Bench]:
 
     def factory(observation_space: Space, action_space: Space, parameters: Any, seed: int) -> Keeper:
         head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
-        return Keeper(PolicySpec(observation_space, action_space, head, (8,)), kept)
+        return Keeper(mlp_spec(observation_space, action_space, head, (8,)), kept)
 
     register_algorithm("KEEPER", factory)
     with ExitStack() as stack:

@@ -21,6 +21,7 @@ from rl4sys_zmq.errors import RewardError, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.policies import Sampler, bind, build_policy
 from rl4sys_zmq.policies.fused import MOST_WEIGHTS
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 
@@ -32,7 +33,7 @@ SPACES = [DiscreteSpace(3), BoxSpace((2,), low=-1.0, high=1.0)]
 
 def policy_of(spec: PolicySpec, scale: float = 0.3, seed: int = 0) -> Any:
     flat = np.random.default_rng(seed).normal(0, scale, spec.size).astype(np.float32)
-    if spec.normalise_observations:
+    if spec.document["normalise_observations"]:
         spec.views(flat)["obs_scale"][:] = 1.0
     return build_policy(spec, PolicySnapshot(generation=1, version=0, flat=flat, digest=0))
 
@@ -61,7 +62,7 @@ def test_a_bound_policy_acts_as_the_policy(
     seed: int,
 ) -> None:
     action_space = BoxSpace((2,), low=-1.0, high=1.0) if head == "gaussian" else DiscreteSpace(3, start=5)
-    spec = PolicySpec(
+    spec = mlp_spec(
         BoxSpace(shape, dtype), action_space, head, tuple(hidden), activation=activation, normalise_observations=normalise
     )
     policy = policy_of(spec, seed=seed)
@@ -83,7 +84,7 @@ def test_a_bound_policy_acts_as_the_policy(
 
 @pytest.mark.parametrize("scale", [1e3, 1e30])
 def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
-    policy = policy_of(PolicySpec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (8,)), scale)
+    policy = policy_of(mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (8,)), scale)
     with np.errstate(all="ignore"):
         quick, slow = bind(policy, Sampler(3), True), Sampler(3)
         for value in (0.0, 1.0, -1.0, 1e30):
@@ -96,7 +97,7 @@ def test_a_bound_policy_takes_extreme_logits(scale: float) -> None:
 
 
 def test_large_networks_keep_their_one_copy() -> None:
-    spec = PolicySpec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (MOST_WEIGHTS, 1))
+    spec = mlp_spec(BoxSpace((4,)), DiscreteSpace(3), "categorical", (MOST_WEIGHTS, 1))
     assert policy_of(spec)._network.fused is None
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from rl4sys_zmq.actor import policy_cache
 from rl4sys_zmq.actor.policy_cache import PolicyCache
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
 from rl4sys_zmq.weights import digest
 
-SPEC = PolicySpec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
+SPEC = mlp_spec(BoxSpace((3,), low=(-1.0, float("-inf"), 0.0)), DiscreteSpace(4, 2), "categorical", hidden_sizes=(5,))
 EXTRAS = {"rollout_length": 128, "client_id": "luna", "max_policy_lag": -1, "limits": [1, 2.5, None, True]}
 
 
@@ -140,7 +141,7 @@ def test_what_cannot_be_saved_is_counted(path, extras):
 
 
 def test_a_snapshot_of_another_policy_is_not_saved(path):
-    other = PolicySpec(BoxSpace((2,)), DiscreteSpace(2), "categorical", hidden_sizes=())
+    other = mlp_spec(BoxSpace((2,)), DiscreteSpace(2), "categorical", hidden_sizes=())
     cache = PolicyCache(path)
     assert not cache.save(other, snapshot_of(), {})
     assert cache.counters.get("policy_cache.save_errors") == 1

@@ -24,12 +24,12 @@ START_S = 60.0
 class Command:
     """A running command. Its stdout is read line by line, its stderr kept."""
 
-    def __init__(self, module: str, arguments: tuple[str, ...], folder: Path) -> None:
+    def __init__(self, module: str, arguments: tuple[str, ...], folder: Path, path: tuple[Path, ...] = ()) -> None:
         self._errors = (folder / f"stderr-{time.monotonic_ns()}").open("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"rl4sys_zmq.cli.{module}", *arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PACKAGE, *path)))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -109,8 +109,8 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
     """Starts commands: ``spawn("learner", "serve", "--port", "0")``; they run in `tmp_path`."""
     commands: list[Command] = []
 
-    def start(module: str, *arguments: str) -> Command:
-        commands.append(Command(module, arguments, tmp_path))
+    def start(module: str, *arguments: str, path: tuple[Path, ...] = ()) -> Command:
+        commands.append(Command(module, arguments, tmp_path, path))
         return commands[-1]
 
     yield start

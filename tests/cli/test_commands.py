@@ -153,7 +153,6 @@ def test_options_come_from_the_environment_too(taken_port: int) -> None:
         (learner, ["serve"], "torch", "learner"),
         (learner, ["demo"], "rich", "learner"),
         (learner, ["demo"], "gymnasium", "gym"),
-        (learner, ["algorithms"], "torch", "learner"),
         (learner, ["plot", "r"], "matplotlib", "learner"),
         (actor, ["run", "--env", "CartPole-v1", "--client-id", "a"], "gymnasium", "gym"),
     ],

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.learner import register_algorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import PolicySpec, Segment
+from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import segments
 from tests.end_to_end.conftest import Lab
 
@@ -23,7 +24,7 @@ class Keeps(FakeAlgorithm):
 
 
 def build(observations: Any, actions: Any, parameters: Any, seed: int) -> Keeps:
-    return Keeps(PolicySpec(observations, actions, "categorical", (8,)), FakeParameters(64, 64), seed)
+    return Keeps(mlp_spec(observations, actions, "categorical", (8,)), FakeParameters(64, 64), seed)
 
 
 register_algorithm("KEEPS", build)

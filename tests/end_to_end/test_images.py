@@ -16,8 +16,9 @@ from rl4sys_zmq.errors import ConfigError, ProtocolError
 from rl4sys_zmq.images import has_pillow
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.deadletters import list_letters, read_letter
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment
+from rl4sys_zmq.values import BoxSpace, Segment
 from rl4sys_zmq.wire import PackedSegment, decode, read_submit, with_images
 from tests.end_to_end.conftest import Lab
 
@@ -40,7 +41,7 @@ class Looks(FakeAlgorithm):
 
 def build(observations: Any, actions: Any, parameters: Any, seed: int) -> Looks:
     seen.append({})
-    return Looks(PolicySpec(observations, actions, "categorical", (4,)), FakeParameters(STEPS, STEPS), seed)
+    return Looks(mlp_spec(observations, actions, "categorical", (4,)), FakeParameters(STEPS, STEPS), seed)
 
 
 register_algorithm("LOOKS", build)

@@ -20,6 +20,7 @@ from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
@@ -45,7 +46,7 @@ def config(learner: Learner, **options: Any) -> AgentConfig:
 
 @pytest.fixture
 def learner(transport: TransportUnderTest) -> Iterator[Learner]:
-    with Learner(LearnerConfig(bind=transport.address(), run_dir=None)) as made:
+    with Learner(LearnerConfig(bind=transport.address(), run_dir=None, inference="auto")) as made:
         yield made
 
 
@@ -265,7 +266,7 @@ def test_a_service_that_has_no_policy_yet_is_asked_again(transport: TransportUnd
 
 
 def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
-    given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run")
+    given = LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=tmp_path / "run", inference="auto")
     with Learner(given) as first, RL4SysAgent(config=config(first, inference="remote")) as agent:
         play(agent, 5)
         generation = agent.generation
@@ -298,7 +299,7 @@ def test_a_restarted_learner_is_found_again(tmp_path: Path) -> None:
 )
 def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> None:
     with (
-        Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None)) as learner,
+        Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None, inference="auto")) as learner,
         RL4SysAgent(config=config(learner)) as agent,
         Client(learner.inference_address) as client,
     ):
@@ -315,7 +316,7 @@ def test_a_question_is_answered_by_one_offer(monkeypatch: pytest.MonkeyPatch) ->
     """A version that is offered while a policy is built changes nothing of what the question is measured by."""
 
     def offer(size: int) -> tuple[PolicySpec, PolicySnapshot]:
-        spec = PolicySpec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
+        spec = mlp_spec(BoxSpace((size,)), DiscreteSpace(3), "categorical", hidden_sizes=())
         return spec, PolicySnapshot(1, size, 0, np.zeros(spec.size, np.float32))
 
     with PolicyService("tcp://127.0.0.1:0", None, None, insecure=False) as service:
@@ -344,7 +345,7 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
         lines.append(f"[{name}]\nkey = '{pair.public}'\nclient_ids = {client_ids}\nroles = {roles}\n")
         write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
     (folder / "users.toml").write_text("".join(lines))
-    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, keys=folder)) as learner:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, inference="auto", keys=folder)) as learner:
         with RL4SysAgent(config=config(learner, inference="remote", keys=folder / "full.keys")) as agent:
             assert len(play(agent, 3)) == 3
         with (

@@ -101,7 +101,7 @@ def test_a_client_whose_checkpoints_stay_where_they_are_is_not_forgotten(
 
 
 def test_actions_are_chosen_for_a_client_that_was_founded_anew(inproc_lab: Lab) -> None:
-    learner = start(inproc_lab, None)
+    learner = start(inproc_lab, None, inference="auto")
     agent = inproc_lab.agent(learner, inference="remote")
     inproc_lab.episode(agent, 2)
     for _ in range(3):

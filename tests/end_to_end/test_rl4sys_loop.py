@@ -48,7 +48,7 @@ def serve(pipe: Connection) -> None:
     """The learner's process: says its address, serves until told, says its status."""
     from rl4sys_zmq.learner import Learner, LearnerConfig
 
-    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0)
+    config = LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)
     with Learner(config) as learner:
         pipe.send(learner.address)
         pipe.recv()

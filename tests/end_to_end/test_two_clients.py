@@ -72,7 +72,7 @@ def train(with_neighbour: bool) -> tuple[list[int], dict[str, Any]]:
     env.close()
     stop = threading.Event()
     with ExitStack() as stack:
-        config = LearnerConfig(bind="inproc://*", run_dir=None, pacing_lag=0, shutdown_timeout_s=20.0)
+        config = LearnerConfig(bind="inproc://*", run_dir=None, pacing_lag=0, torch_threads=1, shutdown_timeout_s=20.0)
         learner = stack.enter_context(Learner(config))
         clients: list[tuple[str, str, dict[str, Any]]] = [("ppo", "PPO", PPO_PARAMETERS)]
         if with_neighbour:

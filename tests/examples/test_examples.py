@@ -24,7 +24,7 @@ LIMIT_S = 90.0
 
 @pytest.fixture
 def learner() -> Iterator[Learner]:
-    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0)) as learner:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)) as learner:
         yield learner
 
 
@@ -130,7 +130,7 @@ def test_the_edge_script_runs_without_torch_and_gymnasium(learner: Learner) -> N
 
 
 def test_the_edge_script_goes_on_without_its_learner() -> None:
-    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0)) as learner:
+    with Learner(LearnerConfig(bind="tcp://127.0.0.1:0", run_dir=None, shutdown_timeout_s=10.0, torch_threads=1)) as learner:
         copy = start([EXAMPLES / "edge_script.py", "--address", learner.address, "--steps", 9_600, "--period-ms", 0.1])
         assert copy.stdout is not None
         assert "policy version" in copy.stdout.readline()

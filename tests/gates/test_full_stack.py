@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing import ChaosProxy, Faults
 
@@ -68,7 +68,7 @@ class Stack:
         folder.mkdir()
         self.spawn = spawn
         router, pub = free_ports(dice)
-        preset = PRESETS["CartPole-v1", "PPO"]
+        preset = ALGORITHMS.get("PPO").presets["CartPole-v1"]
         keys = make_keys(folder)
         self.options = {
             "bind": f"tcp://127.0.0.1:{router}",

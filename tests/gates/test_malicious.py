@@ -70,6 +70,7 @@ import numpy as np
 import pytest
 import zmq
 
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import UserKeys, new_key_pair
 from rl4sys_zmq.transports import MonitorEvent, options
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, space_to_json
@@ -947,15 +948,19 @@ def welcomes(host: Host) -> None:
     host.suffers(learner.welcoming(received=1 << 40, durable=1 << 40, **other), ignored__welcome=1)
     host.suffers(learner.welcoming(received=1, durable=2, **other), ignored__welcome=1)
     host.suffers(learner.welcoming(heartbeat_s=1e300))
-    giant = {**spec, "hidden_sizes": [1 << 40, 1 << 40], "tensors": [["layers.0.weight", [1 << 40, 4]]]}
+    giant = {
+        **spec,
+        "document": {**spec["document"], "hidden_sizes": [1 << 40, 1 << 40]},
+        "tensors": [["layers.0.weight", [1 << 40, 4]]],
+    }
     for number, bad in enumerate(
         (
             {"spec": {}},
-            {"spec": {**spec, "activation": "os.system"}},
+            {"spec": {**spec, "document": {**spec["document"], "activation": "os.system"}}},
             {"spec": {**spec, "tensors": [["x", [-1]]]}},
             {"spec": giant},
-            {"spec": spec_to_document(evil.fake_spec((1 << 30,)))},
-            {"spec": spec_to_document(replace(evil.SPEC, observation_space=BoxSpace((5,)), tensors=()))},
+            {"spec": spec_to_document(evil.fake_spec((1 << 20, 1 << 20)))},
+            {"spec": spec_to_document(mlp_spec(BoxSpace((5,)), DiscreteSpace(2), "categorical", (8,)))},
             {"pub": "no address"},
             {"pub": "tcp://256.256.256.256:99999"},
             {"pub": ""},

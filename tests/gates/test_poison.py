@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
 
 from .conftest import PATIENCE_S, Child, Spawn, Tier, check_law, until
 
@@ -43,7 +43,7 @@ class Run:
         self, spawn: Spawn, folder: Path, seed: int, algorithm: str, kinds: list[str], share: float, target: float, **config: Any
     ) -> None:
         folder.mkdir()
-        preset = PRESETS["CartPole-v1", algorithm]
+        preset = ALGORITHMS.get(algorithm).presets["CartPole-v1"]
         self.run_dir = folder / "run"
         options = {"bind": f"ipc://{folder}/l", "run_dir": str(self.run_dir), "pacing_lag": preset.pacing_lag, **config}
         self.learner: Child = spawn("durable_learner", {**options, "seed": seed})

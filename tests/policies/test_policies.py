@@ -16,6 +16,7 @@ from rl4sys_zmq.errors import ConfigError, MaskError, ObservationError
 from rl4sys_zmq.policies import Sampler, build_policy, register_policy
 from rl4sys_zmq.policies.activations import erf
 from rl4sys_zmq.policies.categorical import FEW, SMALL, draw
+from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, TensorSpec
 
 FORBIDDEN = -np.inf
@@ -39,17 +40,17 @@ def policy_of(spec: Any, tensors: Any = None, seed: int = 0, scale: float = 0.3)
 def logits_policy(logits: Any, start: int = 0) -> Any:
     """A categorical policy whose logits are the given numbers whatever it observes."""
     logits = np.asarray(logits, dtype=np.float32)
-    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(len(logits), start), "categorical", hidden_sizes=())
+    spec = mlp_spec(BoxSpace((2,)), DiscreteSpace(len(logits), start), "categorical", hidden_sizes=())
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": logits})
 
 
 def values_policy(values: Any, epsilon: Any, start: int = 0) -> Any:
-    spec = PolicySpec(BoxSpace((2,)), DiscreteSpace(len(values), start), "q_values", hidden_sizes=())
+    spec = mlp_spec(BoxSpace((2,)), DiscreteSpace(len(values), start), "q_values", hidden_sizes=())
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": np.asarray(values), "epsilon": epsilon})
 
 
 def gaussian_policy(mean: Any, log_std: Any, space: Any, squash: str = "clip") -> Any:
-    spec = PolicySpec(BoxSpace((2,)), space, "gaussian", hidden_sizes=(), squash=squash)
+    spec = mlp_spec(BoxSpace((2,)), space, "gaussian", hidden_sizes=(), squash=squash)
     return policy_of(spec, {"layers.0.weight": 0.0, "layers.0.bias": np.ravel(mean), "log_std": np.ravel(log_std)})
 
 
@@ -89,12 +90,11 @@ def specs(draw_: Any, heads: tuple[Any, ...] = ("categorical", "gaussian", "q_va
         )
     )
     wide = st.sampled_from([1, 2, 4, SMALL, SMALL + 1, 70])
-    action_space: BoxSpace | DiscreteSpace
     if head == "gaussian":
         action_space = BoxSpace(draw_(shapes), draw_(st.sampled_from(["<f4", "<f8"])), -1.0, 2.0)
     else:
         action_space = DiscreteSpace(draw_(wide), draw_(st.integers(-5, 5)))
-    return PolicySpec(
+    return mlp_spec(
         observation_space,
         action_space,
         head,
@@ -129,25 +129,25 @@ def torch_outputs(torch: Any, spec: Any, flat: Any, observations: Any) -> tuple[
         h = f.one_hot(index, spec.observation_space.n).to(torch.float32)
     else:
         h = torch.as_tensor(np.asarray(observations)).to(torch.float32).reshape(len(observations), -1)
-    if spec.normalise_observations:
-        h = ((h - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-spec.OBS_CLIP, spec.OBS_CLIP)
+    if spec.document["normalise_observations"]:
+        h = ((h - tensors["obs_mean"]) * tensors["obs_scale"]).clamp(-OBS_CLIP, OBS_CLIP)
     activations = {"tanh": torch.tanh, "relu": f.relu, "elu": f.elu, "silu": f.silu, "gelu": f.gelu, "leaky_relu": f.leaky_relu}
-    last = len(spec.hidden_sizes)
+    last = len(spec.document["hidden_sizes"])
     for i in range(last + 1):
         h = f.linear(h, tensors[f"layers.{i}.weight"], tensors[f"layers.{i}.bias"])
         if i < last:
-            h = activations.get(spec.activation, lambda x: x)(h)
+            h = activations.get(spec.document["activation"], lambda x: x)(h)
     return h, tensors
 
 
 def torch_log_probs(torch: Any, spec: Any, outputs: Any, tensors: Any, raw: Any, masks: Any) -> Any:
-    if spec.head == "gaussian":
+    if spec.document["head"] == "gaussian":
         normal = torch.distributions.Normal(outputs, tensors["log_std"].exp())
         return normal.log_prob(torch.tensor(raw.reshape(outputs.shape))).sum(1)
     index = torch.as_tensor(raw - spec.action_space.start)[:, None]
     allowed = torch.ones(outputs.shape, dtype=torch.bool) if masks is None else torch.as_tensor(masks)
     outputs = outputs.masked_fill(~allowed, -torch.inf)
-    if spec.head == "categorical":
+    if spec.document["head"] == "categorical":
         return outputs.log_softmax(1).gather(1, index)[:, 0]
     greedy = f_one_hot(torch, outputs.argmax(1), outputs.shape[1])
     uniform = allowed.double() / allowed.sum(1, keepdim=True)
@@ -166,7 +166,7 @@ def test_agrees_with_a_torch_twin(spec: Any, seed: int, count: int, masked: bool
     policy = policy_of(spec, seed=seed)
     rng = np.random.default_rng(seed)
     observations = observations_of(spec.observation_space, count, rng)
-    masks = masks_of(spec, count, rng) if masked and spec.head != "gaussian" else None
+    masks = masks_of(spec, count, rng) if masked and spec.document["head"] != "gaussian" else None
     outputs, tensors = torch_outputs(torch, spec, policy.snapshot.flat.copy(), observations)
     sampler = Sampler(seed)
 
@@ -191,7 +191,7 @@ def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: 
     policy = policy_of(spec, seed=seed)
     rng = np.random.default_rng(seed)
     observations = observations_of(spec.observation_space, count, rng)
-    masks = masks_of(spec, count, rng) if masked and spec.head != "gaussian" else None
+    masks = masks_of(spec, count, rng) if masked and spec.document["head"] != "gaussian" else None
     raw, env, log_probs = policy.act_batch(observations, masks, Sampler(0), False)
     assert len(raw) == len(env) == len(log_probs) == count
     outputs = policy._network.batch(observations)
@@ -199,7 +199,7 @@ def test_the_mode_is_the_same_for_one_and_for_many(spec: Any, seed: int, count: 
         one_raw, one_env, one_log_prob = policy.act(observations[i], None if masks is None else masks[i], Sampler(1), False)
         assert one_raw.dtype == raw.dtype and np.shape(one_raw) == spec.action_space.shape
         assert isinstance(one_log_prob, float)
-        if spec.head == "gaussian":
+        if spec.document["head"] == "gaussian":
             assert_close(one_raw, raw[i])
             assert_close(one_env, env[i])
             assert_close(np.ravel(one_raw), outputs[i])
@@ -378,7 +378,7 @@ def test_unbounded_actions_are_the_sample_itself() -> None:
 
 def test_views_share_the_snapshot_and_never_write_to_it() -> None:
     for observation_space in (BoxSpace((8,)), DiscreteSpace(5)):
-        spec = PolicySpec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
+        spec = mlp_spec(observation_space, DiscreteSpace(4), "categorical", activation="relu")
         policy = policy_of(spec)
         before = policy.snapshot.flat.copy()
         for weight in policy._network._weights:
@@ -421,10 +421,10 @@ def test_the_sampler_hands_out_each_number_once() -> None:
 
 
 def test_threads_may_share_a_policy() -> None:
-    policy = policy_of(PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical"))
+    policy = policy_of(mlp_spec(BoxSpace((8,)), DiscreteSpace(4), "categorical"))
     observations = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
     want = [policy.act(o, None, Sampler(0), False)[2] for o in observations]
-    wrong: list[int] = []
+    wrong = []
 
     def work() -> None:
         wrong.extend(i for i, o in enumerate(observations) if policy.act(o, None, Sampler(0), False)[2] != want[i])
@@ -440,7 +440,7 @@ def test_threads_may_share_a_policy() -> None:
 def test_no_activation_warns_however_large_its_input() -> None:
     big = np.array([[-3e38, -1e4, -90.0, 0.0, 90.0, 1e4, 3e38]], dtype=np.float32)
     for activation in ACTIVATIONS:
-        spec = PolicySpec(BoxSpace((7,)), DiscreteSpace(7), "categorical", hidden_sizes=(7,), activation=activation)
+        spec = mlp_spec(BoxSpace((7,)), DiscreteSpace(7), "categorical", hidden_sizes=(7,), activation=activation)
         eye = np.eye(7, dtype=np.float32)
         policy = policy_of(spec, {"layers.0.weight": eye, "layers.1.weight": eye, "layers.0.bias": 0.0, "layers.1.bias": 0.0})
         with np.errstate(over="raise", invalid="raise", divide="raise"):
@@ -456,7 +456,7 @@ def test_erf_is_accurate() -> None:
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("observation", [1, 7, -100])
 def test_discrete_observations_outside_their_space_are_refused(normalise: bool, observation: int) -> None:
-    spec = PolicySpec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", normalise_observations=normalise)
+    spec = mlp_spec(DiscreteSpace(5, 2), DiscreteSpace(2), "categorical", normalise_observations=normalise)
     policy = policy_of(spec)
     policy.act(np.int64(6), None, Sampler(0), True)
     with pytest.raises(ObservationError):
@@ -464,13 +464,13 @@ def test_discrete_observations_outside_their_space_are_refused(normalise: bool, 
 
 
 def test_a_snapshot_of_another_size_is_refused() -> None:
-    spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical")
+    spec = mlp_spec(BoxSpace((8,)), DiscreteSpace(4), "categorical")
     with pytest.raises(ConfigError):
         build_policy(spec, PolicySnapshot(0, 0, 0, np.zeros(spec.size + 1, np.float32)))
 
 
 def test_other_kinds_are_registered_by_name() -> None:
-    spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "categorical", kind="test-kind", tensors=(TensorSpec("w", (3,)),))
+    spec = PolicySpec(BoxSpace((8,)), DiscreteSpace(4), "test-kind", tensors=(TensorSpec("w", (3,)),))
     snapshot = PolicySnapshot(0, 0, 0, np.zeros(3, np.float32))
     with pytest.raises(ConfigError, match="test-kind"):
         build_policy(spec, snapshot)
@@ -492,7 +492,7 @@ def test_other_kinds_are_registered_by_name() -> None:
 
 @pytest.mark.parametrize("space", [BoxSpace((3,)), DiscreteSpace(3)])
 def test_normalised_observations_are_clipped(space: BoxSpace | DiscreteSpace) -> None:
-    spec = PolicySpec(space, BoxSpace((3,)), "gaussian", hidden_sizes=(), normalise_observations=True)
+    spec = mlp_spec(space, BoxSpace((3,)), "gaussian", hidden_sizes=(), normalise_observations=True)
     eye = np.eye(3, dtype=np.float32)
     tensors = {"obs_mean": [1.0, 2.0, 3.0], "obs_scale": [1e3, 2.0, -1e3], "layers.0.weight": eye, "layers.0.bias": 0.0}
     policy = policy_of(spec, tensors)

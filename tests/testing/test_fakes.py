@@ -125,7 +125,7 @@ def test_parameters_override_defaults_and_are_checked() -> None:
 
 def test_acts_in_a_box_too() -> None:
     fake = FakeAlgorithm.factory()(DiscreteSpace(3), BoxSpace((2,)), {}, 0)
-    assert fake.spec().head == "gaussian"
+    assert fake.spec().document["head"] == "gaussian"
 
 
 def test_needs_no_torch() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.mlp import mlp_document, mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec, Segment, TensorSpec, feature_size
 
 FOUR, TWO, ARM = BoxSpace((4,)), DiscreteSpace(2), BoxSpace((3,), low=-1.0, high=1.0)
@@ -21,7 +22,7 @@ def shapes(spec: Any) -> Any:
 
 
 def test_the_tensors_of_an_mlp_follow_from_its_layers() -> None:
-    spec = PolicySpec(FOUR, TWO, "categorical", (8,))
+    spec = mlp_spec(FOUR, TWO, "categorical", (8,))
     assert shapes(spec) == {
         "layers.0.weight": (8, 4),
         "layers.0.bias": (8,),
@@ -29,10 +30,10 @@ def test_the_tensors_of_an_mlp_follow_from_its_layers() -> None:
         "layers.1.bias": (2,),
     }
     assert spec.size == 8 * 4 + 8 + 2 * 8 + 2
-    assert list(shapes(dataclasses.replace(spec, tensors=(), normalise_observations=True)))[:2] == ["obs_mean", "obs_scale"]
-    assert shapes(PolicySpec(FOUR, ARM, "gaussian", ()))["log_std"] == (3,)
-    assert shapes(PolicySpec(DiscreteSpace(5), TWO, "q_values", ()))["layers.0.weight"] == (2, 5)
-    assert shapes(PolicySpec(FOUR, TWO, "q_values", ()))["epsilon"] == (1,)
+    assert list(shapes(mlp_spec(FOUR, TWO, "categorical", (8,), normalise_observations=True)))[:2] == ["obs_mean", "obs_scale"]
+    assert shapes(mlp_spec(FOUR, ARM, "gaussian", ()))["log_std"] == (3,)
+    assert shapes(mlp_spec(DiscreteSpace(5), TWO, "q_values", ()))["layers.0.weight"] == (2, 5)
+    assert shapes(mlp_spec(FOUR, TWO, "q_values", ()))["epsilon"] == (1,)
     assert (feature_size(BoxSpace((2, 3))), feature_size(DiscreteSpace(5))) == (6, 5)
 
 
@@ -45,25 +46,61 @@ def test_the_tensors_of_an_mlp_follow_from_its_layers() -> None:
         ({"activation": "other"}, "activation"),
         ({"squash": "other"}, "squash"),
         ({"squash": "tanh"}, "squash"),
-        ({"tensors": (TensorSpec("w", (2,)),)}, "tensors"),
-        ({"kind": "mine"}, "tensors"),
+        ({"hidden_sizes": (0,)}, "hidden_sizes"),
     ],
 )
 def test_impossible_policies_are_refused(kwargs: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        PolicySpec(**{"observation_space": FOUR, "action_space": TWO, "head": "categorical", **kwargs})
+        mlp_spec(**{"observation_space": FOUR, "action_space": TWO, "head": "categorical", **kwargs})
     assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "tensors", "key"),
+    [
+        ("mine", {}, (), "tensors"),
+        ("mine", {}, (TensorSpec("w", (2,)), TensorSpec("w", (2,))), "tensors"),
+        ("", {}, (TensorSpec("w", (2,)),), "kind"),
+        ("mine", {"a": (1,)}, (TensorSpec("w", (2,)),), "document"),
+        ("mine", {"a": float("inf")}, (TensorSpec("w", (2,)),), "document"),
+    ],
+)
+def test_impossible_specs_of_other_kinds_are_refused(kind: str, document: dict[str, Any], tensors: Any, key: str) -> None:
+    kind: str, document: dict[str, Any], tensors: tuple[Any, ...], key: str  # type: ignore[syntax]
+) -> None:  # type: ignore[syntax]
+    with pytest.raises(ConfigError) as caught:  # type: ignore[syntax]
+        PolicySpec(FOUR, TWO, kind, document, tensors)
+    assert caught.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("document", "key"),
+    [
+        ({}, "head"),
+        ({"head": "other"}, "head"),
+        ({"head": "gaussian"}, "head"),
+        ({"head": "categorical", "hidden_sizes": [4], "more": 1}, "more"),
+        ({"head": "categorical", "hidden_sizes": [8]}, "tensors"),
+        ({"head": "categorical", "hidden_sizes": [4], "activation": "os.system"}, "activation"),
+    ],
+)
+def test_the_document_of_an_mlp_is_checked(document: dict[str, Any], key: str) -> None:
+    whole = mlp_spec(FOUR, TWO, "categorical", (4,))
+    with pytest.raises(ConfigError) as caught:
+        mlp_document(dataclasses.replace(whole, document=document))
+    assert caught.value.key == key
+    assert mlp_document(whole).hidden_sizes == (4,)
 
 
 def test_an_unbounded_action_cannot_be_squashed() -> None:
     with pytest.raises(ConfigError):
-        PolicySpec(FOUR, BoxSpace((3,)), "gaussian", squash="tanh")
-    assert PolicySpec(FOUR, ARM, "gaussian", squash="tanh").outputs == 3
+        mlp_spec(FOUR, BoxSpace((3,)), "gaussian", squash="tanh")
+    assert mlp_spec(FOUR, ARM, "gaussian", squash="tanh").outputs == 3
 
 
 @given(st.lists(st.integers(1, 5), max_size=3), st.booleans(), st.integers(0, 2**32 - 1))
 def test_flat_and_named_are_the_same_numbers(hidden: Any, normalise: bool, fill: int) -> None:
-    spec = PolicySpec(FOUR, TWO, "categorical", tuple(hidden), "relu", normalise)
+    spec = mlp_spec(FOUR, TWO, "categorical", tuple(hidden), "relu", normalise)
     flat = np.random.default_rng(fill).standard_normal(spec.size).astype(np.float32)
     views = spec.views(flat)
     assert all(np.shares_memory(v, flat) for v in views.values())
@@ -73,8 +110,7 @@ def test_flat_and_named_are_the_same_numbers(hidden: Any, normalise: bool, fill:
 
 
 def test_wrong_tensors_are_refused() -> None:
-    spec = PolicySpec(FOUR, TWO, "categorical", ())
-    bad: Any
+    spec = mlp_spec(FOUR, TWO, "categorical", ())
     for bad in (np.zeros(spec.size + 1, np.float32), np.zeros(spec.size, np.float64), np.zeros((spec.size, 1), np.float32)):
         with pytest.raises(ConfigError):
             spec.views(bad)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySpec, Segment, space_to_json
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, space_to_json
 from rl4sys_zmq.weights import Codec, WeightsHeader
 from rl4sys_zmq.wire import join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire import messages as m
@@ -49,7 +50,7 @@ def update() -> tuple[bytes, bytes]:
 def build() -> dict[str, m.Message]:
     """By the name of their kind."""
     box, two = space_to_json(BOX), space_to_json(TWO)
-    spec = spec_to_document(PolicySpec(BOX, TWO, "categorical", (4,)))
+    spec = spec_to_document(mlp_spec(BOX, TWO, "categorical", (4,)))
     submit = join_submit(7, 64, [pack_segment(segment()), pack_segment(segment(1, masks=True, terminated=False))])
     policy_id = b"\x01" + bytes(7)
     verdicts = {"trained": 5, "stale": 1, "quarantined": 0, "refused": 1, "duplicate": 2}

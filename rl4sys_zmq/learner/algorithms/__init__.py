@@ -1,22 +1,21 @@
-"""Learning rules behind one protocol: PPO (on-policy) and DQN (off-policy), and whatever a user registers."""
+"""Learning rules behind one protocol: PPO (on-policy) and DQN (off-policy), and those that users register.
+
+- `Algorithm`: what a learner thread asks of one; `Undoable`: what it may have besides.
+- `AlgorithmEntry`: its entry in the registry, with `Preset`s; `register_algorithm` adds one, `ALGORITHMS` holds all.
+"""
 
 from rl4sys_zmq.learner.algorithms.base import Algorithm, Undoable
-from rl4sys_zmq.learner.algorithms.registry import (
-    algorithm_names,
-    make_algorithm,
-    planned_policy,
-    register_algorithm,
-    require_algorithm,
-    resolve_algorithm,
-)
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, AlgorithmFactory, Preset
+from rl4sys_zmq.learner.algorithms.registry import ALGORITHMS, make_algorithm, planned_policy, register_algorithm
 
 __all__ = [
+    "ALGORITHMS",
     "Algorithm",
+    "AlgorithmEntry",
+    "AlgorithmFactory",
+    "Preset",
     "Undoable",
-    "algorithm_names",
     "make_algorithm",
     "planned_policy",
     "register_algorithm",
-    "require_algorithm",
-    "resolve_algorithm",
 ]

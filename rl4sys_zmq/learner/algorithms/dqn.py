@@ -7,7 +7,6 @@ How much it trains is a function of what it has observed, never of time: each `t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,120 +15,16 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.parameters import parameter, read_parameters
+from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
-from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Segment, Space, feature_size
+from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space, feature_size
 
-__all__ = ["DQN", "DQNParameters"]
+__all__ = ["DQN"]
 
 _STEPS_PER_VERSION = 256
 _COUNTERS = ("steps", "episodes", "units", "gradient_steps")
-_EXTRA = frozenset(
-    [
-        *("input_size", "act_dim", "act_limit", "continuous", "observation_space", "action_space"),
-        *("seed", "max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates"),
-    ]
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DQNParameters:
-    """What a DQN can be told. Steps are environment steps unless they are called gradient steps."""
-
-    learning_rate: float = parameter(5e-4, "Adam's step size", low=0.0, high=10.0, names=("q_lr", "lr"))
-    learning_rate_final: float | None = parameter(
-        None, "the learning rate falls linearly to this over total_steps; null: constant", kind="float", low=0.0, high=10.0
-    )
-    total_steps: int = parameter(
-        500_000, "the horizon of the schedules, in steps; training goes on after it", low=1, names=("total_timesteps",)
-    )
-    gamma: float = parameter(0.99, "discount per step", low=0.0, high=1.0)
-    n_step: int = parameter(3, "rewards summed before the bootstrap", low=1, high=1000, names=("n_steps",))
-    batch_size: int = parameter(128, "transitions per gradient step", low=1, high=1 << 20)
-    buffer_size: int = parameter(
-        100_000, "transitions held in the replay", low=1, high=1 << 30, names=("buf_size", "buffer_capacity", "replay_size")
-    )
-    learning_starts: int = parameter(1000, "steps before the first unit of training starts to be owed", low=0)
-    train_frequency: int = parameter(4, "steps per unit of training", low=1, names=("train_freq", "train_update_freq"))
-    gradient_steps: int = parameter(1, "gradient steps in a unit of training", low=1, high=10_000, names=("train_q_iters",))
-    traj_per_epoch: int | None = parameter(
-        None, "train a unit per so many ended episodes instead of per train_frequency steps", kind="int", low=1
-    )
-    target_network_frequency: int = parameter(
-        1000, "steps between target updates, rounded to whole units of training", low=1, names=("target_update_interval",)
-    )
-    target_net_update_frequency: int | None = parameter(
-        None, "gradient steps between target updates; overrides target_network_frequency", kind="int", low=1
-    )
-    tau: float = parameter(1.0, "share of the online network in each target update; 1 copies it", low=0.0, high=1.0)
-    polyak: float | None = parameter(None, "1 - tau, for those who say it so", kind="float", low=0.0, high=1.0)
-    double_q: bool = parameter(
-        True, "the online network chooses the bootstrap action, the target network values it", names=("double_dqn",)
-    )
-    huber_delta: float = parameter(
-        100.0, "the error beyond which the loss is linear: well below the values, rare failures go unlearnt", low=1e-9
-    )
-    max_grad_norm: float = parameter(
-        10.0, "the gradient's norm is clipped to this", low=0.0, high=1e18, names=("grad_norm_clip",)
-    )
-    adam_epsilon: float = parameter(1e-5, "Adam's epsilon", low=0.0, high=1.0)
-    hidden_sizes: tuple[int, ...] = parameter((64, 64), "widths of the hidden layers", names=("net_arch",))
-    activation: str = parameter("relu", "activation of the hidden layers", choices=ACTIVATIONS)
-    epsilon: float = parameter(
-        1.0, "probability of a uniform action at the start", low=0.0, high=1.0, names=("start_e", "exploration_initial_eps")
-    )
-    epsilon_min: float = parameter(
-        0.05, "probability of a uniform action in the end", low=0.0, high=1.0, names=("end_e", "exploration_final_eps")
-    )
-    exploration_fraction: float = parameter(0.1, "share of total_steps over which epsilon falls linearly", low=0.0, high=1.0)
-    epsilon_decay: float | None = parameter(
-        None, "epsilon falls by this much per step instead (a difference, not a factor)", kind="float", low=0.0, high=0.5
-    )
-    rollout_length: int = parameter(32, "at most so many steps per segment", low=1, high=1 << 20, names=("num_steps",))
-
-    def __post_init__(self) -> None:
-        if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):
-            raise ConfigError(
-                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; they add up to 1",
-                key="algorithm_parameters.polyak",
-            )
-        if self.epsilon_min > self.epsilon:
-            raise ConfigError(
-                f"algorithm_parameters.epsilon_min: {self.epsilon_min} is more than epsilon {self.epsilon}",
-                key="algorithm_parameters.epsilon_min",
-            )
-
-    @property
-    def target_share(self) -> float:
-        """`tau`, whichever way it was said."""
-        return self.tau if self.polyak is None else 1.0 - self.polyak
-
-    @property
-    def target_every(self) -> int:
-        """Gradient steps between target updates.
-
-        Stable-Baselines3 and CleanRL count environment steps, and update between units of training only: with few long units
-        (256 steps, then 128 gradient steps), their interval of 10 is one of 128 gradient steps. Ten would diverge.
-        """
-        if self.target_net_update_frequency is not None:
-            return self.target_net_update_frequency
-        return max(1, round(self.target_network_frequency / self.train_frequency)) * self.gradient_steps
-
-    def epsilon_at(self, steps: int) -> float:
-        """The probability of a uniform action after `steps` observed steps."""
-        decay = self.epsilon_decay
-        if decay is None:
-            over = self.exploration_fraction * self.total_steps
-            decay = (self.epsilon - self.epsilon_min) / over if over > 0 else 1.0
-        return max(self.epsilon_min, self.epsilon - decay * steps)
-
-    def learning_rate_at(self, steps: int) -> float:
-        """The learning rate after `steps` observed steps."""
-        if self.learning_rate_final is None:
-            return self.learning_rate
-        left = max(0.0, 1.0 - steps / self.total_steps)
-        return self.learning_rate_final + (self.learning_rate - self.learning_rate_final) * left
 
 
 class DQN:
@@ -145,8 +40,8 @@ class DQN:
     max_policy_lag: int | None = None
 
     def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
-        self._spec = self.plan(observation_space, action_space, parameters)
-        self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN", extra=_EXTRA)
+        self._spec = plan_dqn(observation_space, action_space, parameters)
+        self.parameters = p = read_parameters(DQNParameters, parameters, algorithm="DQN")
         assert isinstance(action_space, DiscreteSpace)
         self.rollout_length = p.rollout_length
         self.publish_every_updates = max(1, round(_STEPS_PER_VERSION / p.train_frequency)) if p.traj_per_epoch is None else 1
@@ -162,14 +57,6 @@ class DQN:
         self._episodes = 0  # ended since `learning_starts`
         self._units = 0  # of training, done
         self._gradient_steps = 0
-
-    @staticmethod
-    def plan(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-        """The policy of a DQN with these parameters; nothing is built."""
-        if not isinstance(action_space, DiscreteSpace):
-            raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
-        p = read_parameters(DQNParameters, parameters, algorithm="DQN", extra=_EXTRA)
-        return PolicySpec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
 
     def spec(self) -> PolicySpec:
         """A ``q_values`` head on a plain MLP."""

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl4sys_zmq.policies.mlp import OBS_CLIP, mlp_document
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Space, feature_size
 
 __all__ = ["FlatAdam", "MLPStack", "activation_function", "encode_observations", "policy_outputs", "standardise"]
@@ -198,18 +199,19 @@ def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:
 
 
 def standardise(features: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
-    """``(features - mean) * scale``, clipped to ±`PolicySpec.OBS_CLIP`: the first thing that an actor does."""
-    return ((features - mean) * scale).clamp_(-PolicySpec.OBS_CLIP, PolicySpec.OBS_CLIP)
+    """``(features - mean) * scale``, clipped to ±`OBS_CLIP`: the first thing that an actor does."""
+    return ((features - mean) * scale).clamp_(-OBS_CLIP, OBS_CLIP)
 
 
 def policy_outputs(spec: PolicySpec, tensors: Mapping[str, NDArray[np.float32]], observations: NDArray[Any]) -> Tensor:
     """What an actor computes before the head, ``[N, spec.outputs]``, from named tensors: the reference for both sides."""
     x = encode_observations(spec.observation_space, observations)
-    if spec.normalise_observations:
+    document = mlp_document(spec)
+    if document.normalise_observations:
         x = standardise(x, torch.tensor(tensors["obs_mean"]), torch.tensor(tensors["obs_scale"]))
-    activation = activation_function(spec.activation)
-    for layer in range(len(spec.hidden_sizes) + 1):
+    activation = activation_function(document.activation)
+    for layer in range(len(document.hidden_sizes) + 1):
         x = F.linear(x, torch.tensor(tensors[f"layers.{layer}.weight"]), torch.tensor(tensors[f"layers.{layer}.bias"]))
-        if layer < len(spec.hidden_sizes):
+        if layer < len(document.hidden_sizes):
             x = activation(x)
     return x

@@ -16,7 +16,8 @@ from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian, D
 from rl4sys_zmq.learner.algorithms.minibatches import Columns, clipped_objective, equal_sizes, half_square_error, ratio_bounds
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
-from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, read_ppo_parameters
+from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
 from rl4sys_zmq.learner.algorithms.ppo_record import PassRecord
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
 from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
@@ -52,11 +53,11 @@ class PPO:
     max_policy_lag: int | None = 4
 
     def __init__(self, observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> None:
-        self.parameters = p = read_ppo_parameters(parameters)
+        self.parameters = p = read_parameters(PPOParameters, parameters, algorithm="PPO")
         self.rollout_length = p.segment_length()
-        self._spec = self.plan(observation_space, action_space, parameters)
-        self._continuous = self._spec.head == "gaussian"
-        self._normalise = self._spec.normalise_observations
+        self._spec = plan_ppo(observation_space, action_space, parameters)
+        self._continuous = isinstance(action_space, BoxSpace)
+        self._normalise = p.normalise_observations and isinstance(observation_space, BoxSpace)
         self._generator = torch.Generator().manual_seed(seed)
         features, outputs = feature_size(observation_space), self._spec.outputs
         extras = outputs if self._continuous else 0
@@ -74,21 +75,6 @@ class PPO:
         self._taken: list[tuple[Segment, bool]] = []
         self._buffered = 0
         self._trajectories = 0
-
-    @staticmethod
-    def plan(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-        """The policy of a PPO with these parameters; nothing is built."""
-        p = read_ppo_parameters(parameters)
-        continuous = isinstance(action_space, BoxSpace)
-        return PolicySpec(
-            observation_space,
-            action_space,
-            head="gaussian" if continuous else "categorical",
-            hidden_sizes=p.hidden_sizes,
-            activation=p.activation,
-            normalise_observations=p.normalise_observations and isinstance(observation_space, BoxSpace),
-            squash=p.squash_for(action_space) if continuous else "clip",
-        )
 
     def spec(self) -> PolicySpec:
         """A categorical or gaussian perceptron; observation statistics belong to it when they are normalised."""

@@ -1,21 +1,19 @@
-"""PPO's parameters: their names in four projects, their ranges, their defaults and what follows from one another."""
+"""PPO's entry in the registry: its parameters with their names in four projects, its policy, and presets. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import parameter, read_parameters
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, Space
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
+from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space
 
-__all__ = ["PPOParameters", "read_ppo_parameters"]
-
-READ_ELSEWHERE = frozenset(
-    {"input_size", "act_dim", "seed", "continuous", "act_limit", "observation_space", "action_space"}
-    | {"max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates"}
-    | {"buf_size"}  # RL4Sys's PPO takes it and makes no use of it; its configurations are to run unchanged
-)
+__all__ = ["ENTRY", "PPOParameters", "plan_ppo"]
 
 DEFAULT_STEPS = 2048
 LONGEST_SEGMENT = 128
@@ -24,85 +22,118 @@ LONGEST_SEGMENT = 128
 
 @dataclass(frozen=True, slots=True)
 class PPOParameters:
-    """Every parameter of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms."""
+    """Every parameter of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms.
 
-    learning_rate: float = parameter(3e-4, "Adam's step size", low=0.0, high=10.0, names=("pi_lr", "lr"))
-    value_learning_rate: float | None = parameter(
-        None, "the value network's step size; null: the same", kind="float", low=0.0, high=10.0, names=("vf_lr", "value_lr")
+    Raises:
+        ConfigError: for two sizes of one batch, or a schedule without a length.
+    """
+
+    ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
+    """RL4Sys's PPO takes it and makes no use of it; its configurations are to run unchanged."""
+
+    learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
+    value_learning_rate: float | None = option(
+        optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="the value network's step size; null: the same"
     )
-    gamma: float = parameter(0.99, "the discount per step", low=0.0, high=1.0)
-    gae_lambda: float = parameter(0.95, "the decay of advantage traces", low=0.0, high=1.0, names=("lam", "lambda"))
-    clip_coef: float = parameter(0.2, "how far the probability ratio may leave 1", low=0.0, names=("clip_ratio", "clip_range"))
-    clip_vloss: bool = parameter(False, "whether the value loss is clipped as well")
-    value_clip: float | None = parameter(
-        None, "how far a value may leave the old one; null: clip_coef; a number turns clip_vloss on", kind="float", low=0.0,
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="the discount per step")
+    gae_lambda: float = option(number(0.0, 1.0), 0.95, names=("lam", "lambda"), doc="the decay of advantage traces")
+    clip_coef: float = option(
+        number(0.0, MAX_NUMBER), 0.2, names=("clip_ratio", "clip_range"), doc="how far the probability ratio may leave 1"
+    )
+    clip_vloss: bool = option(flag, False, doc="whether the value loss is clipped as well")
+    value_clip: float | None = option(
+        optional(number(0.0, MAX_NUMBER)),
+        None,
         names=("clip_range_vf",),
-    )  # fmt: skip
-    ent_coef: float | None = parameter(
-        None, "weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones", kind="float", low=0.0
+        doc="how far a value may leave the old one; null: clip_coef; a number turns clip_vloss on",
     )
-    vf_coef: float = parameter(0.5, "weight of the value loss, which is half the mean square", low=0.0)
-    max_grad_norm: float | None = parameter(0.5, "the gradient's greatest norm; null: any", low=0.0, high=1e18, optional=True)
-    target_kl: float | None = parameter(
-        None, "an update ends after the epoch whose mean approximate KL exceeds this; null: never", kind="float", low=0.0
-    )
-    update_epochs: int = parameter(
-        10, "passes over the batch", low=1, high=10_000, names=("n_epochs", "epochs", "train_pi_iters")
-    )
-    value_epochs: int | None = parameter(
+    ent_coef: float | None = option(
+        optional(number(0.0, MAX_NUMBER)),
         None,
-        "passes that train the value network; null: update_epochs, ending with them at target_kl; a number: exactly so many, "
+        doc="weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones",
+    )
+    vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, which is half the mean square")
+    max_grad_norm: float | None = option(optional(number(0.0, 1e18)), 0.5, doc="the gradient's greatest norm; null: any")
+    target_kl: float | None = option(
+        optional(number(0.0, MAX_NUMBER)),
+        None,
+        doc="an update ends after the epoch whose mean approximate KL exceeds this; null: never",
+    )
+    update_epochs: int = option(whole(1, 10_000), 10, names=("n_epochs", "epochs", "train_pi_iters"), doc="passes over the batch")
+    value_epochs: int | None = option(
+        optional(whole(1, 10_000)),
+        None,
+        names=("train_v_iters",),
+        doc="passes that train the value network; null: update_epochs, ending with them at target_kl; a number: exactly so many, "
         "in passes of its own where the policy's have ended",
-        kind="int", low=1, high=10_000, names=("train_v_iters",),
-    )  # fmt: skip
-    minibatch_size: int = parameter(
+    )
+    minibatch_size: int = option(
+        whole(1, 1 << 24),
         128,
-        "steps per gradient step, about: a batch is divided into equal minibatches",
-        low=1,
-        high=1 << 24,
         names=("batch_size",),
+        doc="steps per gradient step, about: a batch is divided into equal minibatches",
     )
-    num_minibatches: int | None = parameter(
-        None, "minibatches per pass; a number replaces minibatch_size", kind="int", low=1, high=1 << 24
+    num_minibatches: int | None = option(
+        optional(whole(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
     )
-    norm_adv: bool = parameter(
-        True, "whether a batch's advantages are brought to mean 0 and deviation 1",
+    norm_adv: bool = option(
+        flag,
+        True,
         names=("normalize_advantage", "normalise_advantage"),
-    )  # fmt: skip
-    steps_per_epoch: int | None = parameter(
-        None, "steps per update; null: 2048, unless traj_per_epoch is given", kind="int", low=1, high=1 << 24
+        doc="whether a batch's advantages are brought to mean 0 and deviation 1",
     )
-    traj_per_epoch: int | None = parameter(
-        None, "trajectories per update, instead of steps_per_epoch", kind="int", low=1, high=1 << 20
+    steps_per_epoch: int | None = option(
+        optional(whole(1, 1 << 24)), None, doc="steps per update; null: 2048, unless traj_per_epoch is given"
     )
-    rollout_length: int | None = parameter(
+    traj_per_epoch: int | None = option(
+        optional(whole(1, 1 << 20)), None, doc="trajectories per update, instead of steps_per_epoch"
+    )
+    rollout_length: int | None = option(
+        optional(whole(1, 1 << 20)),
         None,
-        "steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
-        kind="int", low=1, high=1 << 20, names=("num_steps", "n_steps"),
-    )  # fmt: skip
-    anneal_lr: bool = parameter(False, "whether step sizes fall linearly over total_steps, down to anneal_floor of themselves")
-    anneal_clip: bool = parameter(False, "whether clip_coef falls likewise")
-    anneal_floor: float = parameter(0.05, "the share that is left after total_steps: learning goes on", low=0.0, high=1.0)
-    total_steps: int | None = parameter(
-        None, "the length of the schedule in steps", kind="int", low=1, names=("total_timesteps",)
+        names=("num_steps", "n_steps"),
+        doc="steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
     )
-    hidden_sizes: tuple[int, ...] = parameter((64, 64), "hidden layers of the policy and of the value network")
-    activation: str = parameter("tanh", "after each hidden layer", choices=ACTIVATIONS, names=("activation_fn",))
-    normalise_observations: bool = parameter(
-        True, "whether observations are standardised by running moments (never one-hot ones)",
+    anneal_lr: bool = option(
+        flag, False, doc="whether step sizes fall linearly over total_steps, down to anneal_floor of themselves"
+    )
+    anneal_clip: bool = option(flag, False, doc="whether clip_coef falls likewise")
+    anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="the share that is left after total_steps: learning goes on")
+    total_steps: int | None = option(
+        optional(whole(1)), None, names=("total_timesteps",), doc="the length of the schedule in steps"
+    )
+    hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), doc="hidden layers of the policy and of the value network")
+    activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="after each hidden layer")
+    normalise_observations: bool = option(
+        flag,
+        True,
         names=("normalize_observations", "norm_obs"),
-    )  # fmt: skip
-    normalise_rewards: bool = parameter(
-        True, "whether rewards are divided by the running deviation of the discounted return, and clipped to ±10",
+        doc="whether observations are standardised by running moments (never one-hot ones)",
+    )
+    normalise_rewards: bool = option(
+        flag,
+        True,
         names=("normalize_rewards", "norm_reward"),
-    )  # fmt: skip
-    reward_scale: float = parameter(1.0, "what rewards are multiplied by, first of all")
-    squash: str | None = parameter(
-        None, "how a continuous action meets its bounds; null: tanh where it has bounds, else clip", kind="str",
-        choices=("clip", "tanh"),
-    )  # fmt: skip
-    log_std_init: float = parameter(0.0, "logarithm of the first standard deviation of continuous actions", low=-20.0, high=2.0)
-    adam_eps: float = parameter(1e-5, "Adam's epsilon", low=0.0, high=1.0)
+        doc="whether rewards are divided by the running deviation of the discounted return, and clipped to ±10",
+    )
+    reward_scale: float = option(number(-MAX_NUMBER, MAX_NUMBER), 1.0, doc="what rewards are multiplied by, first of all")
+    squash: str | None = option(
+        optional(one_of("clip", "tanh")),
+        None,
+        doc="how a continuous action meets its bounds; null: tanh where it has bounds, else clip",
+    )
+    log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="logarithm of the first standard deviation of continuous actions")
+    adam_eps: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
+
+    def __post_init__(self) -> None:
+        if self.steps_per_epoch is not None and self.traj_per_epoch is not None:
+            raise ConfigError(
+                "algorithm_parameters.traj_per_epoch: a batch is counted in trajectories or in steps_per_epoch, not in both",
+                key="algorithm_parameters.traj_per_epoch",
+            )
+        if (self.anneal_lr or self.anneal_clip) and self.total_steps is None:
+            key = f"algorithm_parameters.{'anneal_lr' if self.anneal_lr else 'anneal_clip'}"
+            raise ConfigError(f"{key}: a schedule needs its length: set total_steps", key=key)
 
     def steps(self) -> int | None:
         """Steps per update; None when trajectories are counted."""
@@ -126,21 +157,91 @@ class PPOParameters:
         return self.squash or ("tanh" if isinstance(action_space, BoxSpace) and action_space.bounded else "clip")
 
 
-def read_ppo_parameters(given: Mapping[str, object]) -> PPOParameters:
-    """Reads and cross-checks PPO's parameters.
+def plan_ppo(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+    """Return the policy of a PPO with these parameters; nothing is built.
 
     Raises:
-        ConfigError: for what `read_parameters` refuses, for two sizes of one batch, or for a schedule without a length.
+        ConfigError: for bad parameters, or spaces that PPO cannot act in.
     """
-    p = read_parameters(PPOParameters, given, algorithm="PPO", extra=READ_ELSEWHERE)
-    if p.steps_per_epoch is not None and p.traj_per_epoch is not None:
-        raise ConfigError(
-            "algorithm_parameters.traj_per_epoch: a batch is counted in trajectories or in steps_per_epoch, not in both",
-            key="algorithm_parameters.traj_per_epoch",
-        )
-    if (p.anneal_lr or p.anneal_clip) and p.total_steps is None:
-        name = "anneal_lr" if p.anneal_lr else "anneal_clip"
-        raise ConfigError(
-            f"algorithm_parameters.{name}: a schedule needs its length: set total_steps", key=f"algorithm_parameters.{name}"
-        )
-    return p
+    p = read_parameters(PPOParameters, parameters, algorithm="PPO")
+    continuous = isinstance(action_space, BoxSpace)
+    return mlp_spec(
+        observation_space,
+        action_space,
+        head="gaussian" if continuous else "categorical",
+        hidden_sizes=p.hidden_sizes,
+        activation=p.activation,
+        normalise_observations=p.normalise_observations and isinstance(observation_space, BoxSpace),
+        squash=p.squash_for(action_space) if continuous else "clip",
+    )
+
+
+PRESETS = {
+    "CartPole-v1": Preset(
+        parameters={
+            "steps_per_epoch": 1024,
+            "rollout_length": 32,
+            "minibatch_size": 512,
+            "update_epochs": 10,
+            "learning_rate": 2e-3,
+            "anneal_lr": True,
+            "anneal_clip": True,
+            "total_steps": 100_000,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "ent_coef": 0.0,
+            "normalise_observations": False,
+            "normalise_rewards": False,
+        },
+        num_envs=4,
+        actors=2,
+        pacing_lag=1,
+        target_return=475.0,
+    ),
+    "LunarLander-v3": Preset(
+        parameters={
+            "steps_per_epoch": 2048,
+            "rollout_length": 64,
+            "minibatch_size": 256,
+            "update_epochs": 6,
+            "learning_rate": 1e-3,
+            "anneal_lr": True,
+            "total_steps": 800_000,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "ent_coef": 0.01,
+            "reward_scale": 0.1,
+            "normalise_observations": False,
+            "normalise_rewards": False,
+        },
+        num_envs=8,
+        actors=2,
+        pacing_lag=1,
+        target_return=200.0,
+    ),
+}
+"""What was measured, in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length`
+and a policy lag of exactly one version; seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean
+return of the last 100 training episodes, read at each update:
+
+======================  =====================  ==================================  =======================
+task                    steps to the target    lowest score in as many steps more  CPU seconds of training
+======================  =====================  ==================================  =======================
+CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)          1.5 to 1.9
+LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
+======================  =====================  ==================================  =======================
+
+The lowest score was always that of the crossing itself, or of the update after it: nothing fell back. The schedules go
+on at their floor of 5 % after `total_steps`, so that training goes on, too.
+"""
+
+ENTRY = AlgorithmEntry(
+    name="PPO",
+    factory="rl4sys_zmq.learner.algorithms.ppo:PPO",
+    summary="Proximal policy optimisation, for discrete and continuous actions.",
+    kind="onpolicy",
+    parameters=PPOParameters,
+    plan=plan_ppo,
+    presets=PRESETS,
+    extra="learner",
+)

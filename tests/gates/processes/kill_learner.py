@@ -36,10 +36,10 @@ from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.learning import Learning
 from rl4sys_zmq.learner.reception import Reception
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.testing.trace import TraceWriter
-from rl4sys_zmq.values import PolicySpec
 
 SAMPLE_S = 0.05
 JUDGED = ("trained", "stale", "quarantined")
@@ -92,7 +92,7 @@ class Records:
         self.last: Recorder | None = None
 
     def __call__(self, observation_space: Any, action_space: Any, parameters: Mapping[str, Any], seed: int) -> Recorder:
-        spec = PolicySpec(observation_space, action_space, "categorical", (8,))
+        spec = mlp_spec(observation_space, action_space, "categorical", (8,))
         self.last = self._kind(spec, FakeParameters(**{**self._parameters, **parameters}), seed)
         return self.last
 

@@ -9,8 +9,9 @@ from typing import Any
 from talk import obey, options, say
 
 from rl4sys_zmq.learner import Learner, LearnerConfig, publisher, register_algorithm
+from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
-from rl4sys_zmq.values import PolicySpec, Segment
+from rl4sys_zmq.values import Segment
 
 given = options()
 made: list[FakeAlgorithm] = []
@@ -28,7 +29,7 @@ class Forgetful(FakeAlgorithm):
 
 def build(observation_space: Any, action_space: Any, parameters: Any, seed: int) -> FakeAlgorithm:
     """A fake algorithm whose policy has the hidden layer that the test wants."""
-    spec = PolicySpec(observation_space, action_space, "categorical", (given["hidden"],))
+    spec = mlp_spec(observation_space, action_space, "categorical", (given["hidden"],))
     kind = Forgetful if given.get("forgetful") else FakeAlgorithm
     made.append(kind(spec, FakeParameters(**{**given["fake"], **parameters}), seed))
     return made[-1]

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm, make_algorithm
-from rl4sys_zmq.learner.algorithms.dqn import DQN, DQNParameters
+from rl4sys_zmq.learner.algorithms.dqn import DQN
+from rl4sys_zmq.learner.algorithms.dqn_parameters import ENTRY, DQNParameters
 from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
-from rl4sys_zmq.learner.algorithms.presets import PRESETS
 from rl4sys_zmq.learner.algorithms.replay import Batch
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment, Space
 
@@ -75,7 +75,7 @@ def _global_numpy_state() -> NDArray[np.uint32]:
 def test_it_is_an_algorithm_under_its_name() -> None:
     algorithm = make_algorithm("dqn", BOX, DiscreteSpace(2), {}, 0)
     assert isinstance(algorithm, Algorithm)
-    assert (algorithm.kind, algorithm.spec().head) == ("offpolicy", "q_values")
+    assert (algorithm.kind, algorithm.spec().document["head"]) == ("offpolicy", "q_values")
 
 
 def test_box_actions_are_refused() -> None:
@@ -302,7 +302,7 @@ def test_tau_may_be_said_as_polyak_but_not_otherwise() -> None:
 
 
 def test_the_presets_are_valid() -> None:
-    presets = {env: preset for (env, name), preset in PRESETS.items() if name == "DQN"}
+    presets = ENTRY.presets
     assert "CartPole-v1" in presets
     for preset in presets.values():
         algorithm = DQN(BoxSpace((4,)), DiscreteSpace(2), preset.parameters, 0)

@@ -12,7 +12,8 @@ from torch import nn
 
 from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations, policy_outputs, standardise
-from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace, PolicySpec
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace
 
 MODULES = {
     "tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU, "leaky_relu": nn.LeakyReLU,
@@ -148,7 +149,7 @@ def test_standardising_clips():
 
 
 def test_the_twin_of_a_described_policy():
-    spec = PolicySpec(BoxSpace((5,)), DiscreteSpace(4), "categorical", (16, 8), "relu", normalise_observations=True)
+    spec = mlp_spec(BoxSpace((5,)), DiscreteSpace(4), "categorical", (16, 8), "relu", normalise_observations=True)
     network = stack((4, 1), (16, 8), "relu")
     flat = np.concatenate([np.full(5, 0.5), np.full(5, 2.0), network.flat[network.parts[0]].detach().numpy()]).astype(np.float32)
     x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import parameter_table
-from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, read_ppo_parameters
-from rl4sys_zmq.learner.algorithms.presets import PRESETS
+from rl4sys_zmq.learner.algorithms.parameters import parameter_table, read_parameters
+from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, PPOParameters
 from rl4sys_zmq.learner.algorithms.registry import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
@@ -26,6 +25,10 @@ SB3 = {
     "clip_range": 0.2, "clip_range_vf": None, "normalize_advantage": True, "ent_coef": 0.0, "vf_coef": 0.5,
     "max_grad_norm": 0.5, "target_kl": None,
 }  # fmt: skip
+
+
+def read_ppo_parameters(given):
+    return read_parameters(PPOParameters, given, algorithm="PPO")
 
 
 def test_rl4sys_names():
@@ -57,7 +60,7 @@ def test_stable_baselines_names():
         ({"activation": "sine"}, "activation", "tanh"),
         ({"hidden_sizes": [64, 0]}, "hidden_sizes", "integers from 1 to 1048576"),
         ({"hidden_sizes": [8] * 65}, "hidden_sizes", "at most 64 integers"),
-        ({"steps_per_epoch": 2**62}, "steps_per_epoch", "an integer from 1 to 16777216, not 4611686018427387904"),
+        ({"steps_per_epoch": 2**62}, "steps_per_epoch", "an integer from 1 to 16777216, or null, not 4611686018427387904"),
         ({"learning_rate": float("nan")}, "learning_rate", "a number from 0 to 10, not nan"),
         ({"reward_scale": float("-inf")}, "reward_scale", "a number from -1000000000 to 1000000000"),
         ({"pi_lr": 1e-3, "learning_rate": 2e-3}, "learning_rate", "contradicts"),
@@ -95,6 +98,6 @@ def test_every_parameter_says_what_it_is_and_no_name_is_taken_twice():
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("key", [key for key in PRESETS if key[1] == "PPO"])
-def test_presets_are_valid(key):
-    make_algorithm(key[1], BoxSpace((8,)), DiscreteSpace(4), PRESETS[key].parameters, 0)
+@pytest.mark.parametrize("env", ENTRY.presets)
+def test_presets_are_valid(env):
+    make_algorithm("PPO", BoxSpace((8,)), DiscreteSpace(4), ENTRY.presets[env].parameters, 0)

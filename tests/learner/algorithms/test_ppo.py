@@ -41,7 +41,7 @@ def actor_log_probs(algorithm, observations, actions, masks):
     """What an actor with the newest snapshot would have recorded."""
     spec, tensors = algorithm.spec(), algorithm.snapshot()
     outputs = policy_outputs(spec, tensors, observations[: len(actions)])
-    if spec.head == "gaussian":
+    if spec.document["head"] == "gaussian":
         head = torch.distributions.Normal(outputs, torch.from_numpy(tensors["log_std"]).exp())
         return head.log_prob(torch.from_numpy(actions).reshape(outputs.shape)).sum(1).numpy()
     if masks is not None:
@@ -59,7 +59,7 @@ def segment(algorithm, rng, steps=8, *, episode=None, index=0, terminated=False,
     else:
         observations = rng.normal(size=(rows, *space.shape)).astype(np.float32)
     masks = None
-    if spec.head == "gaussian":
+    if spec.document["head"] == "gaussian":
         actions = rng.normal(size=(steps, *spec.action_space.shape)).astype(np.float32)
     else:
         actions = rng.integers(0, spec.action_space.n, steps)

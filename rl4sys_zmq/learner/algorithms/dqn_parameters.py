@@ -1,0 +1,169 @@
+"""DQN's entry in the registry: its parameters, its policy, and presets. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
+from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
+
+__all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
+
+
+@dataclass(frozen=True, slots=True)
+class DQNParameters:
+    """What a DQN can be told. Steps are environment steps unless they are called gradient steps."""
+
+    learning_rate: float = option(number(0.0, 10.0), 5e-4, names=("q_lr", "lr"), doc="Adam's step size")
+    learning_rate_final: float | None = option(
+        optional(number(0.0, 10.0)), None, doc="the learning rate falls linearly to this over total_steps; null: constant"
+    )
+    total_steps: int = option(
+        whole(1), 500_000, names=("total_timesteps",), doc="the horizon of the schedules, in steps; training goes on after it"
+    )
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    n_step: int = option(whole(1, 1000), 3, names=("n_steps",), doc="rewards summed before the bootstrap")
+    batch_size: int = option(whole(1, 1 << 20), 128, doc="transitions per gradient step")
+    buffer_size: int = option(
+        whole(1, 1 << 30), 100_000, names=("buf_size", "buffer_capacity", "replay_size"), doc="transitions held in the replay"
+    )
+    learning_starts: int = option(whole(0), 1000, doc="steps before the first unit of training starts to be owed")
+    train_frequency: int = option(whole(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
+    gradient_steps: int = option(whole(1, 10_000), 1, names=("train_q_iters",), doc="gradient steps in a unit of training")
+    traj_per_epoch: int | None = option(
+        optional(whole(1)), None, doc="train a unit per so many ended episodes instead of per train_frequency steps"
+    )
+    target_network_frequency: int = option(
+        whole(1), 1000, names=("target_update_interval",), doc="steps between target updates, rounded to whole units of training"
+    )
+    target_net_update_frequency: int | None = option(
+        optional(whole(1)), None, doc="gradient steps between target updates; overrides target_network_frequency"
+    )
+    tau: float = option(number(0.0, 1.0), 1.0, doc="share of the online network in each target update; 1 copies it")
+    polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="1 - tau, for those who say it so")
+    double_q: bool = option(
+        flag, True, names=("double_dqn",), doc="the online network chooses the bootstrap action, the target network values it"
+    )
+    huber_delta: float = option(
+        number(1e-9, MAX_NUMBER),
+        100.0,
+        doc="the error beyond which the loss is linear: well below the values, rare failures go unlearnt",
+    )
+    max_grad_norm: float = option(
+        number(0.0, 1e18), 10.0, names=("grad_norm_clip",), doc="the gradient's norm is clipped to this"
+    )
+    adam_epsilon: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
+    hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers")
+    activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
+    epsilon: float = option(
+        number(0.0, 1.0), 1.0, names=("start_e", "exploration_initial_eps"), doc="probability of a uniform action at the start"
+    )
+    epsilon_min: float = option(
+        number(0.0, 1.0), 0.05, names=("end_e", "exploration_final_eps"), doc="probability of a uniform action in the end"
+    )
+    exploration_fraction: float = option(number(0.0, 1.0), 0.1, doc="share of total_steps over which epsilon falls linearly")
+    epsilon_decay: float | None = option(
+        optional(number(0.0, 0.5)), None, doc="epsilon falls by this much per step instead (a difference, not a factor)"
+    )
+    rollout_length: int = option(whole(1, 1 << 20), 32, names=("num_steps",), doc="at most so many steps per segment")
+
+    def __post_init__(self) -> None:
+        if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):
+            raise ConfigError(
+                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; they add up to 1",
+                key="algorithm_parameters.polyak",
+            )
+        if self.epsilon_min > self.epsilon:
+            raise ConfigError(
+                f"algorithm_parameters.epsilon_min: {self.epsilon_min} is more than epsilon {self.epsilon}",
+                key="algorithm_parameters.epsilon_min",
+            )
+
+    @property
+    def target_share(self) -> float:
+        """`tau`, whichever way it was said."""
+        return self.tau if self.polyak is None else 1.0 - self.polyak
+
+    @property
+    def target_every(self) -> int:
+        """Gradient steps between target updates.
+
+        Stable-Baselines3 and CleanRL count environment steps, and update between units of training only: with few long units
+        (256 steps, then 128 gradient steps), their interval of 10 is one of 128 gradient steps. Ten would diverge.
+        """
+        if self.target_net_update_frequency is not None:
+            return self.target_net_update_frequency
+        return max(1, round(self.target_network_frequency / self.train_frequency)) * self.gradient_steps
+
+    def epsilon_at(self, steps: int) -> float:
+        """The probability of a uniform action after `steps` observed steps."""
+        decay = self.epsilon_decay
+        if decay is None:
+            over = self.exploration_fraction * self.total_steps
+            decay = (self.epsilon - self.epsilon_min) / over if over > 0 else 1.0
+        return max(self.epsilon_min, self.epsilon - decay * steps)
+
+    def learning_rate_at(self, steps: int) -> float:
+        """The learning rate after `steps` observed steps."""
+        if self.learning_rate_final is None:
+            return self.learning_rate
+        left = max(0.0, 1.0 - steps / self.total_steps)
+        return self.learning_rate_final + (self.learning_rate - self.learning_rate_final) * left
+
+
+def plan_dqn(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
+    """Return the policy of a DQN with these parameters; nothing is built.
+
+    Raises:
+        ConfigError: for bad parameters, or actions that are not discrete.
+    """
+    if not isinstance(action_space, DiscreteSpace):
+        raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
+    p = read_parameters(DQNParameters, parameters, algorithm="DQN")
+    return mlp_spec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
+
+
+ENTRY = AlgorithmEntry(
+    name="DQN",
+    factory="rl4sys_zmq.learner.algorithms.dqn:DQN",
+    summary="Double Q-learning from a replay of n-step transitions, for discrete actions.",
+    kind="offpolicy",
+    parameters=DQNParameters,
+    plan=plan_dqn,
+    presets={
+        "CartPole-v1": Preset(
+            parameters={
+                "learning_rate": 1e-3,
+                "learning_rate_final": 1e-4,
+                "total_steps": 100_000,
+                "gamma": 0.99,
+                "n_step": 20,
+                "batch_size": 64,
+                "buffer_size": 100_000,
+                "learning_starts": 1000,
+                "train_frequency": 4,
+                "gradient_steps": 1,
+                "target_net_update_frequency": 1,
+                "tau": 0.005,
+                "huber_delta": 100.0,
+                "max_grad_norm": 10.0,
+                "hidden_sizes": [64, 64],
+                "activation": "relu",
+                "epsilon": 1.0,
+                "epsilon_min": 0.05,
+                "exploration_fraction": 0.1,
+                "rollout_length": 64,
+            },
+            num_envs=4,
+            actors=2,
+            pacing_lag=1,
+            target_return=475.0,
+        ),
+    },
+    extra="learner",
+)

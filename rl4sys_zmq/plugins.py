@@ -1,0 +1,212 @@
+"""Registries of named entries, and the modules and distributions that add to them.
+
+An entry comes from one of three places, in this order: a program (or a module named with ``--plugin``) registers it; it ships
+with this package; an installed distribution offers it under an entry-point group. Nothing is imported before its name is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from rl4sys_zmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["Named", "Registry", "import_plugins", "load_object"]
+
+log = logging.getLogger(__name__)
+
+
+class Named(Protocol):
+    """An entry of a registry: an object that knows its name."""
+
+    @property
+    def name(self) -> str:
+        """The name under which users ask for it."""
+
+
+E = TypeVar("E", bound=Named)
+
+
+def load_object(target: str) -> Any:
+    """Import and return the object of ``"package.module:attribute"``."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def import_plugins(modules: Iterable[str]) -> None:
+    """Import modules that register algorithms or policies as they are imported.
+
+    Raises:
+        ConfigError: for a module that does not exist or raises while it is imported; the cause is chained.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as exc:  # a foreign module may raise anything; it is raised again as our error
+            message = (
+                f"plugin {module!r} cannot be imported: {_reason(exc)}; give a module that `python -c 'import {module}'` finds"
+            )
+            raise ConfigError(message, key="plugins") from exc
+
+
+class Registry(Generic[E]):
+    """Entries by name. Each entry is loaded when its name is first used, and only once.
+
+    An entry point that cannot be loaded, or that takes a name of another, is a fault of that entry point alone: `get` raises for
+    its name, `faults` lists it, and all other entries work.
+    """
+
+    def __init__(
+        self,
+        entry_type: type[E],
+        shipped: Mapping[str, str],
+        *,
+        noun: str,
+        group: str,
+        key: str,
+        fold: Callable[[str], str] = str,
+    ) -> None:
+        """Make a registry.
+
+        Args:
+            entry_type: the class of all entries.
+            shipped: by name, where the entry of this package is, as ``"package.module:attribute"``.
+            noun: what an entry is called in messages.
+            group: the entry-point group of installed distributions.
+            key: the option that names an entry, for `ConfigError.key`.
+            fold: brings a name into the form in which names are compared.
+        """
+        self.noun = noun
+        self._type = entry_type
+        self._shipped = dict(shipped)
+        self._group = group
+        self._key = key
+        self._fold = fold
+        self._entries: dict[str, E] = {}
+        self._points: dict[str, EntryPoint] | None = None
+        self._broken: dict[str, str] = {}
+        self._clashes: list[str] = []
+
+    def add(self, entry: E, *, replace: bool) -> None:
+        """Add an entry.
+
+        Args:
+            entry: what `get` returns for its name from now on.
+            replace: whether it may take the place of another; adding the same entry again changes nothing.
+
+        Raises:
+            ConfigError: when the name is taken and `replace` is false.
+        """
+        name = self._fold(entry.name)
+        if not replace and (name in self._shipped or self._entries.get(name, entry) != entry):
+            raise ConfigError(f"{self.noun} {name!r} is registered already; choose another name", key=self._key)
+        self._entries[name] = entry
+
+    def names(self) -> list[str]:
+        """All names, sorted. The distributions' metadata is read, and none of their modules is imported."""
+        return sorted({*self._entries, *self._shipped, *self._found()})
+
+    def has(self, name: str) -> bool:
+        """Return whether there is an entry of this name; nothing is imported."""
+        key = self._fold(name)
+        return key in self._entries or key in self._shipped or key in self._found()
+
+    def require(self, name: str) -> None:
+        """Check a name; nothing is imported.
+
+        Raises:
+            ConfigError: for an unknown name, with the nearest one.
+        """
+        if self.has(name):
+            return
+        import difflib  # only for a name that is mistyped
+
+        names = self.names()
+        near = difflib.get_close_matches(self._fold(name), names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"unknown {self.noun} {name!r}; valid: {', '.join(names)}{hint}", key=self._key)
+
+    def get(self, name: str) -> E:
+        """Return the entry of a name.
+
+        Raises:
+            ConfigError: for an unknown name, or for an entry point that cannot be loaded.
+        """
+        key = self._fold(name)
+        entry = self._entries.get(key)
+        if entry is None:
+            self.require(name)
+            entry = self._load(key)
+        return entry
+
+    def faults(self) -> list[str]:
+        """Load everything that is installed, and return a line for each entry point that does not work."""
+        for key in self._found():
+            if key not in self._entries and key not in self._broken:
+                try:
+                    self._load(key)
+                except ConfigError:
+                    continue  # kept in `_broken`
+        return [*self._clashes, *self._broken.values()]
+
+    def _load(self, key: str) -> E:
+        if key in self._broken:
+            raise ConfigError(self._broken[key], key=self._key)
+        target = self._shipped.get(key)
+        entry = cast(E, load_object(target)) if target is not None else self._load_point(key, self._found()[key])
+        # Two threads may load at the same time; both get the entry that was kept first.
+        return self._entries.setdefault(key, entry)
+
+    def _load_point(self, key: str, point: EntryPoint) -> E:
+        problem = ""
+        cause: Exception | None = None
+        try:
+            entry = point.load()
+        except Exception as exc:  # noqa: BLE001  # a foreign module may raise anything; it is raised again as our error
+            problem, cause = _reason(exc), exc
+        else:
+            if not isinstance(entry, self._type):
+                problem = f"it is a {type(entry).__name__}, not a {self._type.__name__}"
+            elif self._fold(entry.name) != key:
+                problem = f"its entry is called {entry.name!r}"
+            else:
+                return entry
+        message = f"{self.noun} {key!r} cannot be loaded from {_origin(point)}: {problem}; repair or uninstall that distribution"
+        if self._broken.setdefault(key, message) is message:
+            log.warning("%s", message)
+        raise ConfigError(message, key=self._key) from cause
+
+    def _found(self) -> Mapping[str, EntryPoint]:
+        """Entry points by name, without those whose name is taken."""
+        if self._points is None:
+            from importlib.metadata import entry_points  # some milliseconds, for a process that needs none of it
+
+            found: dict[str, EntryPoint] = {}
+            clashes: list[str] = []
+            # The same distribution may be found twice on the path; its entry points are equal then.
+            for point in sorted(set(entry_points(group=self._group)), key=_origin):
+                name = self._fold(point.name)
+                owner = "this package" if name in self._shipped else _origin(found[name]) if name in found else ""
+                if owner:
+                    clashes.append(
+                        f"{self.noun} {name!r} of {_origin(point)} is not used: {owner} has that name; uninstall one of the two"
+                    )
+                    log.warning("%s", clashes[-1])
+                else:
+                    found[name] = point
+            self._clashes, self._points = clashes, found
+        return self._points
+
+
+def _origin(point: EntryPoint) -> str:
+    distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an unnamed distribution"
+    return f"{distribution} ({point.value})"
+
+
+def _reason(exc: Exception) -> str:
+    return " ".join(f"{type(exc).__name__}: {exc}".split())

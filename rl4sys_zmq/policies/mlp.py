@@ -1,0 +1,115 @@
+"""Multilayer perceptrons, the kind of policy that ships: their description, and their entry in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from rl4sys_zmq.config.options import check_fields, flag, gather, one_of, option, sizes
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.policies.registry import PolicyEntry
+from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space, TensorSpec, feature_size
+
+__all__ = ["ENTRY", "OBS_CLIP", "MLPDocument", "mlp_document", "mlp_spec"]
+
+OBS_CLIP = 10.0
+"""The absolute value to which standardised observations are clipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLPDocument:
+    """The document of a policy of the kind ``mlp``.
+
+    The policy is: observation, flattened to float32 (a discrete one becomes one-hot), minus ``obs_mean``, times ``obs_scale``,
+    clipped to ±`OBS_CLIP` (only with `normalise_observations`); hidden layers ``activation(x @ weight.T + bias)`` with weights
+    ``[out, in]``; one linear output layer; then the head:
+
+    - ``categorical``: the outputs are logits over the actions;
+    - ``gaussian``: the outputs are means, the tensor ``log_std`` [n] the logarithms of the standard deviations; the raw
+      sample is trained on, the host gets it clipped to the bounds (``squash="clip"``) or ``tanh`` of it scaled to them;
+    - ``q_values``: the outputs are action values; the tensor ``epsilon`` [1] is the probability of a uniform action.
+
+    Raises:
+        ConfigError: for a value that an option refuses.
+    """
+
+    head: str = option(one_of("categorical", "gaussian", "q_values"), required=True)
+    hidden_sizes: tuple[int, ...] = option(sizes, (64, 64))
+    activation: str = option(one_of(*ACTIVATIONS), "tanh")
+    normalise_observations: bool = option(flag, False)
+    squash: str = option(one_of("clip", "tanh"), "clip")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def tensors(self, observation_space: Space, action_space: Space) -> tuple[TensorSpec, ...]:
+        """Return the tensors of such a policy in these spaces.
+
+        Raises:
+            ConfigError: when it cannot act in them.
+        """
+        box = isinstance(action_space, BoxSpace)
+        if (self.head == "gaussian") != box:
+            raise ConfigError(f"a {self.head} head cannot act in {action_space}", key="head")
+        if self.squash == "tanh" and not (isinstance(action_space, BoxSpace) and action_space.bounded):
+            raise ConfigError("squash 'tanh' needs a bounded Box of actions", key="squash")
+        outputs = action_space.size if isinstance(action_space, BoxSpace) else action_space.n
+        return tuple(self._tensors(feature_size(observation_space), outputs))
+
+    def _tensors(self, width: int, outputs: int) -> Iterator[TensorSpec]:
+        if self.normalise_observations:
+            yield TensorSpec("obs_mean", (width,))
+            yield TensorSpec("obs_scale", (width,))
+        for index, size in enumerate((*self.hidden_sizes, outputs)):
+            yield TensorSpec(f"layers.{index}.weight", (size, width))
+            yield TensorSpec(f"layers.{index}.bias", (size,))
+            width = size
+        if self.head == "gaussian":
+            yield TensorSpec("log_std", (outputs,))
+        if self.head == "q_values":
+            yield TensorSpec("epsilon", (1,))
+
+
+def mlp_spec(
+    observation_space: Space,
+    action_space: Space,
+    head: str,
+    hidden_sizes: tuple[int, ...] = (64, 64),
+    activation: str = "tanh",
+    normalise_observations: bool = False,
+    squash: str = "clip",
+) -> PolicySpec:
+    """Return the spec of a perceptron; see `MLPDocument` for the arguments.
+
+    Raises:
+        ConfigError: for an impossible value, or a head that cannot act in that space.
+    """
+    document = MLPDocument(
+        head=head,
+        hidden_sizes=hidden_sizes,
+        activation=activation,
+        normalise_observations=normalise_observations,
+        squash=squash,
+    )
+    plain = {**asdict(document), "hidden_sizes": list(document.hidden_sizes)}
+    return PolicySpec(observation_space, action_space, "mlp", plain, document.tensors(observation_space, action_space))
+
+
+def mlp_document(spec: PolicySpec) -> MLPDocument:
+    """Read the document of a spec of the kind ``mlp``.
+
+    Raises:
+        ConfigError: for an unknown key, an impossible value, or tensors that do not follow from the layers.
+    """
+    document = MLPDocument(**gather(MLPDocument, spec.document))  # type: ignore[arg-type]
+    if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
+        raise ConfigError("the tensors of an mlp policy do not follow from its layers", key="tensors")
+    return document
+
+
+ENTRY = PolicyEntry(
+    name="mlp",
+    factory="rl4sys_zmq.policies.mlp_factory:build_mlp",
+    summary="A multilayer perceptron with a categorical, gaussian or q_values head.",
+    check=mlp_document,
+)

@@ -1,0 +1,28 @@
+"""From the spec of a perceptron to the policy of its head."""
+
+from __future__ import annotations
+
+from rl4sys_zmq.policies.base import Policy
+from rl4sys_zmq.policies.categorical import CategoricalPolicy, QValuePolicy
+from rl4sys_zmq.policies.gaussian import GaussianPolicy
+from rl4sys_zmq.policies.mlp import mlp_document
+from rl4sys_zmq.policies.network import Network
+from rl4sys_zmq.values import PolicySnapshot, PolicySpec
+
+__all__ = ["build_mlp"]
+
+
+def build_mlp(spec: PolicySpec, snapshot: PolicySnapshot) -> Policy:
+    """Build the policy of a spec of the kind ``mlp``, over views of the snapshot.
+
+    Raises:
+        ConfigError: for a document that is invalid, or a snapshot of another size.
+    """
+    document = mlp_document(spec)
+    tensors = spec.views(snapshot.flat)
+    network = Network.of(spec, document, tensors)
+    if document.head == "gaussian":
+        return GaussianPolicy.of(spec, document, snapshot, network)
+    if document.head == "q_values":
+        return QValuePolicy.of(spec, snapshot, network)
+    return CategoricalPolicy.of(spec, snapshot, network)

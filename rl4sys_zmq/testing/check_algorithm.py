@@ -1,0 +1,270 @@
+"""The contract of a learning algorithm, checked on its factory: for authors of algorithms, in one test and without a network."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner.algorithms import Algorithm, AlgorithmEntry, AlgorithmFactory, Undoable
+from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
+from rl4sys_zmq.policies import Sampler, build_policy
+from rl4sys_zmq.testing.check_policy import random_observations
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, Space
+
+__all__ = ["check_algorithm"]
+
+_CLOSE = 1e-4
+_UNKNOWN = "no_parameter_has_this_name"
+
+SegmentLogProbs = Callable[[Any, Segment], NDArray[Any]]
+"""``log_probs(algorithm, segment) -> [T]``: the training side's log-probabilities of the segment's actions."""
+
+
+def check_algorithm(
+    factory: AlgorithmFactory | AlgorithmEntry,
+    *,
+    observation_space: Space | None = None,
+    action_space: Space | None = None,
+    parameters: Mapping[str, object] | None = None,
+    seed: int = 0,
+    max_steps: int = 20_000,
+    log_probs: SegmentLogProbs | None = None,
+) -> None:
+    """Check that an algorithm keeps the contract of `rl4sys_zmq.learner.Algorithm`.
+
+    It is trained on what its own policy does in a random environment, and must be a function of its seed and of the segments
+    that it has observed: twice the same, and the same again from a checkpoint. The kind of its policy must be registered.
+
+    Args:
+        factory: what makes the algorithm, or its entry, whose plan is checked too.
+        observation_space: None: a Box of 4 numbers.
+        action_space: None: one of 2 actions.
+        parameters: its parameters; make updates small, so that the check is fast.
+        seed: of everything that is random here.
+        max_steps: after so many steps, three updates must have been done.
+        log_probs: the training side's log-probabilities; None: they are not compared with the acting policy's.
+
+    Raises:
+        AssertionError: with the clause that does not hold and its figures.
+    """
+    observations = observation_space if observation_space is not None else BoxSpace((4,))
+    actions = action_space if action_space is not None else DiscreteSpace(2)
+    given = dict(parameters or {})
+    create = factory.load() if isinstance(factory, AlgorithmEntry) else factory
+
+    def make() -> Algorithm:
+        return create(observations, actions, dict(given), seed)
+
+    algorithm = make()
+    _check_attributes(algorithm, observations, actions)
+    if isinstance(factory, AlgorithmEntry):
+        _check_entry(factory, algorithm, observations, actions, given)
+    _check_unknown_parameter(lambda: create(observations, actions, {**given, _UNKNOWN: 1}, seed))
+    _check_snapshot(algorithm)
+    _check_nothing_to_do(algorithm)
+    _check_training(make, seed, max_steps, log_probs)
+    _check_partial(make(), seed)
+
+
+class _World:
+    """A random environment, acted in with an algorithm's newest policy."""
+
+    def __init__(self, algorithm: Algorithm, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._sampler = Sampler(seed)
+        self._episode, self._index, self._version = 1, 0, 0
+        self.algorithm = algorithm
+        self.publish()
+
+    def publish(self) -> None:
+        """Act with the algorithm's weights as they are now."""
+        spec = self.algorithm.spec()
+        flat = spec.flatten(self.algorithm.snapshot())
+        self._policy = build_policy(spec, PolicySnapshot(1, self._version, 0, flat))
+        self._version += 1
+
+    def segment(self, steps: int | None = None) -> Segment:
+        """Return the next segment, at most `rollout_length` steps long; its columns are read-only."""
+        spec, length = self.algorithm.spec(), self.algorithm.rollout_length
+        count = steps if steps is not None else int(self._rng.integers(1, length + 1))
+        terminated, truncated = (self._rng.random(2) < 0.4).tolist()
+        rows = random_observations(spec.observation_space, count + (not terminated), self._rng)
+        acts = [self._policy.act(row, None, self._sampler, True) for row in rows[:count]]
+        columns: dict[str, NDArray[Any]] = {
+            "observations": rows,
+            "actions": np.array([raw for raw, _, _ in acts]),
+            "rewards": self._rng.normal(size=count).astype(np.float32),
+            "log_probs": np.array([log_prob for *_, log_prob in acts], dtype=np.float32),
+            "versions": np.full(count, self._policy.version, dtype=np.uint64),
+        }
+        for column in columns.values():
+            column.flags.writeable = False
+        made = Segment(
+            **columns,  # type: ignore[arg-type]
+            masks=None,
+            generation=1,
+            episode_id=self._episode,
+            segment_index=self._index,
+            terminated=terminated,
+            truncated=truncated and not terminated,
+            episode_return=0.0 if terminated or truncated else None,
+            episode_length=count if terminated or truncated else None,
+        )
+        self._episode, self._index = (self._episode + 1, 0) if made.ended else (self._episode, self._index + 1)
+        return made
+
+
+def _check_attributes(algorithm: Algorithm, observations: Space, actions: Space) -> None:
+    assert isinstance(algorithm, Algorithm), f"{type(algorithm).__name__} lacks a method or an attribute of Algorithm"
+    assert algorithm.kind in ("onpolicy", "offpolicy"), f"kind is {algorithm.kind!r}; it is 'onpolicy' or 'offpolicy'"
+    assert type(algorithm.rollout_length) is int and algorithm.rollout_length >= 1, f"rollout_length {algorithm.rollout_length!r}"
+    every = algorithm.publish_every_updates
+    assert type(every) is int and every >= 1, f"publish_every_updates is {every!r}; it is an integer from 1 on"
+    lag = algorithm.max_policy_lag
+    assert lag is None or (type(lag) is int and lag >= 0), f"max_policy_lag is {lag!r}; it is None or an integer from 0 on"
+    spec = algorithm.spec()
+    assert (spec.observation_space, spec.action_space) == (observations, actions), "spec() has other spaces than were given"
+
+
+def _check_entry(
+    entry: AlgorithmEntry, algorithm: Algorithm, observations: Space, actions: Space, given: Mapping[str, object]
+) -> None:
+    assert entry.kind in ("", algorithm.kind), f"the entry says {entry.kind}, the algorithm {algorithm.kind}"
+    entry.read(given)
+    if entry.plan is not None:
+        assert entry.plan(observations, actions, given) == algorithm.spec(), "the entry plans another policy than is built"
+        _check_unknown_parameter(lambda: entry.plan and entry.plan(observations, actions, {**given, _UNKNOWN: 1}))
+
+
+def _check_unknown_parameter(make: Callable[[], object]) -> None:
+    try:
+        make()
+    except ConfigError:
+        return
+    raise AssertionError(f"the unknown parameter {_UNKNOWN!r} does not raise ConfigError")
+
+
+def _check_snapshot(algorithm: Algorithm) -> None:
+    spec, tensors = algorithm.spec(), algorithm.snapshot()
+    assert spec == algorithm.spec(), "spec() changes"
+    shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    assert found == shapes, f"snapshot() has the tensors {found}; spec() says {shapes}"
+    for name, tensor in tensors.items():
+        assert tensor.dtype == np.float32, f"tensor {name!r} of the snapshot is {tensor.dtype}, not float32"
+    flat = spec.flatten(tensors)
+    assert np.isfinite(flat).all(), "the first snapshot is not finite"
+    for tensor in tensors.values():
+        tensor.fill(7.0)
+    assert np.array_equal(flat, spec.flatten(algorithm.snapshot())), "snapshot() returns views of the weights, not copies"
+
+
+def _check_nothing_to_do(algorithm: Algorithm) -> None:
+    demand = algorithm.demand()
+    assert type(demand) is int and demand >= 0, f"demand() is {demand!r}; it is an integer from 0 on"
+    for partial in ({}, {"partial": True}):
+        metrics = algorithm.update(**partial)
+        assert metrics is None, f"update({partial}) of an algorithm that has observed nothing returns {metrics}, not None"
+
+
+def _check_training(make: Callable[[], Algorithm], seed: int, max_steps: int, log_probs: SegmentLogProbs | None) -> None:
+    """Train, and compare with a twin that trains alike and with one that goes on from a checkpoint."""
+    states = _global_states()
+    world = _World(make(), seed)
+    segments: list[list[Segment]] = []
+    while len(segments) < 3:
+        before = sum(len(batch) for batch in segments)
+        segments.append(_one_update(world, max_steps, log_probs))
+        assert len(segments) == 1 or before, "an update without data"
+        if len(segments) == 2:
+            saved = world.algorithm.state()
+            tree, arrays = pack_state(saved)
+    algorithm, spec = world.algorithm, world.algorithm.spec()
+    assert states == _global_states(), "it changes a global random state: numpy's, random's or torch's"
+    final = spec.flatten(algorithm.snapshot())
+    twin = make()
+    for batch in segments:
+        _train_on(twin, batch)
+    assert np.array_equal(final, spec.flatten(twin.snapshot())), "equal seeds and segments give other weights"
+    for name, state in (("the same process", saved), ("a checkpoint", unpack_state(tree, arrays))):
+        loaded = make()
+        loaded.load(state)
+        _train_on(loaded, segments[2])
+        words = f"a state that went through {name} goes on to other weights; is a part of it missing, or no copy?"
+        assert np.array_equal(final, spec.flatten(loaded.snapshot())), words
+    _check_bad_state(make())
+    if isinstance(algorithm, Undoable):
+        for segment in segments[2]:
+            algorithm.observe(segment)
+        held = spec.flatten(algorithm.snapshot())
+        kept = algorithm.checkpoint()
+        while algorithm.update() is not None:
+            continue
+        algorithm.restore(kept)
+        assert np.array_equal(held, spec.flatten(algorithm.snapshot())), "restore() does not go back to checkpoint()"
+
+
+def _one_update(world: _World, max_steps: int, log_probs: SegmentLogProbs | None) -> list[Segment]:
+    """Feed segments until an update is done; return them."""
+    algorithm, given, steps = world.algorithm, list[Segment](), 0
+    while True:
+        segment = world.segment()
+        if log_probs is not None:
+            theirs = np.asarray(log_probs(algorithm, segment))
+            words = f"the acting policy says log-probabilities {segment.log_probs}, the training side {theirs}"
+            assert np.allclose(segment.log_probs, theirs, rtol=_CLOSE, atol=_CLOSE), words
+        algorithm.observe(segment)
+        given.append(segment)
+        steps += segment.steps
+        enough = algorithm.demand() == 0 and algorithm.kind == "onpolicy"
+        metrics = algorithm.update()
+        if metrics is not None:
+            break
+        assert not enough, "demand() is 0 and update() returns None: no actor would collect more, and nothing would be trained"
+        assert steps < max_steps, f"no update after {steps} steps; give parameters with smaller updates, or a larger max_steps"
+    while algorithm.update() is not None:
+        continue
+    bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+    assert not bad, f"metrics that are not finite: {bad}"
+    flat = algorithm.spec().flatten(algorithm.snapshot())
+    assert np.isfinite(flat).all(), "weights that are not finite after an update on ordinary data"
+    world.publish()
+    return given
+
+
+def _train_on(algorithm: Algorithm, segments: list[Segment]) -> None:
+    for segment in segments:
+        algorithm.observe(segment)
+        while algorithm.update() is not None:
+            continue
+
+
+def _check_bad_state(algorithm: Algorithm) -> None:
+    try:
+        algorithm.load({})
+    except Exception:  # noqa: BLE001  # whatever it is, the learner thread reports it
+        return
+    raise AssertionError("load() accepts an empty state")
+
+
+def _check_partial(algorithm: Algorithm, seed: int) -> None:
+    if algorithm.kind == "onpolicy":
+        algorithm.observe(_World(algorithm, seed).segment(steps=1))
+        assert algorithm.update(partial=True) is not None, "update(partial=True) makes no use of the one step that it has"
+        assert algorithm.update(partial=True) is None, "update(partial=True) trains twice on the same data"
+
+
+def _global_states() -> list[Any]:
+    """The random states that all code of this process shares."""
+    numpy_state: Any = np.random.get_state()
+    found = [random.getstate(), numpy_state[0], bytes(numpy_state[1]), numpy_state[2:]]
+    if "torch" in sys.modules:
+        found.append(sys.modules["torch"].get_rng_state().numpy().tobytes())
+    return found

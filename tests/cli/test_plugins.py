@@ -1,0 +1,162 @@
+"""Algorithms and policies from elsewhere: the example of docs/howto/plugins.md, installed by pip, and as modules."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from rl4sys_zmq.cli.learner import main as learner
+
+from .conftest import PACKAGE, Spawn
+
+PAGE = PACKAGE / "docs" / "howto" / "plugins.md"
+BROKEN = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "rl4sys-broken"
+version = "2.0"
+
+[project.entry-points."rl4sys_zmq.algorithms"]
+PPO = "broken_module:ENTRY"
+RAISES = "broken_module:ENTRY"
+WRONG = "pathlib:Path"
+
+[project.entry-points."rl4sys_zmq.policies"]
+raises = "broken_module:ENTRY"
+
+[tool.setuptools]
+py-modules = ["broken_module"]
+"""
+
+
+def write_example(folder: Path) -> None:
+    """Write the files of the page: each block names its file in its first line."""
+    folder.mkdir()
+    for text in re.findall(r"^```(?:python|toml)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        if named := re.match(r"# (\S+)\n", text):
+            (folder / named[1]).write_text(text)
+
+
+def install(source: Path, target: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*command, "--target", target, source], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed distribution, and one whose entry points do not work."""
+    pytest.importorskip("setuptools")
+    pytest.importorskip("pip")
+    sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("site")
+    write_example(sources / "example")
+    install(sources / "example", target)
+    (sources / "broken").mkdir()
+    (sources / "broken" / "pyproject.toml").write_text(BROKEN)
+    (sources / "broken" / "broken_module.py").write_text("raise RuntimeError('it never works')\n")
+    install(sources / "broken", target)
+    return target
+
+
+def run(spawn: Spawn, module: str, *arguments: str, path: tuple[Path, ...] = ()) -> tuple[int, str, str]:
+    command = spawn(module, *arguments, path=path)
+    code = command.end()
+    return code, "\n".join(command.lines), command.errors
+
+
+def test_an_installed_distribution_is_listed_and_a_broken_one_fails_alone(spawn: Spawn, outside: Path) -> None:
+    code, listed, _ = run(spawn, "learner", "algorithms", path=(outside,))
+    assert code == 0
+    assert {"PPO", "DQN", "BANDIT"} <= set(listed.splitlines())
+    assert "Gradient bandit: learns which action is best, whatever is observed. (onpolicy)" in listed
+    assert "  rate = 0.1\n      step size of the preferences  [also: learning_rate, lr]" in listed
+    faults = [line for line in listed.splitlines() if line.startswith("!!")]
+    assert len(faults) == 3
+    assert any("'PPO' of rl4sys-broken 2.0" in f and "this package has that name" in f for f in faults)
+    assert any("'RAISES' cannot be loaded" in f and "RuntimeError: it never works" in f for f in faults)
+    assert any("'WRONG' cannot be loaded" in f and "it is a type, not a AlgorithmEntry" in f for f in faults)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "code", "said"),
+    [
+        ("BANDIT", {"lr": 0.2}, 0, "BANDIT (onpolicy) can be built, 2 numbers in its policy"),
+        ("bandit", {"lr": 20}, 2, "algorithm_parameters.lr: expected a number from 0 to 10, not 20"),
+        ("BANDITO", {}, 2, "did you mean 'BANDIT'?"),
+        ("RAISES", {}, 2, "RuntimeError: it never works; repair or uninstall that distribution"),
+    ],
+)
+def test_config_check_knows_it(
+    spawn: Spawn, outside: Path, tmp_path: Path, name: str, parameters: dict[str, Any], code: int, said: str
+) -> None:
+    (tmp_path / "agent.json").write_text(json.dumps({"algorithm_name": name, "algorithm_parameters": parameters}))
+    found, lines, errors = run(spawn, "learner", "config", "check", "agent.json", path=(outside,))
+    assert (found, said in lines + errors) == (code, True), lines + errors
+
+
+def test_the_commands_import_no_torch_for_it(outside: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent.json").write_text('{"client_id": "a", "algorithm_name": "PPO", "input_size": 4, "act_dim": 2}')
+    code = (
+        "import sys\nfrom rl4sys_zmq.cli.learner import main\n"
+        "main(['config', 'check', 'agent.json'], standalone_mode=False)\nmain(['algorithms'], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    env = {"PYTHONPATH": f"{PACKAGE}:{outside}"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("way", ["installed", "plugin"])
+def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, way: str) -> None:
+    for module in ("torch", "tensorboard", "rich", "gymnasium"):
+        pytest.importorskip(module)
+    path, plugin = (outside,), ("--plugin", "bandit_plugin")
+    if way == "plugin":
+        write_example(tmp_path / "modules")
+        for file in (tmp_path / "modules").glob("bandit_*.py"):
+            file.rename(tmp_path / file.name)
+        path = ()
+    extra = plugin if way == "plugin" else ()
+    server = spawn("learner", "serve", "--port", "0", *extra, path=path)
+    address = server.wait_for(r"learner at (\S+) ").group(1)
+    arguments = ("--env", "CartPole-v1", "--learner", address, "--client-id", "luna", "--num-envs", "2", "--episodes", "40")
+    code, lines, errors = run(spawn, "actor", "run", *arguments, "--algorithm", "BANDIT", *extra, path=path)
+    assert code == 0, errors
+    assert int(re.findall(r"last version (\d+)", lines)[0]) >= 3
+    result = CliRunner().invoke(learner, ["status", address, "--json", "--timeout", "10"])
+    luna = json.loads(result.stdout)["clients"]["luna"]
+    assert (luna["state"], luna["accepted"] > 0) == ("running", True)
+    # An actor without the distribution: its learner answers with a kind of policy that it lacks.
+    code, _, errors = run(spawn, "actor", "run", *arguments)
+    assert code == 2
+    assert len(errors.strip().splitlines()) == 1
+    assert "lacks the policy kind 'bandit' (it has: mlp); install the distribution" in errors
+    assert server.signal(signal.SIGTERM) == 0, server.errors
+
+
+def test_a_plugin_that_cannot_be_imported_is_one_line(spawn: Spawn, tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text("1 / 0\n")
+    for module, said in (("faulty", "ZeroDivisionError"), ("no.such", "ModuleNotFoundError")):
+        code, _, errors = run(spawn, "learner", "algorithms", "--plugin", module)
+        assert code == 2
+        assert len(errors.strip().splitlines()) == 1
+        assert f"plugin {module!r} cannot be imported: {said}" in errors
+
+
+def test_the_pages_own_tests_pass(outside: Path, tmp_path: Path) -> None:
+    write_example(tmp_path / "page")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_bandit.py"]
+    env = {"PYTHONPATH": f"{PACKAGE}:{outside}"}
+    done = subprocess.run(command, cwd=tmp_path / "page", env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert "2 passed" in done.stdout, done.stdout

@@ -1,0 +1,187 @@
+"""Registries: where entries come from, what takes precedence, and that one that is broken fails alone."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.errors import ConfigError
+from rl4sys_zmq.learner import AlgorithmEntry, Learner, LearnerConfig, register_algorithm
+from rl4sys_zmq.learner.algorithms import ALGORITHMS
+from rl4sys_zmq.plugins import Registry, import_plugins
+from rl4sys_zmq.policies import POLICIES, PolicyEntry, register_policy
+from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
+from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Space, TensorSpec
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: str
+    note: str = ""
+
+
+SHIPPED = Thing("SHIPPED")
+OUTSIDE = Thing("outside")
+MISNAMED = Thing("other")
+HERE = "thing_module"
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry[Thing]:
+    """One shipped entry, and five entry points: one good, one that takes its name, three that do not work."""
+    loads: list[str] = []
+
+    def load(point: EntryPoint) -> Any:
+        loads.append(point.name)
+        if point.value == "raises:X":
+            raise RuntimeError("no good")
+        return {"outside:X": OUTSIDE, "misnamed:X": MISNAMED, "wrong:X": 5, "second:X": Thing("OUTSIDE")}[point.value]
+
+    points = [
+        EntryPoint("outside", "outside:X", "things"),
+        EntryPoint("Outside", "second:X", "things"),
+        EntryPoint("shipped", "outside:X", "things"),
+        EntryPoint("raises", "raises:X", "things"),
+        EntryPoint("wrong", "wrong:X", "things"),
+        EntryPoint("misnamed", "misnamed:X", "things"),
+    ]
+    monkeypatch.setattr(EntryPoint, "load", load)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points if group == "things" else [])
+    monkeypatch.setattr("rl4sys_zmq.plugins.load_object", lambda target: SHIPPED)
+    made = Registry(Thing, {"SHIPPED": "a:B"}, noun="thing", group="things", key="thing", fold=str.upper)
+    made.loads = loads  # type: ignore[attr-defined]
+    return made
+
+
+def test_entries_come_from_three_places_and_are_loaded_once(registry: Registry[Thing]) -> None:
+    assert registry.names() == ["MISNAMED", "OUTSIDE", "RAISES", "SHIPPED", "WRONG"]
+    assert registry.loads == []  # type: ignore[attr-defined]
+    assert registry.get("shipped") is SHIPPED
+    assert registry.get("Outside") is registry.get("OUTSIDE") is OUTSIDE
+    assert registry.loads == ["outside"]  # type: ignore[attr-defined]
+    mine = Thing("mine")
+    registry.add(mine, replace=False)
+    registry.add(mine, replace=False)
+    assert registry.get("MINE") is mine
+    with pytest.raises(ConfigError, match="'MINE' is registered already"):
+        registry.add(Thing("Mine", "another"), replace=False)
+    with pytest.raises(ConfigError, match="'SHIPPED' is registered already"):
+        registry.add(Thing("shipped"), replace=False)
+    registry.add(Thing("shipped", "mine"), replace=True)
+    assert registry.get("SHIPPED").note == "mine"
+
+
+def test_what_is_broken_fails_alone_and_is_listed(registry: Registry[Thing]) -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"'RAISES' cannot be loaded .*RuntimeError: no good; repair or uninstall"):
+            registry.get("raises")
+    assert registry.loads == ["raises"]  # type: ignore[attr-defined]
+    faults = registry.faults()
+    assert registry.faults() == faults
+    assert len(faults) == 5
+    for words in ("'SHIPPED' of", "'OUTSIDE' of", "'RAISES' cannot", "it is a int, not a Thing", "its entry is called 'other'"):
+        assert any(words in fault for fault in faults), words
+    assert registry.get("outside") is OUTSIDE
+    with pytest.raises(ConfigError, match=r"unknown thing 'outsid'; valid: .*did you mean 'OUTSIDE'"):
+        registry.get("outsid")
+
+
+def test_a_registration_is_an_entry_or_a_name_with_a_factory() -> None:
+    for register, entry in (
+        (register_algorithm, AlgorithmEntry(name="X", factory=FakeAlgorithm.factory())),
+        (register_policy, PolicyEntry(name="x", factory="a:b")),
+    ):
+        with pytest.raises(ConfigError):
+            register("X")  # type: ignore[call-overload]
+        with pytest.raises(ConfigError):
+            register(entry, len)  # type: ignore[call-overload]
+    for name in ("", "a/b", " a"):
+        with pytest.raises(ConfigError):
+            AlgorithmEntry(name=name, factory="a:b")
+        with pytest.raises(ConfigError):
+            PolicyEntry(name=name, factory="a:b")
+
+
+def test_an_entry_whose_factory_cannot_be_imported_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm X cannot be loaded from no_such:X .*: pip install 'rl4sys-zmq\[learner\]'"):
+        AlgorithmEntry(name="X", factory="no_such:X", extra="learner").load()
+    with pytest.raises(ConfigError, match="policy kind 'x' cannot be loaded from no_such:X"):
+        PolicyEntry(name="x", factory="no_such:X").load()
+
+
+def test_configurations_name_plugins(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"{HERE}.py").write_text(
+        "from rl4sys_zmq.learner import register_algorithm\nfrom rl4sys_zmq.testing import FakeAlgorithm\n"
+        "register_algorithm('FROM_A_PLUGIN', FakeAlgorithm.factory())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None, plugins=[HERE])):  # type: ignore[arg-type]
+        assert ALGORITHMS.has("from_a_plugin")
+    for bad in (5, [5], ["a-b"], ["a..b"], [""]):
+        with pytest.raises(ConfigError, match="plugins: expected a list of Python modules"):
+            LearnerConfig(plugins=bad)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="plugin 'no_such_module' cannot be imported: ModuleNotFoundError"):
+        RL4SysAgent(config=AgentConfig(client_id="a", plugins=["no_such_module"]))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        import_plugins(["no_such_module"])
+
+
+def _odd(observations: Space, actions: Space, parameters: object, seed: int) -> FakeAlgorithm:
+    return FakeAlgorithm(PolicySpec(observations, actions, "odd-kind", {}, (TensorSpec("w", (1,)),)), FakeParameters(), seed)
+
+
+def test_a_kind_that_the_actor_lacks_ends_its_constructor_at_once() -> None:
+    register_algorithm("ODD", _odd)
+    assert not POLICIES.has("odd-kind")
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, pytest.raises(ConfigError) as caught:
+        RL4SysAgent(
+            config=AgentConfig(
+                client_id="odd",
+                algorithm_name="ODD",
+                input_size=1,
+                action_space=DiscreteSpace(2),
+                train_server_address=learner.address,
+                connect_timeout_s=60.0,
+            )
+        )
+    assert caught.value.key == "kind"
+    assert "lacks the policy kind 'odd-kind' (it has: mlp" in str(caught.value)
+
+
+def test_a_learner_without_inference_ends_the_constructor_of_an_actor_that_asks_it() -> None:
+    register_algorithm("PLAIN", FakeAlgorithm.factory())
+    with Learner(LearnerConfig(bind="inproc://*", run_dir=None)) as learner, pytest.raises(ConfigError) as caught:
+        assert learner.inference_address == ""
+        assert learner.status()["inference"] == {}
+        config = AgentConfig(client_id="plain", algorithm_name="PLAIN", input_size=1, act_dim=2, inference="remote")
+        RL4SysAgent(config=AgentConfig.from_mapping(config.to_json(), train_server_address=learner.address))
+    assert caught.value.key == "inference"
+
+
+@pytest.mark.parametrize("threads", [None, 1])
+def test_torchs_threads_are_the_programs_unless_the_learner_is_told(threads: int | None) -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        found: list[int] = []
+        fake = FakeAlgorithm.factory()
+
+        def make(*given: Any) -> FakeAlgorithm:
+            found.append(torch.get_num_threads())
+            return fake(*given)
+
+        register_algorithm("THREADS", make)
+        with Learner(LearnerConfig(bind="inproc://*", run_dir=None, torch_threads=threads)) as learner:
+            config = AgentConfig(
+                client_id="t", algorithm_name="THREADS", input_size=1, act_dim=2, train_server_address=learner.address
+            )
+            RL4SysAgent(config=config).close()
+        assert found == [threads or 2]
+    finally:
+        torch.set_num_threads(before)

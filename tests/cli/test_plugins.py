@@ -126,7 +126,7 @@ def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, wa
         write_example(tmp_path / "modules")
         for file in (tmp_path / "modules").glob("bandit_*.py"):
             file.rename(tmp_path / file.name)
-        path = ()
+        path = ()  # type: ignore[assignment]
     extra = plugin if way == "plugin" else ()
     server = spawn("learner", "serve", "--port", "0", *extra, path=path)
     address = server.wait_for(r"learner at (\S+) ").group(1)

@@ -93,7 +93,7 @@ def specs(draw_: Any, heads: tuple[Any, ...] = ("categorical", "gaussian", "q_va
     if head == "gaussian":
         action_space = BoxSpace(draw_(shapes), draw_(st.sampled_from(["<f4", "<f8"])), -1.0, 2.0)
     else:
-        action_space = DiscreteSpace(draw_(wide), draw_(st.integers(-5, 5)))
+        action_space = DiscreteSpace(draw_(wide), draw_(st.integers(-5, 5)))  # type: ignore[assignment]
     return mlp_spec(
         observation_space,
         action_space,
@@ -424,7 +424,7 @@ def test_threads_may_share_a_policy() -> None:
     policy = policy_of(mlp_spec(BoxSpace((8,)), DiscreteSpace(4), "categorical"))
     observations = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
     want = [policy.act(o, None, Sampler(0), False)[2] for o in observations]
-    wrong = []
+    wrong = []  # type: ignore[var-annotated]
 
     def work() -> None:
         wrong.extend(i for i, o in enumerate(observations) if policy.act(o, None, Sampler(0), False)[2] != want[i])

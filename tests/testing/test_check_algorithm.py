@@ -44,7 +44,7 @@ def ppo_log_probs(algorithm: Any, segment: Segment) -> Any:
     import torch
 
     from rl4sys_zmq.learner.algorithms.networks import encode_observations
-    from rl4sys_zmq.learner.algorithms.ppo import standardise
+    from rl4sys_zmq.learner.algorithms.ppo import standardise  # type: ignore[attr-defined]
 
     space = algorithm.spec().observation_space
     features = encode_observations(space, segment.observations[: segment.steps])
@@ -175,7 +175,7 @@ def mlp_log_probs(spec: PolicySpec) -> Callable[..., Any]:
         if spec.document["head"] == "gaussian":
             z = (raw.reshape(len(raw), -1) - h) / np.exp(tensors["log_std"])
             return (-0.5 * z**2 - tensors["log_std"] - 0.5 * np.log(2 * np.pi)).sum(axis=1)
-        chosen = h[np.arange(len(h)), raw - spec.action_space.start]
+        chosen = h[np.arange(len(h)), raw - spec.action_space.start]  # type: ignore[union-attr]
         return chosen - np.log(np.exp(h - h.max(axis=1, keepdims=True)).sum(axis=1)) - h.max(axis=1)
 
     return of

@@ -66,9 +66,7 @@ def test_impossible_policies_are_refused(kwargs: dict[str, Any], key: str) -> No
     ],
 )
 def test_impossible_specs_of_other_kinds_are_refused(kind: str, document: dict[str, Any], tensors: Any, key: str) -> None:
-    kind: str, document: dict[str, Any], tensors: tuple[Any, ...], key: str  # type: ignore[syntax]
-) -> None:  # type: ignore[syntax]
-    with pytest.raises(ConfigError) as caught:  # type: ignore[syntax]
+    with pytest.raises(ConfigError) as caught:
         PolicySpec(FOUR, TWO, kind, document, tensors)
     assert caught.value.key == key
 
@@ -113,7 +111,7 @@ def test_wrong_tensors_are_refused() -> None:
     spec = mlp_spec(FOUR, TWO, "categorical", ())
     for bad in (np.zeros(spec.size + 1, np.float32), np.zeros(spec.size, np.float64), np.zeros((spec.size, 1), np.float32)):
         with pytest.raises(ConfigError):
-            spec.views(bad)
+            spec.views(bad)  # type: ignore[arg-type]
     tensors = spec.views(np.zeros(spec.size, np.float32))
     for change in ({"more": np.zeros(1, np.float32)}, {"layers.0.bias": np.zeros(3, np.float32)}):
         with pytest.raises(ConfigError):

@@ -48,7 +48,7 @@ def same(a: Segment, b: Segment) -> bool:
 def travel(*segments: Segment) -> list[Segment | ProtocolError]:
     message = join_submit(3, 9, [pack_segment(s) for s in segments])
     assert read_heads(message)["steps"].tolist() == [s.steps for s in segments]
-    return read_submit(decode(encode(message)))
+    return read_submit(decode(encode(message)))  # type: ignore[arg-type]
 
 
 @st.composite
@@ -90,7 +90,7 @@ def segments(draw: Any) -> Any:
 def test_segments_come_back_as_they_went(batch: Any) -> None:
     back = travel(*batch)
     assert len(back) == len(batch)
-    assert all(same(a, b) for a, b in zip(batch, back, strict=True))
+    assert all(same(a, b) for a, b in zip(batch, back, strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -103,18 +103,18 @@ def test_large_columns_travel_in_frames_of_their_own(make_segment: Any, dtype: A
     assert len(packed.large) == (size >= LARGE_BYTES)
     message = join_submit(0, 0, [pack_segment(small), packed, packed, pack_segment(small)])
     assert len(message.body) == 1 + 2 * len(packed.large)
-    back = read_submit(decode(encode(message)))
-    assert same(back[0], small)
-    assert same(back[1], big)
-    assert same(back[2], big)
-    assert same(back[3], small)
+    back = read_submit(decode(encode(message)))  # type: ignore[arg-type]
+    assert same(back[0], small)  # type: ignore[arg-type]
+    assert same(back[1], big)  # type: ignore[arg-type]
+    assert same(back[2], big)  # type: ignore[arg-type]
+    assert same(back[3], small)  # type: ignore[arg-type]
 
 
 def test_large_columns_are_not_copied_and_nothing_may_be_written(make_segment: Any) -> None:
     big = dataclasses.replace(make_segment(), observations=np.ones((2, LARGE_BYTES), np.float32))
     packed = pack_segment(big)
     assert np.shares_memory(np.frombuffer(packed.large[0], np.float32), big.observations)
-    (back,) = read_submit(decode([bytes(f) for f in encode(join_submit(0, 0, [packed]))]))
+    (back,) = read_submit(decode([bytes(f) for f in encode(join_submit(0, 0, [packed]))]))  # type: ignore[arg-type]
     for name in COLUMNS[:5]:
         assert not getattr(back, name).flags.writeable
 
@@ -124,8 +124,8 @@ def test_views_are_packed_as_what_they_show(make_segment: Any) -> None:
     wide = np.arange(16, dtype=np.float32).reshape(4, 4)
     strange = dataclasses.replace(small, observations=wide[::2, ::2], actions=np.arange(4)[::-2])
     (back,) = travel(strange)
-    assert back.observations.tolist() == [[0, 2], [8, 10]]
-    assert back.actions.tolist() == [3, 1]
+    assert back.observations.tolist() == [[0, 2], [8, 10]]  # type: ignore[union-attr]
+    assert back.actions.tolist() == [3, 1]  # type: ignore[union-attr]
 
 
 def test_one_version_for_all_steps_is_sent_once(make_segment: Any) -> None:
@@ -136,7 +136,7 @@ def test_one_version_for_all_steps_is_sent_once(make_segment: Any) -> None:
     mixed = dataclasses.replace(segment, versions=np.array([4, 3, 4, 5, 5], np.uint64))
     assert pack_segment(mixed).small[4] == mixed.versions.tobytes()
     assert pack_segment(mixed).oldest_version == 3
-    assert travel(segment)[0].versions.tolist() == [3] * 5
+    assert travel(segment)[0].versions.tolist() == [3] * 5  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("dtype", [object, "S4", "U4", "M8[s]", ">f4", "c8", [("a", "<f4")]])
@@ -153,7 +153,7 @@ def test_other_dtypes_are_refused_before_they_are_packed(make_segment: Any, dtyp
 def checksums(*packed: Any, first_seq: int = 0, want_steps: int = 0) -> list[int]:
     """As the learner has them: of what came from the network."""
     frames = [bytes(f) for f in encode(join_submit(first_seq, want_steps, packed))]
-    return Batch(decode(frames)).checks.tolist()
+    return Batch(decode(frames)).checks.tolist()  # type: ignore[arg-type, no-any-return]
 
 
 @settings(max_examples=60)
@@ -211,7 +211,7 @@ def lying(base: list[Segment], **changes: Any) -> Any:
     heads = np.frombuffer(message.heads, HEAD).copy()
     for name, value in changes.items():
         heads[name][1] = value
-    return dataclasses.replace(message, heads=heads.tobytes())
+    return dataclasses.replace(message, heads=heads.tobytes())  # type: ignore[arg-type]
 
 
 ITEM_LIES = {
@@ -271,18 +271,18 @@ LAYOUT_LIES = {
 @pytest.mark.parametrize("lie", ITEM_LIES)
 def test_a_lie_about_one_segment_costs_that_segment(make_segment: Any, lie: Any, others: Any) -> None:
     base = [make_segment(n, masks=True) for n in (1, 2, *[3] * others)]
-    first, second, *rest = read_submit(decode(encode(lying(base, **ITEM_LIES[lie]))))
+    first, second, *rest = read_submit(decode(encode(lying(base, **ITEM_LIES[lie]))))  # type: ignore[arg-type]
     assert isinstance(second, ProtocolError)
     assert second.code is Refusal.RANGE
-    assert same(first, base[0])
-    assert all(same(a, b) for a, b in zip(rest, base[2:], strict=True))
+    assert same(first, base[0])  # type: ignore[arg-type]
+    assert all(same(a, b) for a, b in zip(rest, base[2:], strict=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("others", [1, FEW])
 @pytest.mark.parametrize("lie", LIES_BEFORE_THE_END)
 def test_what_only_an_end_has(make_segment: Any, lie: Any, others: Any) -> None:
     base = [make_segment(n, terminated=False) for n in (1, 2, *[3] * others)]
-    found = read_submit(decode(encode(lying(base, **LIES_BEFORE_THE_END[lie]))))
+    found = read_submit(decode(encode(lying(base, **LIES_BEFORE_THE_END[lie]))))  # type: ignore[arg-type]
     assert [isinstance(s, ProtocolError) for s in found] == [False, True, *[False] * others]
 
 
@@ -309,14 +309,14 @@ def test_counts_and_frames_must_agree(make_segment: Any) -> None:
     large = join_submit(0, 0, [big])
     for bad, code in (
         (dataclasses.replace(good, count=2), Refusal.MALFORMED),
-        (dataclasses.replace(good, count=0, heads=b""), Refusal.MALFORMED),
-        (dataclasses.replace(good, heads=good.heads[:-1]), Refusal.MALFORMED),
-        (dataclasses.replace(good, heads=good.heads * 2), Refusal.MALFORMED),
+        (dataclasses.replace(good, count=0, heads=b""), Refusal.MALFORMED),  # type: ignore[arg-type]
+        (dataclasses.replace(good, heads=good.heads[:-1]), Refusal.MALFORMED),  # type: ignore[arg-type]
+        (dataclasses.replace(good, heads=good.heads * 2), Refusal.MALFORMED),  # type: ignore[arg-type]
         (dataclasses.replace(good, layouts=[]), Refusal.MALFORMED),
         (dataclasses.replace(good, layouts=good.layouts * 2), Refusal.MALFORMED),
         (dataclasses.replace(good, body=()), Refusal.FRAMES),
         (dataclasses.replace(good, body=(*good.body, b"more")), Refusal.SHAPE),
-        (dataclasses.replace(good, body=(good.body[0] + bytes(16),)), Refusal.SHAPE),
+        (dataclasses.replace(good, body=(good.body[0] + bytes(16),)), Refusal.SHAPE),  # type: ignore[operator]
         (dataclasses.replace(large, body=large.body[:1]), Refusal.SHAPE),
         (dataclasses.replace(large, body=(large.body[0], large.body[1][:-8])), Refusal.SHAPE),
         (dataclasses.replace(large, body=(*large.body, large.body[1])), Refusal.SHAPE),
@@ -331,7 +331,7 @@ def test_segments_that_are_laid_out_otherwise_share_a_message(make_segment: Any)
     base = [make_segment(1), make_segment(2, masks=True), wide, make_segment(3), make_segment(4, masks=True, terminated=False)]
     message = join_submit(0, 0, [pack_segment(s) for s in base])
     assert len(message.layouts) == 3
-    assert all(same(a, b) for a, b in zip(read_submit(decode(encode(message))), base, strict=True))
+    assert all(same(a, b) for a, b in zip(read_submit(decode(encode(message))), base, strict=True))  # type: ignore[arg-type]
     schema = SegmentSchema(BoxSpace((2,)), DiscreteSpace(2), 3)
     assert {place: e.code for place, e in Batch(message).errors(schema).items()} == {2: Refusal.SPEC, 4: Refusal.RANGE}
 

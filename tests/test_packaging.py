@@ -20,8 +20,8 @@ PACKAGE = Path(rl4sys_zmq.__file__).parent
 ROOT = PACKAGE.parent
 
 TEST_TOOLS = {
-    *("addresses", "chaos", "chaos_frames", "chaos_loop", "chaos_pub", "check_data_store", "check_transport", "children"),
-    *("fakes", "kills", "plugin", "trace", "trace_check"),
+    *("addresses", "chaos", "chaos_frames", "chaos_loop", "chaos_pub", "check_algorithm", "check_data_store"),
+    *("check_policy", "check_transport", "children", "fakes", "kills", "plugin", "trace", "trace_check"),
 }
 """The modules of `testing` that users test with. The others prove our own delivery, and stay in the sdist."""
 

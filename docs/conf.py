@@ -57,3 +57,6 @@ html_theme_options = {
 html_sidebars = {"index": [], "glossary": []}
 copyright = "the rl4sys_zmq contributors, MIT licence"
 copybutton_prompt_text = "$ "
+
+suppress_warnings = ["ref.python"]
+"""An annotation `type` could mean the builtin or an option of that name. A name that leads nowhere has another category."""

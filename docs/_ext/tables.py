@@ -13,7 +13,6 @@ import functools
 import importlib
 import inspect
 import itertools
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ import click
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.options import SPACE, Unfit
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import Rule
 
 __all__ = ["PUBLIC", "api", "codes", "command_paths", "commands", "generate", "options", "parameters"]
 
@@ -70,8 +68,8 @@ def parameters(cls: type[Any]) -> str:
     """Return the table of an algorithm's parameters: name, what it accepts, default, synonyms and meaning."""
     rows = []
     for field in dataclasses.fields(cls):
-        rule: Rule = field.metadata["rule"]
-        rows.append((_key(field.name, rule.names), f"{_rule(rule)}<br>default {_default(field)}", rule.doc))
+        accepts = f"{_accepts(field.metadata['check'])}<br>default {_default(field)}"
+        rows.append((_key(field.name, field.metadata["names"]), accepts, field.metadata["doc"]))
     return _table(("parameter", "accepts", "meaning"), rows)
 
 
@@ -195,20 +193,6 @@ def _accepts(check: Any) -> str:
     except ConfigError as exc:
         return str(exc).partition(", not ")[0].removeprefix("expected ")
     raise AssertionError(f"{check} accepts anything")
-
-
-def _rule(rule: Rule) -> str:
-    if rule.choices:
-        text = " or ".join(map(repr, rule.choices))
-    elif rule.kind in ("int", "float"):
-        kind = "an integer" if rule.kind == "int" else "a number"
-        low, high = rule.low, rule.high
-        least = f" from {low:g}" if math.isfinite(low) and abs(low) < 1e9 else ""
-        most = f" to {high:g}" if math.isfinite(high) and high < 1e9 else ""
-        text = kind + (least + most if least or not most else f" up to {high:g}")
-    else:
-        text = {"bool": "true or false", "str": "text", "sizes": "a list of integers"}[rule.kind]
-    return text + (", or null" if rule.optional else "")
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

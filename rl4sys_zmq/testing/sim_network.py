@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.testing.history import History
 from rl4sys_zmq.testing.schedule import Schedule
 from rl4sys_zmq.testing.sim_actor import ActorParts, Link, SimActor
-from rl4sys_zmq.testing.sim_reception import Answers
+from rl4sys_zmq.testing.sim_learner import Answers
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Frame, Message
 
@@ -76,6 +76,11 @@ class SimNetwork:
         for peer, message in answers:
             actor, link = self._peers[peer]
             actor.hear(message, link)
+
+    def is_gone(self, peer: bytes) -> bool:
+        """Return whether its actor has left a connection."""
+        actor, link = self._peers[peer]
+        return actor.link is not link
 
     def dial(self, actor: SimActor) -> Link:
         """A fresh connection."""

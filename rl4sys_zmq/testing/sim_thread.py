@@ -39,7 +39,7 @@ MAX_STEPS = 6
 """Longer segments are refused as items."""
 
 BATCH_STEPS = 24
-INBOX_MESSAGES = 12
+INBOX_MESSAGES = 4
 """How many messages have a place in the pipeline to a learner thread."""
 
 SPEC = PolicySpec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())

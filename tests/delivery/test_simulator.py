@@ -40,6 +40,9 @@ CRASHES = replace(
 FULL_DISKS = replace(CRASHES, learner_restarts=0, thread_restarts=4, stalls=4, faults_s=20.0)
 SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
 CLOCK_STEPS = replace(CALM, durable=True, actor_restarts=4, learner_restarts=2, clock="steps")
+FAILING_DISKS = replace(
+    CRASHES, actors=3, segments=60, faults_s=20.0, offpolicy=True, stalls=12, learner_restarts=12, rot=1.0, checkpoint_s=0.3
+)
 COPIES = replace(CRASHES, actors=3, copies=4, wipes=1, learner_restarts=8)
 RELICS = replace(CALM, drop=0.05, delay_s=0.2, faults_s=12.0, lease_s=4.0, relics=3, clock="steps", durable=True)
 
@@ -436,13 +439,11 @@ class PromisesWhatItReceived(ActorEndpoint):
 
 
 class HearsTheOvertaken(ActorEndpoint):
-    """A session survives that another connection of its actor has taken over."""
+    """A session survives its end, and that another process has taken over."""
 
-    def _welcome(self, peer, client, hello, user, now):
-        before = dict(self.sessions)
-        super()._welcome(peer, client, hello, user, now)
-        for other, session in before.items():
-            self.sessions.setdefault(other, session)
+    def hang_up(self, peer, client, stream):
+        super().hang_up(peer, client, stream)
+        self.sessions[peer] = client, stream
 
 
 class KeepsNoGap(ActorEndpoint):
@@ -456,14 +457,6 @@ class KeepsNoGap(ActorEndpoint):
 class AnnouncesNoGap(ActorEndpoint):
     def _send(self, peer, message):
         super()._send(peer, replace(message, gap=0) if isinstance(message, Welcome) else message)
-
-
-class NeverReclaims(CreditPool):
-    """What an actor has not used when it goes stays its own, in the next life of the learner thread too."""
-
-    @staticmethod
-    def reclaim(stream):
-        pass
 
 
 class AsksForOnePage(Feeder):
@@ -754,15 +747,14 @@ MUTANTS = TWELVE | {
         {"promised", "released"},
     ),
     "hears_the_overtaken": (
-        {"parts": LearnerParts(endpoint=HearsTheOvertaken), "schedule": MANY_LIVES},
+        {"parts": LearnerParts(endpoint=HearsTheOvertaken), "schedule": replace(RELICS, segments=50, relics=8)},
         {"session"},
     ),
     "keeps_no_gap": ({"parts": LearnerParts(endpoint=KeepsNoGap), "schedule": COPIES}, {"gap", "conserved"}),
     "announces_no_gap": ({"parts": LearnerParts(endpoint=AnnouncesNoGap), "schedule": COPIES}, {"gap"}),
-    "never_reclaims": ({"parts": LearnerParts(pool=NeverReclaims), "schedule": replace(FULL_DISKS, stalls=0)}, {"credit"}),
     "asks_for_one_page": (
         {"parts": LearnerParts(feeder=AsksForOnePage), "schedule": CRASHES},
-        {"disposed", "conserved", "wedged"},
+        {"disposed", "conserved", "stalled"},
     ),
     "takes_a_page_for_all": ({"parts": LearnerParts(feeder=TakesAPageForAll), "schedule": CRASHES}, {"disposed", "conserved"}),
     "takes_any_page": (
@@ -779,7 +771,7 @@ MUTANTS = TWELVE | {
         {"expired", "gap", "order"},
     ),
     "trims_on_failure": (
-        {"parts": LearnerParts(client=TrimsOnFailure), "schedule": replace(CRASHES, stalls=6, learner_restarts=6, rot=1.0)},
+        {"parts": LearnerParts(client=TrimsOnFailure), "schedule": FAILING_DISKS},
         {"conserved", "disposed", "lost", "verdicts"},
     ),
     "rolls_back_nothing": (

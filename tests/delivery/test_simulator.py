@@ -40,9 +40,8 @@ CRASHES = replace(
 FULL_DISKS = replace(CRASHES, learner_restarts=0, thread_restarts=4, stalls=4, faults_s=20.0)
 SPOOLS = replace(CRASHES, spooled=True, actor_restarts=4)
 CLOCK_STEPS = replace(CALM, durable=True, actor_restarts=4, learner_restarts=2, clock="steps")
-FAILING_DISKS = replace(
-    CRASHES, actors=3, segments=60, faults_s=20.0, offpolicy=True, stalls=12, learner_restarts=12, rot=1.0, checkpoint_s=0.3
-)
+BUSY = replace(CRASHES, actors=3, segments=60)
+FAILING_DISKS = replace(BUSY, faults_s=20.0, offpolicy=True, stalls=12, learner_restarts=12, rot=1.0, checkpoint_s=0.3)
 COPIES = replace(CRASHES, actors=3, copies=4, wipes=1, learner_restarts=8)
 RELICS = replace(CALM, drop=0.05, delay_s=0.2, faults_s=12.0, lease_s=4.0, relics=3, clock="steps", durable=True)
 
@@ -723,7 +722,7 @@ MUTANTS = TWELVE | {
     "counts_what_is_skipped": (
         {
             "parts": LearnerParts(client=CountsWhatIsSkipped),
-            "schedule": replace(CRASHES, thread_restarts=8, learner_restarts=8),
+            "schedule": replace(BUSY, thread_restarts=8, learner_restarts=0),
         },
         {"transit", "stalled", "wedged"},
     ),
@@ -737,8 +736,11 @@ MUTANTS = TWELVE | {
         {"conserved", "verdicts", "credit"},
     ),
     "reads_on": (
-        {"parts": LearnerParts(client=ReadsOn), "schedule": replace(CRASHES, thread_restarts=8, pace=0.1)},
-        {"conserved", "disposed", "once", "order", "verdicts", "wedged"},
+        {
+            "parts": LearnerParts(client=ReadsOn),
+            "schedule": replace(BUSY, thread_restarts=8, learner_restarts=4, pace=0.3, checkpoint_s=2.0),
+        },
+        {"conserved", "disposed", "once", "order", "verdicts", "wedged", "transit"},
     ),
     "acks_before_the_ledger": ({"parts": LearnerParts(endpoint=AcksBeforeTheLedger)}, {"promised", "released"}),
     "hands_on_at_once": ({"parts": LearnerParts(endpoint=HandsOnAtOnce)}, {"ahead", "once", "transit"}),

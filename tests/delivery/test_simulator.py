@@ -9,6 +9,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from simulation.history import RULES, History, Violation
+from simulation.schedule import CRASH_POINTS
+from simulation.sim_disk import SimJournal, SlowLedger
+from simulation.sim_learner import LearnerParts, SimLearner
+from simulation.sim_spool import SimSpool
+from simulation.sim_thread import SimThread
+from simulation.simulator import ActorParts, Schedule, Simulation, simulate
 
 from rl4sys_zmq.delivery import ActorSession, CreditPool, Load, MemoryLedger, Page, Redial, Stream, StreamTable, Transit
 from rl4sys_zmq.delivery.journal_rows import Gap
@@ -18,13 +25,6 @@ from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.operator import Operator
 from rl4sys_zmq.learner.roster import Roster
-from rl4sys_zmq.testing.history import RULES, History, Violation
-from rl4sys_zmq.testing.schedule import CRASH_POINTS
-from rl4sys_zmq.testing.sim_disk import SimJournal, SlowLedger
-from rl4sys_zmq.testing.sim_learner import LearnerParts, SimLearner
-from rl4sys_zmq.testing.sim_spool import SimSpool
-from rl4sys_zmq.testing.sim_thread import SimThread
-from rl4sys_zmq.testing.simulator import ActorParts, Schedule, Simulation, simulate
 from rl4sys_zmq.wire.messages import Verdict, Welcome
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 from rl4sys_zmq.errors import ProtocolError
-from rl4sys_zmq.testing.history import History
-from rl4sys_zmq.testing.schedule import Schedule
-from rl4sys_zmq.testing.sim_actor import ActorParts, Link, SimActor
-from rl4sys_zmq.testing.sim_learner import Answers
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Frame, Message
+from simulation.history import History
+from simulation.schedule import Schedule
+from simulation.sim_actor import ActorParts, Link, SimActor
+from simulation.sim_learner import Answers
 
 __all__ = ["SimNetwork"]
 

@@ -14,14 +14,14 @@ import numpy as np
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Key, Raised, Redial, Renewed, Send, SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
-from rl4sys_zmq.testing.sim_spool import SimSpool
-from rl4sys_zmq.testing.sim_thread import MAX_STEPS
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 from rl4sys_zmq.wire.messages import Ack, Hello, Message, Verdict, Welcome
+from simulation.sim_spool import SimSpool
+from simulation.sim_thread import MAX_STEPS
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.testing.sim_network import SimNetwork
+    from simulation.sim_network import SimNetwork
 
 __all__ = ["ActorParts", "Link", "SimActor"]
 

@@ -11,9 +11,6 @@ import numpy as np
 
 from rl4sys_zmq.delivery import Key, Load
 from rl4sys_zmq.learner.progress import Progress
-from rl4sys_zmq.testing.history import History
-from rl4sys_zmq.testing.schedule import Schedule
-from rl4sys_zmq.testing.sim_disk import Checkpoint, SimDisk
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
 from rl4sys_zmq.weights import Writing, digest, encode_update
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, spec_to_document
@@ -32,6 +29,9 @@ from rl4sys_zmq.wire.messages import (
     Submit,
     Verdict,
 )
+from simulation.history import History
+from simulation.schedule import Schedule
+from simulation.sim_disk import Checkpoint, SimDisk
 
 __all__ = ["BATCH_STEPS", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite", "load_of"]
 

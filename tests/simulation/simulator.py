@@ -17,14 +17,14 @@ import random
 from collections.abc import Callable
 
 from rl4sys_zmq.delivery import SessionState
-from rl4sys_zmq.testing.history import History
-from rl4sys_zmq.testing.schedule import CRASH_POINTS, Schedule
-from rl4sys_zmq.testing.sim_actor import ActorParts, SimActor
-from rl4sys_zmq.testing.sim_disk import SimDisk
-from rl4sys_zmq.testing.sim_learner import Answers, LearnerParts, SimLearner, planted
-from rl4sys_zmq.testing.sim_network import SimNetwork
-from rl4sys_zmq.testing.sim_rules import Lineage, Violation
 from rl4sys_zmq.wire.messages import Frame
+from simulation.history import History
+from simulation.schedule import CRASH_POINTS, Schedule
+from simulation.sim_actor import ActorParts, SimActor
+from simulation.sim_disk import SimDisk
+from simulation.sim_learner import Answers, LearnerParts, SimLearner, planted
+from simulation.sim_network import SimNetwork
+from simulation.sim_rules import Lineage, Violation
 
 __all__ = ["ActorParts", "Schedule", "Simulation", "simulate"]
 

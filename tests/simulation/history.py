@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.testing.sim_rules import JUDGED, RULES, Books, Lineage, Violation
+from simulation.sim_rules import JUDGED, RULES, Books, Lineage, Violation
 
 __all__ = ["RULES", "Books", "History", "Lineage", "Violation"]
 

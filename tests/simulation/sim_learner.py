@@ -46,15 +46,15 @@ from rl4sys_zmq.learner.operator import RESTART, Operator
 from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.recorder import NullSink
 from rl4sys_zmq.learner.roster import Roster
-from rl4sys_zmq.testing.history import History
-from rl4sys_zmq.testing.schedule import Schedule
-from rl4sys_zmq.testing.sim_disk import SimDisk, SimJournal, SlowLedger
-from rl4sys_zmq.testing.sim_rules import JUDGED, Books, Violation
-from rl4sys_zmq.testing.sim_thread import MAX_STEPS, SPEC, SimThread, ThreadSite, load_of
 from rl4sys_zmq.transports import Sent
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
 from rl4sys_zmq.wire.messages import Ack, Command, Deliver, Frame, Hello, Message, Refused, Submit, Verdict, Welcome
+from simulation.history import History
+from simulation.schedule import Schedule
+from simulation.sim_disk import SimDisk, SimJournal, SlowLedger
+from simulation.sim_rules import JUDGED, Books, Violation
+from simulation.sim_thread import MAX_STEPS, SPEC, SimThread, ThreadSite, load_of
 
 __all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
 

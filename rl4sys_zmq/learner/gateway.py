@@ -28,7 +28,7 @@ from rl4sys_zmq.learner.inference import PolicyService
 from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Ports, WorkerPort
 from rl4sys_zmq.learner.publisher import Publications
 from rl4sys_zmq.learner.recorder import Sink
-from rl4sys_zmq.learner.worker_pipe import CheckpointsAside, WorkerPipe
+from rl4sys_zmq.learner.worker_pipe import AbandonCheckpoints, WorkerPipe
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Poller, Sent, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
@@ -83,14 +83,14 @@ class Gateway(Worker):
         self._bind_error: RL4SysError | None = None
         self._started_at = time.monotonic()
         self._up = f"inproc://rl4sys-up-{os.getpid()}-{next(_unique)}"
-        self._tasks: list[CheckpointsAside] = []
+        self._tasks: list[AbandonCheckpoints] = []
         ports = Ports(
             clock=SYSTEM_CLOCK,
             send=self._send,
             publish=self._publish,
             start_worker=lambda client_id, key: WorkerPipe(client_id, key, self._up),
             hear_workers=self._read_upstream,
-            put_checkpoints_aside=self._put_checkpoints_aside,
+            abandon_checkpoints=self._abandon_checkpoints,
             offer_policy=self._offer_policy,
             forget_policy=self._forget_policy,
             status=self.status,
@@ -292,8 +292,8 @@ class Gateway(Worker):
     def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
         self._xpub.send([topic, *frames])
 
-    def _put_checkpoints_aside(self, client_id: str, workers: Sequence[WorkerPort], folder: str) -> CheckpointsAside:
-        task = CheckpointsAside(client_id, workers, Path(folder), self.wake)
+    def _abandon_checkpoints(self, client_id: str, workers: Sequence[WorkerPort], folder: str) -> AbandonCheckpoints:
+        task = AbandonCheckpoints(client_id, workers, Path(folder), self.wake)
         self._tasks = [*(other for other in self._tasks if not other.done), task]
         task.start()
         return task

@@ -15,7 +15,7 @@ from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, Protoc
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.feeding import Feeder
-from rl4sys_zmq.learner.ports import Ports, WorkersEnd
+from rl4sys_zmq.learner.ports import AbandonTask, Ports
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.wire.messages import Command, CommandDone
@@ -86,7 +86,7 @@ class Operator:
     def __init__(self, parts: OperatorParts) -> None:
         self._parts = parts
         self._running: list[_Running] = []
-        self._errands: list[WorkersEnd] = []
+        self._errands: list[AbandonTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 
@@ -134,10 +134,6 @@ class Operator:
         self._running.clear()
         for errand in self._errands:
             errand.stop()
-
-    def errands(self) -> list[WorkersEnd]:
-        """Return the tasks that may still run for a command."""
-        return list(self._errands)
 
     def _advance(self, running: _Running) -> bool:
         """Does the next step; False when it was the last."""
@@ -210,7 +206,7 @@ class Operator:
         figures = {"accepted": client.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
         self._detach(client, "the client was forgotten by an operator: say HELLO again")
         if client.checkpoints:
-            errand = parts.ports.put_checkpoints_aside(client_id, client.workers, client.checkpoints)
+            errand = parts.ports.abandon_checkpoints(client_id, client.workers, client.checkpoints)
             self._errands.append(errand)
             yield lambda: errand.done
             if errand.problem:

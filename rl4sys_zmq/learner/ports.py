@@ -14,7 +14,7 @@ from rl4sys_zmq.transports import Sent
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 
-__all__ = ["SYSTEM_CLOCK", "Clock", "Ports", "WorkerPort", "WorkersEnd"]
+__all__ = ["SYSTEM_CLOCK", "Clock", "Ports", "WorkerPort", "AbandonTask"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class WorkerPort(Protocol):
         """Wait for its end; return False if it has not come after `timeout_s` seconds. From any thread."""
 
 
-class WorkersEnd(Protocol):
+class AbandonTask(Protocol):
     """A task outside the core: wait for the end of a client's workers, then put their checkpoints aside.
 
     Attributes:
@@ -81,7 +81,7 @@ class Ports:
         publish: Send a message to the subscribers of a topic, without waiting.
         start_worker: Start a learner thread for a client, which puts the given key before all that it says.
         hear_workers: Hand in what the workers have said so far, at once.
-        put_checkpoints_aside: Wait for the end of a client's workers elsewhere, then abandon the checkpoints in a folder.
+        abandon_checkpoints: Wait for the end of a client's workers elsewhere, then abandon the checkpoints in a folder.
         offer_policy: Give the inference service a version; return whether callers act by that client's policy.
         forget_policy: Take a client's policy out of the inference service.
         status: Return the document that answers a status request.
@@ -92,7 +92,7 @@ class Ports:
     publish: Callable[[bytes, Sequence[Frame]], None]
     start_worker: Callable[[str, bytes], WorkerPort]
     hear_workers: Callable[[], None]
-    put_checkpoints_aside: Callable[[str, Sequence[WorkerPort], str], WorkersEnd]
+    abandon_checkpoints: Callable[[str, Sequence[WorkerPort], str], AbandonTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]
     status: Callable[[], dict[str, Any]]

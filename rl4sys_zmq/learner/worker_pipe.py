@@ -16,7 +16,7 @@ from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
 from rl4sys_zmq.wire.messages import Frame, Stop
 
-__all__ = ["CheckpointsAside", "WorkerPipe"]
+__all__ = ["AbandonCheckpoints", "WorkerPipe"]
 
 LOOK_S = 0.05
 
@@ -68,7 +68,7 @@ class WorkerPipe:
         return self._thread.join(timeout_s)
 
 
-class CheckpointsAside(Worker):
+class AbandonCheckpoints(Worker):
     """Waits for the end of learner threads, then renames the checkpoints that they had. The gateway's thread touches no disk.
 
     Attributes:

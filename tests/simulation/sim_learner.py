@@ -54,7 +54,7 @@ from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_disk import SimDisk, SimJournal, SlowLedger
 from simulation.sim_rules import JUDGED, Books, Violation
-from simulation.sim_thread import MAX_STEPS, SPEC, SimThread, ThreadSite, load_of
+from simulation.sim_thread import MAX_STEPS, SPEC, Given, SimThread, ThreadSite
 
 __all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
 
@@ -67,8 +67,8 @@ GONE = 0.5
 MAX_STALL_S = 2.0
 """How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
 
-Answers = list[tuple[bytes, Message]]
-"""What is to be sent, as (peer, message)."""
+Answers = list[tuple[bytes, list[Frame]]]
+"""What is to be sent, as (peer, message in frames)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class SimLearner:
         self._keys: dict[bytes, Key] = {}
         self._current: set[Key] = set()
         self._speaks: dict[str, bytes] = {}
-        self._out: list[tuple[bytes, Message, bool]] = []
+        self._out: list[tuple[bytes, list[Frame], bool]] = []
         self._writes: list[Callable[[], None]] = []
         self._wrong: list[tuple[str, str]] = []
         self._journal = parts.journal(disk, random.Random(rng.random()), self._written) if disk is not None else None
@@ -195,7 +195,7 @@ class SimLearner:
             publish=lambda topic, frames: None,
             start_worker=self._start_thread,
             hear_workers=self._hear,
-            put_checkpoints_aside=_never,
+            abandon_checkpoints=_never,
             offer_policy=lambda client_id, spec, snapshot: False,
             forget_policy=lambda client_id: None,
             status=dict,
@@ -227,7 +227,7 @@ class SimLearner:
 
     def _send(self, peer: bytes, frames: Sequence[Frame]) -> Sent:
         gone = self.is_gone(peer) and self._rng.random() < GONE
-        self._out.append((peer, decode(frames), not gone))
+        self._out.append((peer, list(frames), not gone))
         return Sent.GONE if gone else Sent.OK
 
     def _start_thread(self, client_id: str, key: bytes) -> WorkerPort:
@@ -392,14 +392,14 @@ class SimLearner:
     def _answers(self) -> Answers:
         """Note what the core has said, and hand it over."""
         out, self._out = self._out, []
-        for peer, message, leaves in out:
-            self._note(peer, message, leaves=leaves)
+        for peer, frames, leaves in out:
+            self._note(peer, decode(frames, verify=False), leaves=leaves)
         writes, self._writes = self._writes, []
         for write in writes:
             write()
         if self._wrong:
             raise Violation(*self._wrong[0])
-        return [(peer, message) for peer, message, leaves in out if leaves]
+        return [(peer, frames) for peer, frames, leaves in out if leaves]
 
     def _note(self, peer: bytes, message: Message, *, leaves: bool) -> None:
         """Write down what the core has said to a peer, whether that leaves or finds the connection gone."""
@@ -475,12 +475,13 @@ class SimLearner:
         if client is None or thread is None:
             return
         transit, on_way, waiting = client.pool.transit, Load(), Load()
-        for load in thread.loads:
-            on_way.add(load)
+        for given in thread.inbox:
+            if isinstance(given, Given):
+                on_way.add(given.load)
         for frames in client.backlog:
             message = decode(frames)
             if isinstance(message, Deliver):
-                on_way.add(load_of(message))
+                on_way.add(Given(message).load)
         for entry in self._ledger.waiting() if isinstance(self._ledger, SimJournal | SlowLedger) else ():
             stream = client.table.get(entry.actor_id, entry.origin)
             if stream is not None and stream.counted(entry.end_seq):
@@ -512,7 +513,7 @@ def _decoded(frames: Sequence[Frame]) -> Message | None:
 
 @functools.lru_cache(maxsize=1024)
 def _load_of_entry(entry: Entry) -> Load:
-    return load_of(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames))
+    return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
 
 
 @functools.lru_cache

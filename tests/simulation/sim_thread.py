@@ -33,7 +33,7 @@ from simulation.history import History
 from simulation.schedule import Schedule
 from simulation.sim_disk import Checkpoint, SimDisk
 
-__all__ = ["BATCH_STEPS", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite", "load_of"]
+__all__ = ["BATCH_STEPS", "Given", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite"]
 
 MAX_STEPS = 6
 """Longer segments are refused as items."""
@@ -64,14 +64,27 @@ class ThreadSite:
     reach: Callable[[str], None]
 
 
-def load_of(message: Deliver) -> Load:
-    """Count what a learner thread takes of a message, from its frames alone."""
-    submit = decode(message.body, verify=False)
-    assert isinstance(submit, Submit)
-    batch = Batch(submit)
-    refused = batch.errors(SCHEMA)
-    taken = [int(steps) for place, steps in enumerate(batch.steps) if place >= message.skip and place not in refused]
-    return Load(sum(taken), len(taken), sum(len(frame) for frame in message.body))
+class Given:
+    """A message with data, as a learner thread has it.
+
+    Attributes:
+        key: Whose it is.
+        skip: How many of its segments the thread must skip.
+        first_seq: The number of its first segment.
+        batch: Its segments.
+        refused: The places of those that are refused as items.
+        load: What the thread takes of it, counted from its frames alone.
+    """
+
+    def __init__(self, message: Deliver) -> None:
+        submit = decode(message.body)
+        assert isinstance(submit, Submit)
+        self.key: Key = message.actor_id, message.origin
+        self.skip, self.first_seq = message.skip, submit.first_seq
+        self.batch = Batch(submit)
+        self.refused = self.batch.errors(SCHEMA)
+        taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
+        self.load = Load(sum(taken), len(taken), sum(len(frame) for frame in message.body))
 
 
 class SimThread:
@@ -99,14 +112,13 @@ class SimThread:
             judged: The state of the thread before, where there is one and no disk; nothing feeds it again.
             site: Where it lives.
         """
-        self.inbox: deque[Message] = deque()
+        self.inbox: deque[Message | Given] = deque()
         self.words: list[list[Frame]] = []
         self.progress = Progress()
         self.judged = list(judged or ())
         self.taken_messages = 0
         self.is_ready = False
         self.alive = True
-        self.loads: deque[Load] = deque()
         self._history, self._rng, self._offpolicy, self._pace = history, rng, schedule.offpolicy, schedule.pace
         self._site, self._follows = site, judged is not None
         self._since: list[tuple[int, str]] = []
@@ -122,9 +134,7 @@ class SimThread:
         if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
             return False
         message = decode(frames)
-        self.inbox.append(message)
-        if isinstance(message, Deliver):
-            self.loads.append(load_of(message))
+        self.inbox.append(Given(message) if isinstance(message, Deliver) else message)
         return True
 
     def end(self, *, replaced: bool) -> None:
@@ -215,11 +225,11 @@ class SimThread:
             self._demand = demand
             self._say(Demand(self.wants_steps, self.taken_messages, 0))
 
-    def _follow(self, message: Message) -> None:
+    def _follow(self, message: Message | Given) -> None:
         match message:
             case Assign():
                 self._begin(message)
-            case Deliver():
+            case Given():
                 self._read(message)
             case Save():
                 if message.partial:
@@ -245,17 +255,12 @@ class SimThread:
         self._say(Published(0, snapshot.digest, (state, header) if whole else (state, header, payload)))
         self.is_ready = True
 
-    def _read(self, message: Deliver) -> None:
-        submit = decode(message.body)
-        assert isinstance(submit, Submit)
-        key = message.actor_id, message.origin
-        batch = Batch(submit)
-        refused = batch.errors(SCHEMA)
-        self.loads.popleft()
-        for index, segment in enumerate(batch.segments()[message.skip :], message.skip):
-            seq = submit.first_seq + index
+    def _read(self, given: Given) -> None:
+        key = given.key
+        for index, segment in enumerate(given.batch.segments()[given.skip :], given.skip):
+            seq = given.first_seq + index
             self.progress.take(key, seq, seq + 1)
-            if index in refused:
+            if index in given.refused:
                 self.progress.dispose(key, Verdict.REFUSED)
                 continue
             self._observe(key, seq, segment.episode_id, segment.steps)

@@ -63,6 +63,7 @@ def test_no_schedule_breaks_a_guarantee(seed):
         "damaged",
         "actor_restarts",
         "thread_restarts",
+        "thread_failures",
         "checkpoints",
         "rotten",
         "copied_back",

@@ -37,7 +37,7 @@ from rl4sys_zmq.delivery.credit import IDLE_S
 from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
-from rl4sys_zmq.learner.client import Client
+from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.feeding import Feeder
@@ -61,6 +61,9 @@ __all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
 CLIENT_ID = "sim"
 CREDIT_ITEMS = 64
 BEGAN_S = 1.8e9
+FAILS = 0.3
+"""How likely a learner thread that is restarted has failed before."""
+
 GONE = 0.5
 """How likely the learner notices that a connection is gone when it answers."""
 
@@ -176,6 +179,7 @@ class SimLearner:
         self._disk, self._schedule, self._parts, self._history, self._rng = disk, schedule, parts, history, rng
         self._began, self._save_at = now, now + rng.expovariate(1 / schedule.checkpoint_s)
         self._watch = StallWatch()
+        self._fails = False
         self._slack_steps = 0
         self._heard: dict[str, float] = {}
         self._hellos: dict[bytes, Hello] = {}
@@ -201,7 +205,7 @@ class SimLearner:
             status=dict,
         )
         config = _config(schedule.lease_s, disk is not None)
-        sink = _Sink(lambda rule, detail: self._wrong.append((rule, detail)))
+        sink = _Sink(self._on_wrong)
         self.core = parts.core(config, self._ledger, sink, ActorGuard(None), ports)
         self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://sim"
         if disk is not None:
@@ -222,6 +226,10 @@ class SimLearner:
         """The client, if its learner thread runs and has been fed what the ledger held."""
         client = self.client
         return client if client is not None and client.settled else None
+
+    def _on_wrong(self, rule: str, detail: str) -> None:
+        if not (rule == "internal" and self._fails):
+            self._wrong.append((rule, detail))
 
     # ---- ports
 
@@ -346,7 +354,7 @@ class SimLearner:
         return self._answers()
 
     def restart_thread(self) -> Answers:
-        """The learner thread dies, perhaps with a last checkpoint, and an operator has another one take its place."""
+        """The learner thread dies or fails, perhaps with a last checkpoint, and an operator has another one take its place."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return []
@@ -360,6 +368,12 @@ class SimLearner:
         else:
             for _ in range(2):  # in earnest the ledger in memory writes at once
                 self._dispatch()
+        if client.state is ClientState.RUNNING and self._rng.random() < FAILS:
+            self._history.counts["thread_failures"] += 1
+            thread.fail()
+            self._fails = True
+            self._input(self._hear)
+            self._fails = False
         self._input(lambda: self.core.do(Command(RESTART, CLIENT_ID)))
         self._slack_steps = 0  # what comes now comes under new credit, or without any
         for frames in late:

@@ -20,6 +20,7 @@ from rl4sys_zmq.wire.messages import (
     Deliver,
     Demand,
     Disposed,
+    Failed,
     Forget,
     Frame,
     Message,
@@ -147,6 +148,10 @@ class SimThread:
 
     def _say(self, message: Message) -> None:
         self.words.append([self._site.key, *encode(message)])
+
+    def fail(self) -> None:
+        """Say that the algorithm has raised."""
+        self._say(Failed("ArithmeticError: planted", ""))
 
     # ---- checkpoints
 

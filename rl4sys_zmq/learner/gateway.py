@@ -73,7 +73,7 @@ class Gateway(Worker):
         self.inference_address = ""
         self.warnings: tuple[str, ...] = ()
         self._service: PolicyService | None = None
-        self._config, self._ledger, self._restored, self._door = config, ledger, restored, door
+        self._config, self._restored, self._door = config, restored, door
         self._guard = ActorGuard(door.watcher.access if door is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()

@@ -96,6 +96,7 @@ class Lab(Resource):
         address: str | None = None,
         steps: tuple[int, int] = (1, 4),
         algorithm: Mapping[str, Any] | None = None,
+        max_queued: int = 1_000_000,
         **config: Any,
     ) -> Child:
         """An actor process, which is not started yet: `rate` episodes a second, of so many steps.
@@ -107,6 +108,7 @@ class Lab(Resource):
             address: of the learner; its own unless given.
             steps: of an episode, at least and at most.
             algorithm: ``algorithm`` and ``parameters`` of the client; else it is one of those that record.
+            max_queued: it plays no episode while it holds so many segments.
             **config: more of the actor's configuration.
         """
         options = {
@@ -117,6 +119,7 @@ class Lab(Resource):
             "seed": self._dice.randrange(1 << 31),
             "rate": rate,
             "steps": steps,
+            "max_queued": max_queued,
             "config": {"queue_items": 1_000_000, "linger_ms": 5, **config},
             **(algorithm or {}),
         }

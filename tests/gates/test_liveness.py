@@ -34,6 +34,9 @@ CLIENTS: Mapping[str, Mapping[str, Any] | None] = {
     },
     "dqn": {"algorithm": "DQN", "parameters": {**SMALL, "buffer_size": 2_000, "learning_starts": 50, "batch_size": 16}},
 }
+MAX_QUEUED = 2_000
+"""How many segments an actor may hold: three hundred kills leave a learner less time than six actors fill."""
+
 POINTS = ("checkpoint.untold", "checkpoint.renamed", "checkpoint.rename", "commit.done")
 """Where a learner is killed on purpose: around a checkpoint, and after a commit. Else it is killed at random."""
 
@@ -41,7 +44,15 @@ POINTS = ("checkpoint.untold", "checkpoint.renamed", "checkpoint.rename", "commi
 def many_short_segments(lab: Lab, client: str) -> list[Child]:
     """Two actors of a client: one that waits for credit, and one that never does and whose backlog joins its segments."""
     return [
-        lab.actor(f"{client}-{policy}", client, rate=80.0, algorithm=CLIENTS[client], overflow=policy, send_frequency=16)
+        lab.actor(
+            f"{client}-{policy}",
+            client,
+            rate=80.0,
+            algorithm=CLIENTS[client],
+            max_queued=MAX_QUEUED,
+            overflow=policy,
+            send_frequency=16,
+        )
         for policy in ("wait", "drop_oldest")
     ]
 

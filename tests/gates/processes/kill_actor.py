@@ -85,7 +85,8 @@ class Acting:
     def run(self) -> None:
         period_s, due = 1.0 / self._options["rate"], time.monotonic()
         while not self.stopping.is_set():
-            self._episode()
+            if self.agent.stats()["in_actor"] < self._options["max_queued"]:
+                self._episode()
             self._note_acks()
             self._note_law()
             due = max(due + period_s, time.monotonic() - 0.1)

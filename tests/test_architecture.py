@@ -39,6 +39,13 @@ TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor"}
+SANS_IO = {"learner": {"client", "core", "endpoint", "feeding", "operator", "roster"}}
+"""Modules that decide, by room: they are given the time, and reach sockets, threads and disks through ports alone."""
+IO = {
+    *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
+    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "thread", "worker_pipe")),
+    "rl4sys_zmq.resource",
+}
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
 """Modules whose loaders run code or crash on bytes from elsewhere."""
 MSGPACK_NUMPY_DECODERS = {"decode", "unpack", "unpackb", "Unpacker", "patch", "loads", "load"}
@@ -109,6 +116,12 @@ def import_faults(room: str, found: Import, root: Path) -> Iterator[str]:
         yield f"imports {found.name}"
 
 
+def io_faults(found: Import) -> Iterator[str]:
+    """What is wrong with one import in a module that does no I/O."""
+    if found.top in ("time", "socket", "zmq", "sqlite3") or any(f"{found.name}.".startswith(f"{name}.") for name in IO):
+        yield f"imports {found.name}, and is one of the modules that do no I/O"
+
+
 def use_faults(room: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Names that are used and may not be."""
     codecs = {
@@ -169,6 +182,8 @@ def module_faults(path: Path, root: Path) -> Iterator[str]:
     package = ".".join(path.parent.relative_to(root.parent).parts)
     for found in imports_of(tree, package):
         yield from (f"{where}:{found.line}: {fault}" for fault in import_faults(room, found, root))
+        if path.stem in SANS_IO.get(room, ()):
+            yield from (f"{where}:{found.line}: {fault}" for fault in io_faults(found))
     for line, fault in (*use_faults(room, tree), *export_faults(tree)):
         yield f"{where}:{line}: {fault}"
 
@@ -332,6 +347,8 @@ PLANTED = [
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
+    ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
+    ("learner/roster.py", "from rl4sys_zmq.learner.thread import LearnerThread", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import subprocess
@@ -11,10 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from test_architecture import FLOOR_OF, GROUND
 
 import rl4sys_zmq
-
-from .test_architecture import FLOOR_OF, GROUND, imports_of
 
 PACKAGE = Path(rl4sys_zmq.__file__).parent
 ROOT = PACKAGE.parent
@@ -23,15 +21,9 @@ TEST_TOOLS = {
     *("addresses", "chaos", "chaos_frames", "chaos_loop", "chaos_pub", "check_algorithm", "check_data_store"),
     *("check_policy", "check_transport", "children", "fakes", "kills", "plugin", "trace", "trace_check"),
 }
-"""The modules of `testing` that users test with. The others prove our own delivery, and stay in the sdist."""
+"""The modules of `testing`: what users test with. What proves our own delivery is in tests/."""
 
 pytestmark = pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="the package is installed, not a checkout")
-
-
-def module(path: Path) -> str:
-    """The dotted name of a file of the package."""
-    name = ".".join(path.with_suffix("").parts)
-    return name.removesuffix(".__init__")
 
 
 @pytest.fixture(scope="module")
@@ -63,29 +55,15 @@ def test_a_wheel_has_every_room_and_only_rooms(built: set[Path]) -> None:
     assert rooms >= set(GROUND)
 
 
-def test_a_wheel_has_each_module_but_the_simulator(built: set[Path]) -> None:
+def test_a_wheel_has_each_module(built: set[Path]) -> None:
     checkout = {path.relative_to(ROOT) for path in PACKAGE.rglob("*.py")}
-    tests_only = {path for path in checkout if path.parts[1] == "testing" and path.stem not in {*TEST_TOOLS, "__init__"}}
-    shipped = {path for path in built if path.suffix == ".py"}
-    assert shipped == checkout - tests_only, "a new module of testing: add it to TEST_TOOLS, or leave it out in setup.py"
-    assert not tests_only or Path("rl4sys_zmq/testing/simulator.py") in tests_only
+    assert {path for path in built if path.suffix == ".py"} == checkout
+    tools = {path.stem for path in checkout if path.parts[1] == "testing"} - {"__init__"}
+    assert tools == TEST_TOOLS, "a new module of testing: is it for users? Then add it to TEST_TOOLS; else it belongs in tests/"
 
 
 def test_a_wheel_has_the_marker_of_a_typed_package_and_no_other_data(built: set[Path]) -> None:
     assert {str(path) for path in built if path.suffix != ".py"} == {"rl4sys_zmq/py.typed"}
-
-
-def test_nothing_in_a_wheel_imports_what_it_leaves_out(built: set[Path]) -> None:
-    modules = {module(path) for path in built if path.suffix == ".py"}
-    left_out = {module(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")} - modules
-    wrong = []
-    for path in built:
-        if path.suffix == ".py":
-            package = module(path) if path.name == "__init__.py" else module(path).rpartition(".")[0]
-            for found in imports_of(ast.parse((ROOT / path).read_text()), package):
-                if found.name in left_out or found.name.rpartition(".")[0] in left_out:
-                    wrong.append(f"{path}:{found.line} imports {found.name}")
-    assert not wrong
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 import pytest
-
-from .docs.player import play
+from docs.player import play
 
 ROOT = Path(__file__).parents[1]
 LIMIT_S = 100.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import os
-import time
 from collections import deque
 from dataclasses import replace
 from enum import StrEnum
@@ -29,12 +28,11 @@ from rl4sys_zmq.delivery import (
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
 from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.publisher import Publications
-from rl4sys_zmq.learner.thread import LearnerThread
-from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
-from rl4sys_zmq.wire.messages import Ack, Beacon, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Stop, Verdict
+from rl4sys_zmq.wire.messages import Ack, Beacon, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Verdict
 
 __all__ = ["Client", "ClientState", "new_topic"]
 
@@ -76,7 +74,7 @@ class ClientState(StrEnum):
 
 
 class Client:
-    """One client. Only the gateway thread touches it.
+    """One client. Only the thread of its `LearnerCore` touches it.
 
     Attributes:
         table: its actors.
@@ -86,6 +84,8 @@ class Client:
         dirty: the actors that are owed an ack.
         settles_at: before then they get none, by the monotonic clock.
         waiting: hellos that came while the learner thread was starting, with their users, by peer.
+        worker: the present life of its learner thread; None where it was told to end.
+        workers: all lives of it that may still run.
         backlog: messages for the learner thread that are not in its pipeline yet.
         known: the ledger has it.
         replaying: the token of the ledger's pages that feed the learner thread, after it has gone back to a checkpoint;
@@ -97,8 +97,17 @@ class Client:
         busy_at: when it was last seen with a live actor, or was made, on the monotonic clock.
     """
 
-    def __init__(self, settings: ClientSettings, policy_id: bytes, generation: int, table: StreamTable, checkpoints: str) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        policy_id: bytes,
+        generation: int,
+        table: StreamTable,
+        checkpoints: str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self.settings = settings
+        self._clock = clock
         self.policy_id = policy_id
         self.topic = new_topic()
         self.table = table
@@ -115,19 +124,20 @@ class Client:
         self.pool = CreditPool()
         self._stall = StallWatch()
         self.stalled_s = 0.0
-        self.push: Socket | None = None
+        self.worker: WorkerPort | None = None
+        self.workers: list[WorkerPort] = []
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
         self.settles_at = 0.0
         self.counters = Counters()
-        self.alarms = Alarms()
+        self.alarms = Alarms(clock.monotonic, clock.unix)
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._credit_items = 0
         self.accepted = self.gap = 0
         self.rolled_back = 0
         self.known = False
-        self.busy_at = time.monotonic()
+        self.busy_at = clock.monotonic()
         self.replaying = self.replayed = 0
         self.page_after: int | None = None
         self.saved = Checkpointed(0, 0, 0, [], 0.0, "")
@@ -135,7 +145,6 @@ class Client:
         self.save_error = ""
         self._older_marks: dict[Key, int] = {}
         self._newer_marks: dict[Key, int] = {}
-        self.threads: list[LearnerThread] = []
         self.life = 0
         self._metrics = Metrics(0, 0, {}, [], 0)
         self._returns: deque[tuple[float, float]] = deque(maxlen=EPISODES_KEPT)
@@ -229,41 +238,33 @@ class Client:
             stream.owner,
         )
 
-    def start(self, up: str, config: LearnerConfig, ledger: Ledger) -> None:
-        """Gives it a (new) learner thread, whose pipeline ends are at `up` and below it."""
+    def start(self, ports: Ports, config: LearnerConfig, ledger: Ledger) -> None:
+        """Give it a (new) learner thread, which begins with an assignment."""
         self.life += 1
         self.replaying = self.life if ledger.durable else 0
         self._credit_items = DURABLE_CREDIT_ITEMS if ledger.durable else CREDIT_ITEMS
         self.page_after = None
-        down = f"{up}-{self.key.hex()}"
         self.state, self.error = ClientState.STARTING, ""
         self.pool = CreditPool()
-        self.push = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
         assign = self.settings.assign(
             self.policy_id, self.publications.generation, config, checkpoints=self.checkpoints, ledger_id=ledger.ledger_id
         )
         self.backlog.append(encode(assign))
-        thread = LearnerThread(f"rl4sys-learner-{self.client_id}", self.key, down, up)
-        thread.start()
-        self.threads.append(thread)
+        self.worker = ports.start_worker(self.client_id, self.key)
+        self.workers.append(self.worker)
 
     @property
     def gone(self) -> bool:
         """The learner thread has ended though nobody told it to."""
-        return self.state is not ClientState.FAILED and not any(t.alive for t in self.threads)
+        return self.state is not ClientState.FAILED and not any(worker.alive for worker in self.workers)
 
     def end_thread(self, *, replaced: bool = False) -> None:
         """Tells the learner thread to finish what it has been given, and to end; or that another takes its place."""
-        if self.push is not None:
-            self.push.send(encode(Stop()))
-            self.push.close()
-            self.push = None
+        self.worker = None
         self.backlog.clear()
-        for thread in self.threads:
-            if replaced:
-                thread.replace()
-            thread.stop()
-        self.threads = [t for t in self.threads if t.alive]
+        for worker in self.workers:
+            worker.end(replaced=replaced)
+        self.workers = [worker for worker in self.workers if worker.alive]
 
     def roll_back(self) -> int:
         """Gives up what is pending, because its learner thread is gone; returns how many segments that are."""
@@ -298,7 +299,7 @@ class Client:
         self.replayed = 0
         self.page_after = 0
         if message.checkpoint:
-            self.saved, self.saved_at = Checkpointed(0, message.checkpoint, -1, [], 0.0, ""), time.monotonic()
+            self.saved, self.saved_at = Checkpointed(0, message.checkpoint, -1, [], 0.0, ""), self._clock.monotonic()
             for key, (seq, _) in marks.items():
                 known = self.table.get(*key)
                 if known is not None:
@@ -357,7 +358,7 @@ class Client:
 
     def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
         """Notes a checkpoint; returns what the ledger may forget: what is below the one before, so that one may be damaged."""
-        self.saved, self.saved_at, self.save_error = message, time.monotonic(), message.error
+        self.saved, self.saved_at, self.save_error = message, self._clock.monotonic(), message.error
         if message.error or not message.number:
             return {}
         self._older_marks, self._newer_marks = self._newer_marks, {(a, o): seq for a, o, seq in message.marks}
@@ -394,7 +395,7 @@ class Client:
         """Takes the learner thread's figures."""
         merged = {**self._metrics.scalars, **metrics.scalars}
         self._metrics = Metrics(metrics.step, metrics.update, merged, [], 0)
-        self._pace.append((time.monotonic(), metrics.step))
+        self._pace.append((self._clock.monotonic(), metrics.step))
         self._episodes += metrics.ended
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 

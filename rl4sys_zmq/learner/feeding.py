@@ -30,7 +30,7 @@ UNBOUNDED_BYTES = 1 << 40
 
 
 class Feeder:
-    """Used in the gateway thread.
+    """Used in the thread of the core.
 
     Attributes:
         heard: looks at each page of the ledger first; True when it was not meant for a learner thread.
@@ -56,13 +56,13 @@ class Feeder:
                 if stream is not None:
                     stream.commit(safe.end_seq)
                     client.dirty.add(stream.actor_id)
-                if client.replaying or client.push is None:
+                if client.replaying or client.worker is None:
                     continue
                 client.hand_on(safe)
             elif safe.token == client.replaying:
                 self._on_page(client, safe)
         for client in self._roster:
-            while client.backlog and client.push is not None and client.push.send(client.backlog[0]):
+            while client.backlog and client.worker is not None and client.worker.send(client.backlog[0]):
                 client.backlog.popleft()
             if client.page_after is not None and not client.backlog:
                 after, client.page_after = client.page_after, None
@@ -141,7 +141,7 @@ class Feeder:
         """Forgets the streams of a client that can't go on."""
         for stream in client.table.expire(now, client.trimmed):
             self._ledger.drop_stream(client.client_id, stream.actor_id, stream.origin)
-            if client.push is not None:
+            if client.worker is not None:
                 client.backlog.append(encode(Forget(stream.actor_id, stream.origin)))
 
     # ---- checkpoints

@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Ledger, Page
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, Refusal
-from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.feeding import Feeder
-from rl4sys_zmq.learner.reception import Reception
+from rl4sys_zmq.learner.ports import AbandonTask, Ports
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
-from rl4sys_zmq.learner.thread import LearnerThread
-from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
 __all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "no_such"]
@@ -35,7 +31,6 @@ FIRST_TOKEN = 1 << 32
 
 LAST_ROW = 1 << 62
 MAX_RUNNING = 64
-LOOK_S = 0.05
 NAMED = 10
 """How many names an error lists at most."""
 
@@ -43,32 +38,30 @@ Steps = Generator[Callable[[], bool], None, CommandDone]
 """What is done for one command; it yields the conditions that it waits for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorParts:
     """What an `Operator` works on.
 
     Attributes:
         roster: the clients.
-        reception: of their actors.
+        endpoint: of their actors.
         feeder: of their learner threads.
         ledger: where their segments are.
         counters: the learner's.
         sink: where events go.
         published: held while the roster changes, since other threads look at it.
-        wake: makes the gateway's loop turn, from any thread.
-        forget_policy: takes a client's policy out of the inference service.
+        ports: the world outside.
         idle_client_s: after how long an idle client without data expires, in seconds.
     """
 
     roster: Roster
-    reception: Reception
+    endpoint: ActorEndpoint
     feeder: Feeder
     ledger: Ledger
     counters: Counters
     sink: Sink
     published: threading.Condition
-    wake: Callable[[], None]
-    forget_policy: Callable[[str], None]
+    ports: Ports
     idle_client_s: float
 
 
@@ -76,44 +69,6 @@ def no_such(kind: str, name: str, known: Sequence[str]) -> ConfigError:
     """The error for a client or an actor that is not there; it names those that are."""
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
     return ConfigError(f"no {kind} {name!r:.80}; there are: {names or 'none'}", key=f"{kind}_id")
-
-
-class _PuttingAside(Worker):
-    """Waits for the end of learner threads, then renames the checkpoints that they had. The gateway's thread touches no disk.
-
-    Attributes:
-        done: it has ended.
-        problem: what went wrong; empty when nothing did.
-        count: how many checkpoints were put aside.
-    """
-
-    def __init__(self, client_id: str, threads: Sequence[LearnerThread], folder: Path, wake: Callable[[], None]) -> None:
-        super().__init__(f"rl4sys-forget-{client_id}")
-        self.done = False
-        self.problem = ""
-        self.count = 0
-        self._threads, self._folder, self._wake = threads, folder, wake
-        self._stopping = threading.Event()
-
-    def run(self) -> None:
-        """The thread's body."""
-        try:
-            ended = [False]
-            while not all(ended) and not self._stopping.is_set():
-                ended = [thread.join(LOOK_S) for thread in self._threads]
-            if self._stopping.is_set():
-                self.problem = "the learner was closed before its checkpoints were put aside"
-                return
-            self.count = len(CheckpointStore(self._folder).abandon_after(0))
-        except CheckpointError as exc:
-            self.problem = str(exc)
-        finally:
-            self.done = True
-            self._wake()
-
-    def stop(self) -> None:
-        """Ends the wait; the checkpoints stay as they are."""
-        self._stopping.set()
 
 
 @dataclass(slots=True)
@@ -126,12 +81,12 @@ class _Running:
 
 
 class Operator:
-    """Carries out commands over several turns of the gateway's loop, and lets idle clients go. Used in the gateway thread."""
+    """Carries out commands over several turns of the core, and lets idle clients go. Used in the thread of the core."""
 
     def __init__(self, parts: OperatorParts) -> None:
         self._parts = parts
         self._running: list[_Running] = []
-        self._errands: list[_PuttingAside] = []
+        self._errands: list[AbandonTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 
@@ -180,10 +135,6 @@ class Operator:
         for errand in self._errands:
             errand.stop()
 
-    def errands(self) -> list[_PuttingAside]:
-        """The threads that may still run for a command."""
-        return list(self._errands)
-
     def _advance(self, running: _Running) -> bool:
         """Does the next step; False when it was the last."""
         try:
@@ -229,7 +180,7 @@ class Operator:
         with parts.published:
             gone = parts.roster.restart(client, give_up_pending=give_up_pending)
             parts.published.notify_all()
-        parts.reception.dismiss(client, "the client was restarted: say HELLO again")
+        parts.endpoint.dismiss(client, "the client was restarted: say HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
         life = client.life
         yield self._until_safe(client_id)
@@ -255,9 +206,8 @@ class Operator:
         figures = {"accepted": client.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
         self._detach(client, "the client was forgotten by an operator: say HELLO again")
         if client.checkpoints:
-            errand = _PuttingAside(client_id, client.threads, Path(client.checkpoints), parts.wake)
+            errand = parts.ports.abandon_checkpoints(client_id, client.workers, client.checkpoints)
             self._errands.append(errand)
-            errand.start()
             yield lambda: errand.done
             if errand.problem:
                 problem = f"it could not be forgotten: {errand.problem}"
@@ -287,11 +237,11 @@ class Operator:
             raise no_such("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
-            parts.reception.send_away(client, stream, "an operator dropped this actor: say HELLO again")
+            parts.endpoint.send_away(client, stream, "an operator dropped this actor: say HELLO again")
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         parts.ledger.retire_actor(client_id, actor_id)
-        parts.feeder.expire(client, time.monotonic())
+        parts.feeder.expire(client, parts.ports.clock.monotonic())
         yield self._until_safe(client_id)
         parts.counters.add("actors_dropped")
         parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
@@ -332,10 +282,10 @@ class Operator:
         with parts.published:
             parts.roster.detach(client)
             parts.published.notify_all()
-        parts.reception.dismiss(client, reason)
+        parts.endpoint.dismiss(client, reason)
         for peer in client.waiting:
-            parts.reception.refuse(peer, Refusal.NO_SESSION, reason)
+            parts.endpoint.refuse(peer, Refusal.NO_SESSION, reason)
         client.waiting.clear()
         parts.feeder.give_up(client, "the client was forgotten")
-        parts.forget_policy(client.client_id)
+        parts.ports.forget_policy(client.client_id)
         parts.sink.forget(client.client_id)

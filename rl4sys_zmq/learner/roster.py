@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Iterator
 
 from rl4sys_zmq.config import LearnerConfig
@@ -12,8 +11,8 @@ from rl4sys_zmq.delivery import Ledger, Restored, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import ClientSettings, resettle, settle
 from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.publisher import Publications
-from rl4sys_zmq.learner.thread import LearnerThread
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Failed, Hello
 
@@ -30,22 +29,22 @@ MAX_TOLD_GENERATION = 1 << 62
 
 
 class Roster:
-    """All clients, by name and by the key that their learner thread speaks under. Changed by the gateway thread only."""
+    """All clients, by name and by the key that their learner thread speaks under. Changed by the core's thread only."""
 
-    def __init__(self, config: LearnerConfig, up: str, ledger: Ledger) -> None:
+    def __init__(self, config: LearnerConfig, ledger: Ledger, ports: Ports) -> None:
         """Makes an empty roster.
 
         Args:
             config: the learner's.
-            up: the address that learner threads answer at; their own pipelines are bound beside it.
             ledger: where the clients' segments are.
+            ports: where learner threads and the time come from.
         """
-        self._config, self._up, self._ledger = config, up, ledger
+        self._config, self._ledger, self._ports = config, ledger, ports
         self._clients: dict[str, Client] = {}
         self._by_key: dict[bytes, Client] = {}
         self._stillborn: dict[str, str] = {}
         self._leaving: dict[str, Client] = {}
-        self._retired: list[LearnerThread] = []
+        self._retired: list[WorkerPort] = []
         self._policy_ids = itertools.count(1)
 
     def __iter__(self) -> Iterator[Client]:
@@ -68,9 +67,9 @@ class Roster:
         """The client whose learner thread speaks under this key; None for an earlier life of one."""
         return self._by_key.get(key)
 
-    def threads(self) -> list[LearnerThread]:
-        """All learner threads that may still run."""
-        return [*self._retired, *(thread for client in (*self, *self._leaving.values()) for thread in client.threads)]
+    def workers(self) -> list[WorkerPort]:
+        """Return all learner threads that may still run."""
+        return [*self._retired, *(worker for client in (*self, *self._leaving.values()) for worker in client.workers)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Why a client has stopped, or could not be built; None when neither is so."""
@@ -109,7 +108,7 @@ class Roster:
         Raises:
             ConfigError: when the configuration of one contradicts what it was.
         """
-        now = time.monotonic()
+        now = self._ports.clock.monotonic()
         for row in restored.clients:
             client = self._make(resettle(self._config, row.client_id, row.settings), row.generation)
             client.known = True
@@ -132,7 +131,8 @@ class Roster:
         if self._ledger.durable and config.run_dir is not None:
             folder = str(config.run_dir / "checkpoints" / folder_name(client_id))
         policy_id = next(self._policy_ids).to_bytes(8, "little")
-        return Client(settings, policy_id, _generation(last_generation), table, folder)
+        clock = self._ports.clock
+        return Client(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
 
     def fail(self, client: Client, message: Failed) -> bool:
         """Stops a client on its learner thread's last words; True when it had never worked, and is forgotten.
@@ -147,7 +147,7 @@ class Roster:
         client.end_thread()
         if client.known or client.life > 1:
             return False
-        self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
+        self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
         del self._clients[client.client_id]
         self._stillborn[client.client_id] = message.error
         while len(self._stillborn) > MAX_STILLBORN:
@@ -164,7 +164,7 @@ class Roster:
         if give_up_pending:
             self._ledger.drop_entries(client.client_id)
         rolled_back = 0 if self._ledger.durable else client.roll_back()
-        client.publications = Publications(_generation(client.publications.generation))
+        client.publications = Publications(_generation(client.publications.generation, self._ports.clock))
         self._start(client)
         return rolled_back
 
@@ -178,7 +178,7 @@ class Roster:
     def release(self, client: Client) -> None:
         """Another client may have the name of one that was detached."""
         del self._leaving[client.client_id]
-        self._retired = [t for t in (*self._retired, *client.threads) if t.alive]
+        self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
 
     def put_back(self, client: Client, error: str) -> None:
         """A client that was detached is there again, as one that has failed."""
@@ -187,10 +187,10 @@ class Roster:
         self._clients[client.client_id] = client
 
     def _start(self, client: Client) -> None:
-        client.start(self._up, self._config, self._ledger)
+        client.start(self._ports, self._config, self._ledger)
         self._by_key[client.key] = client
 
 
-def _generation(last: int) -> int:
-    """A generation: the Unix time in ms, or one more than the last, so that it only grows."""
-    return max(last + 1, int(time.time() * 1000))
+def _generation(last: int, clock: Clock) -> int:
+    """Return a new generation: the Unix time in ms, or one more than the last, so that it only grows."""
+    return max(last + 1, int(clock.unix() * 1000))

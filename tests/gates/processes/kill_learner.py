@@ -33,9 +33,9 @@ from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.client import Client
+from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.learning import Learning
-from rl4sys_zmq.learner.reception import Reception
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
@@ -170,9 +170,9 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "start.rewind": after(Client, "rewind"),
     "replay": before_segments,
     "replayed": before(Client, "caught_up"),
-    "join": before(Reception, "_welcome"),
-    "joined": after(Reception, "_welcome"),
-    "submit": after(Reception, "_on_submit"),
+    "join": before(ActorEndpoint, "_welcome"),
+    "joined": after(ActorEndpoint, "_welcome"),
+    "submit": after(ActorEndpoint, "_on_submit"),
 }
 
 

@@ -14,6 +14,7 @@ from rl4sys_zmq.learner.checkpoints import Mark
 __all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowLedger"]
 
 KEEP = 3
+PAGE_BYTES = (1, 2000, 1 << 20)
 NOBODY = ClientRow("sim", 0, {}, 0, 0, 0)
 
 
@@ -96,6 +97,8 @@ class SimDisk:
                 self._put_stream(s)
             case Gap():
                 self._count(operation.count, 0, operation.count)
+                if operation.stream is not None:
+                    self._put_stream(operation.stream)
             case DropStream():
                 key = operation.actor_id, operation.origin
                 self.streams.pop(key, None)
@@ -204,15 +207,15 @@ class SimJournal:
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Queues a count."""
-        self._backlog.extend([Gap(client_id, count)])
+        self._backlog.extend([Gap(client_id, count, stream)])
 
     def trim(self, client_id: str, marks: Mapping[Key, int]) -> None:
         """Queues a deletion."""
         self._backlog.extend([Trim(client_id, tuple(marks.items()))])
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
-        """Queues a read."""
-        self._backlog.extend([Read(client_id, token, after_row, max_bytes)])
+        """Queues a read, of pages of any size."""
+        self._backlog.extend([Read(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
 
     def waiting(self) -> list[Entry]:
         """The entries that are not written."""
@@ -240,8 +243,8 @@ class SimJournal:
         return fresh
 
     def _cut(self, group: list[Operation], left: int) -> list[Operation]:
-        """The part that is written before the learner may die: a gap is not without the row that makes up for it."""
-        return group[: left + isinstance(group[:left][-1], Gap)]
+        """Return the part that is written before the learner may die."""
+        return group[:left]
 
     def _do(self, operation: Operation, fresh: list[Entry | Page]) -> None:
         if isinstance(operation, Read):

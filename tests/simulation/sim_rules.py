@@ -19,6 +19,7 @@ RULES = {
     "lost": "what an actor was told to forget is in the ledger's lineage, or in a gap that was announced",
     "disposed": "what is in the ledger is disposed of, unless a thread dies that no ledger on a disk can feed again",
     "gap": "a gap is announced where the learner lacks what actors have forgotten, and is exactly that long",
+    "session": "a message moves a mark only while its connection is the last that its actor was welcomed on",
     "expired": "a stream is forgotten after its lease, and only a forgotten one is refused as expired",
     "conserved": "submitted - in_doubt = dropped + in_actor + refused + accepted;"
     " accepted = trained + stale + quarantined + pending + rolled_back",
@@ -26,6 +27,7 @@ RULES = {
     "credit": "what came and what is promised never exceed the demand, but for what came without credit or was taken back",
     "transit": "what the pool counts as given and not taken is what waits in the ledger and travels to the learner thread",
     "stalled": "no client stands still whose learner thread wants data while an actor has some",
+    "internal": "no message makes the learner raise an error that it has no name for, and no word stops a client",
     "verdicts": "an actor counts the verdicts that its segments met",
 }
 JUDGED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED)

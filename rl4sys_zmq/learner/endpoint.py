@@ -1,28 +1,27 @@
-"""The reception: the gateway's side towards the actors. Who may say what, who joins, what is taken, and what is answered."""
+"""The learner's end of the protocol with actors: which message is taken, which actor joins, and what is answered. No socket."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, assert_never
+from typing import assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import RATE, Ledger, Load, Stream, take_submit
+from rl4sys_zmq.delivery import Ledger, Load, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
-from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES, MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.ports import Ports
 from rl4sys_zmq.learner.recorder import Sink
 from rl4sys_zmq.learner.roster import Roster
-from rl4sys_zmq.learner.shares import Line, Shares
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
-from rl4sys_zmq.transports import Address, Sent, Socket, TooManyFrames
+from rl4sys_zmq.transports import Address, Sent
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
     Bye,
@@ -44,15 +43,12 @@ from rl4sys_zmq.wire.messages import (
     Welcome,
 )
 
-__all__ = ["MAX_MESSAGE_BYTES", "Reception"]
+__all__ = ["MAX_MESSAGE_BYTES", "ActorEndpoint"]
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
-ROUTER_BURST = 256
-EXCESS_BURST = 64
-"""How many messages in excess are dropped in a turn."""
 
 COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
 """What messages count, in ordinary ones."""
@@ -66,36 +62,24 @@ UNKNOWN = 0.5
 EARNED = -2.0
 """What a `Submit` counts that brings something new, and has credit for it."""
 
-FRAMES_PER_MESSAGE = 32
-"""So many frames of a message with too many of them count as another message."""
-
 STATUS_BURST_S, STATUS_REST = 0.5, 20.0
 """A status is made anew for each who asks, as long as that takes less than a twentieth of the time, over half a second."""
-
-TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
-"""How often connections are looked through, and how long one may finish no message: actors say something each second."""
-
-BUSY_S, NEW_S = 1.5, 0.15
-"""How long it may do so while memory runs out; and one that has never finished any."""
 
 SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
 """When granting and acknowledging takes a client longer than this, it is not done again for so many times as long."""
 
 
-class Reception:
-    """Speaks with the actors through the ROUTER. Used in the gateway thread.
+class ActorEndpoint:
+    """The sessions of all actors. Messages go in through `receive`, answers leave through `Ports.send`.
 
     Attributes:
-        router: see `open`.
-        pub_address: of the XPUB, likewise.
-        inference_address: of the service that chooses actions, likewise.
+        sessions: By peer: the client and the stream of the actor that it speaks for.
+        pub_address: Where weights are published.
+        inference_address: Where the service that chooses actions answers.
         obey: carries out a command.
         make_room: lets a client go that is idle, if there are too many.
     """
 
-    router: Socket
-    pub_address: str
-    inference_address: str
     obey: Callable[[Command], Future[CommandDone]]
     make_room: Callable[[float], None]
 
@@ -107,7 +91,7 @@ class Reception:
         guard: Authorizer,
         counters: Counters,
         sink: Sink,
-        status: Callable[[], dict[str, Any]],
+        ports: Ports,
     ) -> None:
         """Makes it.
 
@@ -118,156 +102,71 @@ class Reception:
             guard: rights and quotas.
             counters: the learner's.
             sink: where events go.
-            status: what a `StatusRequest` is answered with.
+            ports: the world outside.
         """
         self._config, self._roster, self._ledger, self._guard = config, roster, ledger, guard
-        self._counters, self._sink, self._status = counters, sink, status
-        self._sessions: dict[bytes, tuple[Client, Stream]] = {}
+        self._counters, self._sink, self._ports = counters, sink, ports
+        self._clock = ports.clock.monotonic
+        self.sessions: dict[bytes, tuple[Client, Stream]] = {}
+        self.pub_address = self.inference_address = ""
         self._live: Counter[str] = Counter()
-        self._shares = Shares(config.messages_per_s, config.bytes_per_s)
-        self._lined = self._rated = False
-        self._excess = 0
         self._status_frames_kept: list[Frame] = []
-        self._status_until = self._tidy_at = 0.0
-
-    def open(self, router: Socket) -> None:
-        """Takes the bound ROUTER."""
-        self.router = router
-        free = router.bound.scheme == "inproc"
-        self._lined, self._rated = not free, not free and not router.authenticated
+        self._status_until = 0.0
 
     # ---- what comes
 
-    def read(self) -> None:
-        """Takes what has come, as far as a turn allows; after much that was dropped, nothing for a while."""
-        began = time.monotonic()
-        if self._shares.rest_s(began):
-            return
-        self._excess = 0
-        useful_s, lines = 0.0, self._shares.lines
-        for _ in range(ROUTER_BURST):
-            try:
-                frames = self.router.recv(MAX_MESSAGE_FRAMES)
-            except TooManyFrames as exc:
-                self._on_too_many(exc)
-                continue
-            if frames is None:
-                break
-            now = time.monotonic()
-            peer = bytes(frames[0])
-            if self._lined:
-                line = lines.get(peer) or self._shares.meet(peer, self.router.descriptor(), now)
-                line.heard = now
-                stranger = peer not in self._sessions
-                if self._rated and (stranger or line.owes_until > now) and self._shares.over(line, now, stranger=stranger):
-                    self._drop(peer, line, frames, now)
-                    if self._excess >= EXCESS_BURST:
-                        break
-                    continue
-                cost = self._handle(peer, line, frames, now)
-                if cost is not None and (cost > 0 or line.owes_until > now):
-                    size = 0 if cost < 0 else sum(len(f) for f in frames)
-                    self._shares.charge(line, cost, size, now, stranger=stranger)
-            else:
-                self._handle(peer, None, frames, now)
-            useful_s += time.monotonic() - now
-        if self._excess:
-            now = time.monotonic()
-            self._shares.rest_after(now - began - useful_s, now)
+    def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
+        """Do what a message of an actor says, and answer it.
 
-    def _handle(self, peer: bytes, line: Line | None, frames: Sequence[Frame], now: float) -> float | None:
-        """Does what a message says; returns what that counts, in ordinary messages, None for one that was dropped."""
-        try:
-            sender = self._admit(peer, frames, now)
-        except ProtocolError as exc:
-            if line is not None and exc.code is Refusal.QUOTA:
-                self._drop(peer, line, frames, now, exc.detail)
-                return None
-            self._refuse_error(peer, exc)
-            return 1.0
+        Args:
+            peer: Where answers go.
+            sender: Whose key it came under; None where there are no keys, and every peer may do everything.
+            frames: The message.
+            now: The time on the monotonic clock.
+
+        Returns:
+            What it counts, in ordinary messages; negative for one that pays for others.
+        """
         cost = 1.0
         try:
-            message = decode(frames[1:], max_bytes=MAX_MESSAGE_BYTES)
+            message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
             cost = COSTS.get(type(message), cost)
-            return self._on_message(peer, sender, message, frames[1:]) or cost
+            return self._on_message(peer, sender, message, frames, now) or cost
         except ProtocolError as exc:
             # After a restart of the learner, each actor's queue arrives before its HELLO: that is no attack.
             cost = UNKNOWN if exc.code is Refusal.NO_SESSION else max(cost, REFUSED)
-            self._refuse_error(peer, exc)
-        except Exception as exc:  # one peer's message, whatever it is, must not end everybody's gateway
+            self.refuse_error(peer, exc)
+        except Exception as exc:  # one peer's message, whatever it is, must not end the service for all others
             log.exception("a message of one peer was not handled")
             self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
         return cost
 
-    def _refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
+    def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
+        """Refuse what raised a protocol error."""
         field = "keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
-    def _on_too_many(self, exc: TooManyFrames) -> None:
-        self.refuse(exc.first, exc.code, exc.detail)
-        if self._rated:
-            now = time.monotonic()
-            line, stranger = self._shares.lines.get(exc.first), exc.first not in self._sessions
-            line = line or self._shares.meet(exc.first, self.router.descriptor(), now)
-            self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
-
-    def _drop(self, peer: bytes, line: Line, frames: Sequence[Frame], now: float, reason: str = "") -> None:
-        """Leaves a message unread. A few of them are answered; who goes on and on loses the connection."""
-        self._excess += 1
-        if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self.router.cut_off():
-            self._counters.add("connections.cut")
-        if self._shares.may_be_told(line, now):
-            self.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share", field=RATE)
-        else:
-            self._counters.add(f"refused.{Refusal.QUOTA.value}")
-
-    @property
-    def rest_s(self) -> float:
-        """For how long `read` takes nothing."""
-        return self._shares.rest_s(time.monotonic())
-
-    def each_second(self, now: float) -> None:
-        """Forgets connections that are long gone, and ends those that have finished no message for long."""
-        if now >= self._tidy_at:
-            self._tidy_at = now + TIDY_S
-            self._shares.forget(now, self._sessions)
-            self._cut(self._shares.mute(self.router.connections(), now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
-
-    def relieve(self, *, everybody: bool) -> int:
-        """Ends connections because memory runs out: those that finish no message, or all; returns how many.
-
-        What they have sent of an unfinished message is freed. Actors dial again.
-        """
-        found = self.router.connections()
-        return self._cut(found if everybody else self._shares.mute(found, time.monotonic(), BUSY_S, NEW_S))
-
-    def _cut(self, descriptors: Sequence[int]) -> int:
-        count = sum(self.router.cut(descriptor) for descriptor in descriptors)
-        if count:
-            self._counters.add("connections.cut", count)
-        return count
-
-    def _admit(self, peer: bytes, frames: Sequence[Frame], now: float) -> User | None:
-        """Checks rights and rates before anything is decoded. Over inproc, and without keys, everybody may do everything.
+    def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
+        """Check a sender's rights and rates, before its message is decoded; return whose key it is.
 
         Raises:
-            ProtocolError: when this sender may not speak (any more); its session, if it has one, is over then.
+            ProtocolError: When this sender may not speak (any more); its session, if it has one, is over then.
         """
-        if not self.router.authenticated:
-            return None
         try:
-            return self._guard.admit(self.router.user, sum(len(f) for f in frames), now)
+            return self._guard.admit(user, nbytes, now)
         except ProtocolError as exc:
-            session = self._sessions.get(peer)
+            session = self.sessions.get(peer)
             if exc.code is Refusal.FORBIDDEN and session is not None:
                 self.hang_up(peer, *session)
             raise
 
-    def _on_message(self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame]) -> float | None:
+    def _on_message(
+        self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame], now: float
+    ) -> float | None:
         """Does what a message says; returns what it counts, in ordinary messages, if that is not what its kind does."""
         match message:
             case Hello():
-                self._on_hello(peer, sender, message)
+                self._on_hello(peer, sender, message, now)
                 return None
             case StatusRequest():
                 self._guard.check_role(sender, "admin")
@@ -277,23 +176,23 @@ class Reception:
                 self._on_command(peer, sender, message)
                 return None
             case Submit() | Heartbeat() | Fetch() | Bye():
-                return self._on_session_message(peer, sender, message, frames)
+                return self._on_session_message(peer, sender, message, frames, now)
             case ToActor() | ToThread() | FromThread():
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
             case _:
                 assert_never(message)
 
     def _on_session_message(
-        self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame]
+        self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame], now: float
     ) -> float | None:
         """Does what an actor says in its session; returns the same as `_on_message`."""
-        session = self._sessions.get(peer)
+        session = self.sessions.get(peer)
         if session is None:
             raise ProtocolError(Refusal.NO_SESSION, "say HELLO first")
         client, stream = session
         if sender is not None and stream.owner != sender.name:
             raise ProtocolError(Refusal.IDENTITY, "this session belongs to another key")
-        stream.last_seen = time.monotonic()
+        stream.last_seen = now
         if client.state is ClientState.FAILED:
             raise ProtocolError(Refusal.FAILED, client.error)
         match message:
@@ -323,10 +222,10 @@ class Reception:
 
     def _status_frames(self) -> list[Frame]:
         """The status, made anew unless that took too much of late."""
-        now = time.monotonic()
+        now = self._clock()
         if now + STATUS_BURST_S >= self._status_until:
-            self._status_frames_kept = encode(Status(self._status()))
-            done = time.monotonic()
+            self._status_frames_kept = encode(Status(self._ports.status()))
+            done = self._clock()
             self._status_until = max(self._status_until, now) + STATUS_REST * (done - now)
         return self._status_frames_kept
 
@@ -383,7 +282,7 @@ class Reception:
 
     # ---- joining
 
-    def _on_hello(self, peer: bytes, sender: User | None, hello: Hello) -> None:
+    def _on_hello(self, peer: bytes, sender: User | None, hello: Hello, now: float) -> None:
         self._counters.add("hellos")
         code = Refusal.CONFIG
         try:
@@ -393,7 +292,7 @@ class Reception:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
                 self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
-                client = self._found(hello)
+                client = self._found(hello, now)
             else:
                 code = Refusal.MISMATCH
                 require_match(client.settings, hello)
@@ -406,29 +305,29 @@ class Reception:
             case ClientState.FAILED:
                 raise ProtocolError(Refusal.FAILED, client.error)
             case ClientState.RUNNING:
-                self._welcome(peer, client, hello, sender.name if sender is not None else "")
+                self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
     def _live_actors(self, user: str, client: Client | None, but: str) -> int:
         """The other actors of a key that are live, over all clients."""
         this = client is not None and client.table.speaks(but) and client.table.owner_of(but) == user
         return self._live[user] - this
 
-    def _found(self, hello: Hello) -> Client:
-        self.make_room(time.monotonic())
+    def _found(self, hello: Hello, now: float) -> Client:
+        self.make_room(now)
         client = self._roster.found(hello)
         settings = client.settings
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
 
-    def _welcome(self, peer: bytes, client: Client, hello: Hello, user: str) -> None:
+    def _welcome(self, peer: bytes, client: Client, hello: Hello, user: str, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
         if owner not in ("", user):  # two may have waited for the learner thread under one name
             raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
-        before = self._sessions.get(peer)
+        before = self.sessions.get(peer)
         if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
             self.hang_up(peer, *before)  # a peer speaks for one actor
         spoke = client.table.speaks(hello.actor_id)
-        opened = client.table.open(hello, peer, time.monotonic())
+        opened = client.table.open(hello, peer, now)
         stream = opened.stream
         stream.owner = user
         if spoke:
@@ -438,11 +337,11 @@ class Reception:
             self._counters.add("actors_evicted")
             self._ledger.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
         if opened.old_peer is not None:
-            self._sessions.pop(opened.old_peer, None)
-        before = self._sessions.get(peer)
+            self.sessions.pop(opened.old_peer, None)
+        before = self.sessions.get(peer)
         if before is not None and before[1] is not stream:  # a connection speaks for one actor
             self.hang_up(peer, *before)
-        self._sessions[peer] = client, stream
+        self.sessions[peer] = client, stream
         if opened.gap:
             self._on_gap(client, stream, opened.gap)
         else:
@@ -488,7 +387,7 @@ class Reception:
 
     def hang_up(self, peer: bytes, client: Client, stream: Stream) -> None:
         """Ends a session; its credit goes to others."""
-        self._sessions.pop(peer, None)
+        self.sessions.pop(peer, None)
         if client.table.speaks(stream.actor_id):
             self._live[stream.owner] -= 1
         client.table.hang_up(stream)
@@ -506,18 +405,18 @@ class Reception:
             self.hang_up(peer, client, stream)
             self.refuse(peer, Refusal.NO_SESSION, reason)
 
-    def admit_waiting(self, client: Client) -> None:
+    def admit_waiting(self, client: Client, now: float) -> None:
         """Lets those in who came while the learner thread was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user) in waiting.items():
             try:
-                self._welcome(peer, client, hello, user)
+                self._welcome(peer, client, hello, user, now)
             except ProtocolError as exc:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def say_goodbye(self) -> None:
         """Tells every actor that the learner ends."""
-        for peer in list(self._sessions):
+        for peer in list(self.sessions):
             self.refuse(peer, Refusal.CLOSING, "the learner is shutting down")
 
     # ---- what is answered
@@ -529,17 +428,17 @@ class Reception:
             client: whose actors.
             room_bytes: what the ledger has room for.
         """
-        if not client.dirty or (began := time.monotonic()) < client.settles_at:
+        if not client.dirty or (began := self._clock()) < client.settles_at:
             return
         live = client.table.live()
-        client.dirty.update(s.actor_id for s in client.pool.grant(live, time.monotonic()))
+        client.dirty.update(s.actor_id for s in client.pool.grant(live, began))
         shares = client.shares(room_bytes)
         for stream in live:
             peer = client.table.peer_of(stream)
             if stream.actor_id in client.dirty and peer is not None:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
-        done = time.monotonic()
+        done = self._clock()
         client.settles_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
 
     def refuse(
@@ -553,11 +452,11 @@ class Reception:
         self._send_frames(peer, encode(message))
 
     def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> None:
-        sent = self.router.send([peer, *frames])
+        sent = self._ports.send(peer, frames)
         if sent is Sent.OK:
             return
         self._counters.add(f"replies_dropped.{sent.value}")
-        session = self._sessions.get(peer)
+        session = self.sessions.get(peer)
         if sent is Sent.GONE and session is not None:
             self.hang_up(peer, *session)
 

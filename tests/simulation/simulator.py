@@ -1,8 +1,8 @@
 """Delivery under a random schedule of faults, without sockets, threads or a clock: one learner, some actors, a bad network.
 
 `simulate(seed)` runs one schedule and raises `Violation` when a guarantee breaks; the same seed does the same again. The
-parts that are tested are those that run in earnest: `ActorSession`, `StreamTable`, `take_submit`, `CreditPool`, the order of
-the journal's operations, the client's accounts, a learner thread's marks, the codec. A planted bug goes in through
+parts that are tested are those that run in earnest: `ActorSession` for the actors; `LearnerCore` with all that it is made of for
+the learner; the order of the journal's operations, a learner thread's marks, the codec. A planted bug goes in through
 `LearnerParts` or `ActorParts`, to see that the rules would catch it.
 
 A connection does not outlive the life of the learner that it was made to: what a learner sent before it died never arrives
@@ -17,16 +17,14 @@ import random
 from collections.abc import Callable
 
 from rl4sys_zmq.delivery import SessionState
-from rl4sys_zmq.testing.history import History
-from rl4sys_zmq.testing.schedule import CRASH_POINTS, Schedule
-from rl4sys_zmq.testing.sim_actor import ActorParts, SimActor
-from rl4sys_zmq.testing.sim_client import LearnerParts
-from rl4sys_zmq.testing.sim_disk import SimDisk
-from rl4sys_zmq.testing.sim_learner import SimLearner
-from rl4sys_zmq.testing.sim_network import SimNetwork
-from rl4sys_zmq.testing.sim_reception import Answers
-from rl4sys_zmq.testing.sim_rules import Lineage, Violation
 from rl4sys_zmq.wire.messages import Frame
+from simulation.history import History
+from simulation.schedule import CRASH_POINTS, Schedule
+from simulation.sim_actor import ActorParts, SimActor
+from simulation.sim_disk import SimDisk
+from simulation.sim_learner import Answers, LearnerParts, SimLearner, planted
+from simulation.sim_network import SimNetwork
+from simulation.sim_rules import Lineage, Violation
 
 __all__ = ["ActorParts", "Schedule", "Simulation", "simulate"]
 
@@ -57,7 +55,6 @@ class Simulation(SimNetwork):
         """
         super().__init__(seed, schedule, actor or ActorParts())
         self._parts = parts or LearnerParts()
-        self._generations = itertools.count(1)
         self._ledgers = itertools.count(1)
         self._disk = SimDisk(next(self._ledgers)) if self.schedule.durable else None
         self._backup: tuple[SimDisk, Lineage] | None = None
@@ -70,6 +67,11 @@ class Simulation(SimNetwork):
         Raises:
             Violation: when a guarantee is broken.
         """
+        with planted(self._parts):
+            self._run()
+        return self.history
+
+    def _run(self) -> None:
         plan = self.schedule
         self._start_learner(Lineage())
         for actor in self.actors:
@@ -91,7 +93,6 @@ class Simulation(SimNetwork):
         while self.now < deadline and any(actor.held for actor in self.actors):
             self.play(min(deadline, self.now + 1.0))
         self._finish()
-        return self.history
 
     def _sometime(self, times: int, event: Callable[[], None]) -> None:
         for _ in range(times):
@@ -146,7 +147,7 @@ class Simulation(SimNetwork):
             self.history.check_owner(actor.owner, actor.held, actor.accounted)
         learner = self._settle()
         self.play(self.now + 5.0)
-        judged = learner.client.thread.judged
+        judged = learner.judged
         lossless = not (self.schedule.reorder or self.schedule.copies or self.schedule.wipes)
         for actor in self.actors:
             if lossless and actor.pure and actor.settled:  # an ack before its Welcome may be counted twice
@@ -165,7 +166,7 @@ class Simulation(SimNetwork):
                 break
         self.deliver(learner.turn(self.now, flush=True))
         learner.check_books()
-        self.history.check_lineage(learner.client.thread.judged, all_of_it=True)
+        self.history.check_lineage(learner.judged, all_of_it=True)
         return learner
 
     # ---- the learner
@@ -178,8 +179,8 @@ class Simulation(SimNetwork):
         if self._disk is not None and self.rng.random() < self.schedule.rot and self._disk.rot():
             self.history.counts["rotten"] += 1
         rng = random.Random(self.rng.random())
-        learner = SimLearner(self.now, self._disk, lambda: next(self._generations), self.schedule, self._parts, self.history, rng)
-        learner.reach = self._reach
+        learner = SimLearner(self.now, self._disk, self.schedule, self._parts, self.history, rng)
+        learner.reach, learner.is_gone = self._reach, self.is_gone
         self._learner = learner
         self._turn(learner)
         self._second(learner)
@@ -200,7 +201,7 @@ class Simulation(SimNetwork):
 
     def _second(self, learner: SimLearner) -> None:
         if learner is self._learner:
-            learner.each_second(self.now)
+            self._guard(lambda: learner.each_second(self.now))
             self.at(self.now + 1.0, lambda: self._second(learner))
 
     def _reach(self, point: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.testing.sim_rules import JUDGED, RULES, Books, Lineage, Violation
+from simulation.sim_rules import JUDGED, RULES, Books, Lineage, Violation
 
 __all__ = ["RULES", "Books", "History", "Lineage", "Violation"]
 
@@ -155,21 +155,34 @@ class History:
 
     def write_stream(self, stream: Key, received: int) -> None:
         """The ledger has a row of a stream."""
+        self._check_jump(stream, received)
         self.lineage.streams.add(stream)
         self.lineage.marks[stream] = max(received, self.lineage.marks.get(stream, 0))
 
+    def _check_jump(self, stream: Key, first: int) -> None:
+        """Segments that a ledger does not have are below a mark of it only as a gap that it has counted."""
+        written = self.lineage.marks.get(stream, 0)
+        if first > written:
+            missing = {(stream, seq) for seq in range(written, first)} - {(key, seq) for key, seq, _ in self.lineage.gaps}
+            if missing:
+                raise Violation("gap", f"the ledger has no segments {sorted(seq for _, seq in missing)[:5]} of {stream}")
+
     def write_gap(self) -> None:
         """The ledger has counted the gap that was announced first."""
+        if not self._gaps:
+            raise Violation("gap", "the ledger has counted a gap that nobody was told of")
         self.lineage.gaps |= _each(self._gaps.popleft())
 
     def write(self, stream: Key, first: int, end: int) -> None:
         """The ledger has segments."""
+        self._check_jump(stream, first)
         for seq in range(first, end):
             found = self._fresh.pop((stream, seq), None)
             if found is not None:
                 (self.lineage.refused if found[1] else self.lineage.accepted).add(found[0])
         self.lineage.touched.add(stream)
-        self.write_stream(stream, end)
+        self.lineage.marks[stream] = max(end, self.lineage.marks.get(stream, 0))
+        self.lineage.streams.add(stream)
 
     def say(self, stream: Key, received: int, durable: int) -> None:
         """The learner tells an actor its marks."""

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 
 from rl4sys_zmq.errors import ProtocolError
-from rl4sys_zmq.testing.history import History
-from rl4sys_zmq.testing.schedule import Schedule
-from rl4sys_zmq.testing.sim_actor import ActorParts, Link, SimActor
-from rl4sys_zmq.testing.sim_reception import Answers
-from rl4sys_zmq.wire import decode, encode
-from rl4sys_zmq.wire.messages import Frame, Message
+from rl4sys_zmq.wire import decode
+from rl4sys_zmq.wire.messages import Frame
+from simulation.history import History
+from simulation.schedule import Schedule
+from simulation.sim_actor import ActorParts, Link, SimActor
+from simulation.sim_learner import Answers
 
 __all__ = ["SimNetwork"]
 
@@ -73,9 +73,14 @@ class SimNetwork:
 
     def deliver(self, answers: Answers) -> None:
         """Sends what the learner says."""
-        for peer, message in answers:
+        for peer, frames in answers:
             actor, link = self._peers[peer]
-            actor.hear(message, link)
+            actor.hear(frames, link)
+
+    def is_gone(self, peer: bytes) -> bool:
+        """Return whether its actor has left a connection."""
+        actor, link = self._peers[peer]
+        return actor.link is not link
 
     def dial(self, actor: SimActor) -> Link:
         """A fresh connection."""
@@ -84,13 +89,12 @@ class SimNetwork:
         self._peers[peer] = actor, link
         return link
 
-    def carry(self, actor: SimActor, link: Link, message: Message, *, up: bool) -> None:
+    def carry(self, actor: SimActor, link: Link, frames: list[Frame], *, up: bool) -> None:
         """Puts a message on a connection, which does with it what the schedule allows."""
         plan, rng = self.schedule, self.rng
         self.messages += 1
         if self._partitioned.get(actor.index, -1.0) > self.now or (not self.quiet and rng.random() < plan.drop):
             return
-        frames = encode(message)
         copies = 2 if not self.quiet and rng.random() < plan.repeat else 1
         for _ in range(copies):
             sent = frames

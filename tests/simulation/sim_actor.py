@@ -14,14 +14,14 @@ import numpy as np
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import Action, ActorSession, Joined, Key, Raised, Redial, Renewed, Send, SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
-from rl4sys_zmq.testing.sim_spool import SimSpool
-from rl4sys_zmq.testing.sim_thread import MAX_STEPS
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire import PackedSegment, pack_segment
-from rl4sys_zmq.wire.messages import Ack, Hello, Message, Verdict, Welcome
+from rl4sys_zmq.wire import PackedSegment, encode, pack_segment
+from rl4sys_zmq.wire.messages import Ack, Frame, Hello, Message, Verdict, Welcome
+from simulation.sim_spool import SimSpool
+from simulation.sim_thread import MAX_STEPS
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.testing.sim_network import SimNetwork
+    from simulation.sim_network import SimNetwork
 
 __all__ = ["ActorParts", "Link", "SimActor"]
 
@@ -200,13 +200,13 @@ class SimActor:
             self._sim.history.release(self.stream, seq)
         self._work()
 
-    def hear(self, message: Message, link: Link) -> None:
+    def hear(self, frames: list[Frame], link: Link) -> None:
         """Somebody sends it a message; the network decides what comes of it."""
-        self._sim.carry(self, link, message, up=False)
+        self._sim.carry(self, link, frames, up=False)
         if not self._sim.quiet and self._sim.rng.random() < self._sim.schedule.lie:
             end = self._spool.base_seq + self._spool.taken + self._sim.rng.choice([1000, 1 << 62])
             lie = Ack(self.session.generation, end, end, end, 0, 0, 0, 0, 0, 0, {})
-            self._sim.carry(self, link, lie, up=False)
+            self._sim.carry(self, link, encode(lie), up=False)
 
     def _dial(self) -> None:
         self.link = self._sim.dial(self)
@@ -244,7 +244,7 @@ class SimActor:
         for action in actions:
             match action:
                 case Send(message):
-                    self._sim.carry(self, self.link, message, up=True)
+                    self._sim.carry(self, self.link, encode(message), up=True)
                 case Redial():
                     self._sim.history.counts["redials"] += 1
                     self._dial()

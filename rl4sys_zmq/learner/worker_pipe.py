@@ -1,0 +1,106 @@
+"""The core's ports that are threads: a learner thread with its pipeline, and a task that puts checkpoints aside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rl4sys_zmq.errors import CheckpointError
+from rl4sys_zmq.learner.checkpoints import CheckpointStore
+from rl4sys_zmq.learner.client import QUEUE_MESSAGES
+from rl4sys_zmq.learner.ports import WorkerPort
+from rl4sys_zmq.learner.thread import LearnerThread
+from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.transports import Socket
+from rl4sys_zmq.wire import encode
+from rl4sys_zmq.wire.messages import Frame, Stop
+
+__all__ = ["AbandonCheckpoints", "WorkerPipe"]
+
+LOOK_S = 0.05
+
+
+class WorkerPipe:
+    """A learner thread and the PUSH that feeds it: a `WorkerPort`. Used in the gateway thread, but for `alive` and `join`."""
+
+    def __init__(self, client_id: str, key: bytes, up: str) -> None:
+        """Bind the pipeline and start the thread.
+
+        Args:
+            client_id: Whose.
+            key: What the thread puts before all that it says.
+            up: The address that it answers at; its own pipeline is bound beside it.
+
+        Raises:
+            TransportError: If the pipeline cannot be bound.
+        """
+        down = f"{up}-{key.hex()}"
+        self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
+        self._thread = LearnerThread(f"rl4sys-learner-{client_id}", key, down, up)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._push.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.alive
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Queue a message for the thread; return False if the pipeline is full or closed."""
+        return self._push is not None and bool(self._push.send(frames))
+
+    def end(self, *, replaced: bool) -> None:
+        """Tell the thread to finish what it has been given, and to end; with `replaced`, as soon as it can."""
+        if self._push is not None:
+            self._push.send(encode(Stop()))
+            self._push.close()
+            self._push = None
+        if replaced:
+            self._thread.replace()
+        self._thread.stop()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the thread; from any thread."""
+        return self._thread.join(timeout_s)
+
+
+class AbandonCheckpoints(Worker):
+    """Waits for the end of learner threads, then renames the checkpoints that they had. The gateway's thread touches no disk.
+
+    Attributes:
+        done: It has ended.
+        problem: What went wrong; empty if nothing did.
+        count: How many checkpoints were put aside.
+    """
+
+    def __init__(self, client_id: str, workers: Sequence[WorkerPort], folder: Path, wake: Callable[[], None]) -> None:
+        super().__init__(f"rl4sys-forget-{client_id}")
+        self.done = False
+        self.problem = ""
+        self.count = 0
+        self._workers, self._folder, self._wake = tuple(workers), folder, wake
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            ended = [False]
+            while not all(ended) and not self._stopping.is_set():
+                ended = [worker.join(LOOK_S) for worker in self._workers]
+            if self._stopping.is_set():
+                self.problem = "the learner was closed before its checkpoints were put aside"
+                return
+            self.count = len(CheckpointStore(self._folder).abandon_after(0))
+        except CheckpointError as exc:
+            self.problem = str(exc)
+        finally:
+            self.done = True
+            self._wake()
+
+    def stop(self) -> None:
+        """End the wait; the checkpoints stay as they are."""
+        self._stopping.set()

@@ -1,0 +1,509 @@
+"""The learner's core, driven by hand: messages and words go in, answers and messages for learner threads come out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import Entry, Ledger, MemoryLedger, Page, StreamRow
+from rl4sys_zmq.errors import ClientFailed, ConfigError, Refusal
+from rl4sys_zmq.learner.core import LearnerCore
+from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
+from rl4sys_zmq.learner.ports import Clock, Ports
+from rl4sys_zmq.learner.recorder import NullSink
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.transports import Sent
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, space_to_json
+from rl4sys_zmq.weights import Writing, digest, encode_update
+from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
+from rl4sys_zmq.wire.messages import (
+    Ack,
+    Assign,
+    Beacon,
+    Bye,
+    Checkpointed,
+    Command,
+    Deliver,
+    Demand,
+    Disposed,
+    Failed,
+    Fetch,
+    Frame,
+    Heartbeat,
+    Hello,
+    Message,
+    Published,
+    Ready,
+    Refused,
+    Save,
+    Status,
+    StatusRequest,
+    Verdict,
+    Weights,
+    Welcome,
+)
+
+SPEC = mlp_spec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())
+FLAT = np.zeros(SPEC.size, np.float32)
+
+
+@dataclass
+class FakeWorker:
+    """A learner thread that a test plays."""
+
+    key: bytes
+    given: list[Message] = field(default_factory=list)
+    alive: bool = True
+    full: bool = False
+    ended: list[bool] = field(default_factory=list)
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        if not self.full:
+            self.given.append(decode(frames))
+        return not self.full
+
+    def end(self, *, replaced: bool) -> None:
+        self.ended.append(replaced)
+        self.alive = False
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        return not self.alive
+
+
+class FakeDisk(MemoryLedger):
+    """A ledger that commits when it is told to, gives pages that a test wrote, and notes what it is told to forget."""
+
+    durable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: deque[tuple[Entry, ...]] = deque()
+        self.waiting: list[Entry] = []
+        self.trims: list[dict[tuple[str, int], int]] = []
+        self.gaps: list[tuple[int, StreamRow | None]] = []
+
+    def append(self, batch: Sequence[Entry]) -> None:
+        self.waiting.extend(batch)
+
+    def commit(self) -> None:
+        fresh, self.waiting = self.waiting, []
+        self._fresh.extend(fresh)
+
+    def queued(self, client_id: str) -> int:
+        return len(self.waiting)
+
+    def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
+        entries = self.pages.popleft() if self.pages and token < 1000 else ()
+        self._fresh.append(Page(client_id, token, entries, after_row + len(entries), bool(self.pages and entries), 0))
+
+    def trim(self, client_id: str, marks: Any) -> None:
+        self.trims.append(dict(marks))
+
+    def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
+        self.gaps.append((count, stream))
+
+
+class Events(NullSink):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def event(self, name: str, **fields: Any) -> None:
+        self.names.append(name)
+
+
+class Rig:
+    """A core with one client ``lab``, a clock that stands still, and everything that leaves it."""
+
+    def __init__(self, ledger: Ledger | None = None, **options: Any) -> None:
+        self.now = 100.0
+        self.workers: list[FakeWorker] = []
+        self.published: list[Message | bytes] = []
+        self.forgotten: list[str] = []
+        self.gone: set[bytes] = set()
+        self._sent: list[tuple[bytes, Message]] = []
+        self.sink = Events()
+        ports = Ports(
+            clock=Clock(monotonic=lambda: self.now, unix=lambda: 1e9 + self.now),
+            send=self._send,
+            publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
+            start_worker=self._start,
+            hear_workers=lambda: None,
+            abandon_checkpoints=lambda *_: pytest.fail("nothing has checkpoints here"),
+            offer_policy=lambda client_id, spec, snapshot: False,
+            forget_policy=self.forgotten.append,
+            status=lambda: self.core.report(self.now),
+        )
+        spaces = {"observation_space": space_to_json(SPEC.observation_space), "action_space": space_to_json(SPEC.action_space)}
+        clients = {"lab": {"algorithm_name": "PPO", **spaces}}
+        config = LearnerConfig.from_mapping({"bind": "inproc://rig", "run_dir": None, "clients": clients, **options})
+        self.core = LearnerCore(config, ledger or MemoryLedger(), self.sink, Authorizer(None), ports)
+        self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://rig"
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> Sent:
+        if peer in self.gone:
+            return Sent.GONE
+        self._sent.append((peer, decode(frames)))
+        return Sent.OK
+
+    def _start(self, client_id: str, key: bytes) -> FakeWorker:
+        self.workers.append(FakeWorker(key))
+        return self.workers[-1]
+
+    @property
+    def worker(self) -> FakeWorker:
+        return self.workers[-1]
+
+    @property
+    def client(self) -> Any:
+        return self.core.roster.get("lab")
+
+    def say(self, message: Message, peer: bytes = b"p") -> list[Message]:
+        """An actor's message; returns the answers to this peer."""
+        self.core.endpoint.receive(peer, None, encode(message), self.now)
+        return self.answers(peer)
+
+    def answers(self, peer: bytes = b"p") -> list[Message]:
+        found = [message for to, message in self._sent if to == peer]
+        self._sent = [(to, message) for to, message in self._sent if to != peer]
+        return found
+
+    def words(self, *messages: Message, worker: FakeWorker | None = None) -> None:
+        """What a learner thread says."""
+        for message in messages:
+            self.core.on_worker([(worker or self.worker).key, *encode(message)])
+
+    def turn(self, peer: bytes = b"p") -> list[Message]:
+        self.core.on_ledger()
+        self.core.turn()
+        return self.answers(peer)
+
+    def ready(self, checkpoint: int = 0, marks: Sequence[Any] = (), trained: int = 0) -> None:
+        """The learner thread says what it goes on from, and publishes that."""
+        self.core.on_ledger()
+        assign = self.worker.given[0]
+        assert isinstance(assign, Assign)
+        snapshot = PolicySnapshot(assign.generation, 0, digest(FLAT), FLAT)
+        header, _ = encode_update(assign.policy_id, None, snapshot, Writing())
+        self.words(
+            Ready(spec_to_document(SPEC), "onpolicy", 16, -1, checkpoint, list(marks), {"trained": trained}, []),
+            Published(0, snapshot.digest, (FLAT.view(np.uint8).data, header)),
+        )
+        self.core.on_ledger()
+        self.core.turn()
+
+    def join(self, peer: bytes = b"p", **kwargs: Any) -> Welcome:
+        """An actor joins a client whose learner thread is ready, or is then."""
+        answers = self.say(hello(**kwargs), peer)
+        if not answers:
+            self.ready()
+            answers = self.answers(peer)
+        welcome = answers[0]
+        assert isinstance(welcome, Welcome)
+        return welcome
+
+
+def hello(actor_id: str = "a", incarnation: int = 1, first_seq: int = 0, **kwargs: Any) -> Hello:
+    return Hello("lab", actor_id, incarnation, first_seq, 0, 0, **kwargs)
+
+
+def submit(first_seq: int, count: int = 1, want_steps: int = 0) -> Message:
+    rows = np.zeros(2, np.float32)
+    columns = np.zeros((2, 1), np.float32), np.zeros(2, np.int64), rows, rows, np.zeros(2, np.uint64)
+    segments = [pack_segment(Segment(*columns, None, 1, first_seq + n, 0, True, False, False, 0.0, 2)) for n in range(count)]
+    return join_submit(first_seq, want_steps, segments)
+
+
+def only(messages: Sequence[Message], kind: type[Any]) -> Any:
+    assert [type(message) for message in messages] == [kind]
+    return messages[0]
+
+
+# ---- joining
+
+
+def test_a_hello_waits_for_the_learner_thread_and_is_welcomed_then():
+    rig = Rig()
+    assert rig.say(hello()) == []
+    assert rig.worker.given == []
+    rig.turn()
+    assert only(rig.worker.given, Assign).client_id == "lab"
+    rig.ready()
+    welcome = rig.answers()[0]
+    assert isinstance(welcome, Welcome)
+    assert (welcome.received, welcome.durable, welcome.gap) == (0, 0, 0)
+    assert rig.client.state == "running"
+
+
+def test_a_session_comes_first():
+    rig = Rig()
+    rig.join()
+    refused = only(rig.say(submit(0), b"stranger"), Refused)
+    assert refused.code == Refusal.NO_SESSION
+    rig.core.endpoint.receive(b"stranger", None, [b"garbage"], rig.now)
+    assert only(rig.answers(b"stranger"), Refused).code == Refusal.MAGIC
+    assert rig.core.counters.snapshot()["refused.no_session"] == 1
+
+
+def test_what_contradicts_the_client_is_refused_by_its_field():
+    rig = Rig()
+    rig.join()
+    refused = only(rig.say(hello("b", algorithm_name="DQN"), b"q"), Refused)
+    assert (refused.code, refused.field) == (Refusal.MISMATCH, "algorithm_name")
+    nameless = only(rig.say(Hello("other", "a", 1, 0, 0, 0), b"r"), Refused)
+    assert (nameless.code, nameless.field) == (Refusal.CONFIG, "algorithm_name")
+
+
+def test_a_second_start_gets_in_when_the_first_is_silent_and_takes_its_session():
+    rig = Rig()
+    rig.join()
+    assert only(rig.say(hello(incarnation=2), b"q"), Refused).code == Refusal.CONFLICT
+    rig.now += 3.5
+    rig.core.each_second(rig.now)
+    assert "actor_silent" in rig.sink.names
+    rig.join(b"q", incarnation=2)
+    assert only(rig.say(submit(0)), Refused).code == Refusal.NO_SESSION
+
+
+def test_goodbye_ends_the_session():
+    rig = Rig()
+    rig.join()
+    rig.say(Bye())
+    assert not rig.client.table.live()
+    assert rig.core.endpoint.sessions == {}
+
+
+# ---- data
+
+
+def test_an_ack_waits_for_the_ledger_and_so_does_the_learner_thread():
+    disk = FakeDisk()
+    rig = Rig(disk)
+    rig.join()
+    rig.turn()
+    rig.say(submit(0, 2))
+    ack = only(rig.turn(), Ack)
+    assert (ack.received, ack.durable) == (2, 0)
+    assert not any(isinstance(m, Deliver) for m in rig.worker.given)
+    disk.commit()
+    assert only(rig.turn(), Ack).durable == 2
+    assert isinstance(rig.worker.given[-1], Deliver)
+
+
+def test_a_gap_is_refused_with_the_number_that_is_next():
+    rig = Rig()
+    rig.join()
+    rig.say(submit(0))
+    refused = rig.say(submit(3))[0]
+    assert isinstance(refused, Refused)
+    assert (refused.code, refused.expected_seq) == (Refusal.GAP, 1)
+    assert rig.client.accepted == 1
+
+
+def test_what_an_actor_has_forgotten_and_the_ledger_lacks_is_announced_and_journaled():
+    disk = FakeDisk()
+    rig = Rig(disk)
+    welcome = rig.join(first_seq=5)
+    assert welcome.gap == 5
+    assert (rig.client.gap, rig.client.rolled_back, rig.client.accepted) == (5, 5, 5)
+    count, row = disk.gaps[0]
+    assert row is not None
+    assert (count, row.received) == (5, 5)
+    assert "gap" in rig.sink.names
+
+
+def test_duplicates_and_verdicts_are_counted():
+    rig = Rig()
+    rig.join()
+    rig.say(submit(0, 2))
+    rig.say(submit(0, 2))
+    rig.turn()
+    rig.words(Disposed("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), Disposed("a", 1, [[0, 2]], Verdict.STALE, "", ""))
+    ack = only(rig.turn(), Ack)
+    assert ack.trained == 2
+    assert {v: n for v, n in rig.client.verdicts.items() if n} == {"duplicate": 2, "trained": 1, "stale": 1}
+
+
+def test_credit_follows_the_demand_and_goes_back_with_a_silent_actor():
+    rig = Rig()
+    rig.join()
+    rig.words(Demand(16, 0, 0))
+    rig.say(Heartbeat(16))
+    assert only(rig.turn(), Ack).credit_steps == 16
+    rig.now += 3.5
+    rig.core.each_second(rig.now)
+    assert rig.client.pool.free_steps == 16
+    assert rig.client.table.live() == []
+
+
+def test_a_full_pipeline_keeps_its_messages_in_order():
+    rig = Rig()
+    rig.join()
+    rig.worker.full = True
+    rig.say(submit(0))
+    rig.say(submit(1))
+    rig.turn()
+    assert rig.core.rest_s(rig.now, 1.0) < 0.1
+    rig.worker.full = False
+    rig.turn()
+    delivered = [decode(m.body).first_seq for m in rig.worker.given if isinstance(m, Deliver)]
+    assert delivered == [0, 1]
+
+
+def test_a_peer_that_is_gone_loses_its_session():
+    rig = Rig()
+    rig.join()
+    rig.gone.add(b"p")
+    rig.say(submit(0))
+    rig.turn()
+    assert rig.core.endpoint.sessions == {}
+    assert rig.core.counters.snapshot()["replies_dropped.gone"] == 1
+
+
+def test_weights_are_answered_from_memory_and_a_status_too():
+    rig = Rig()
+    rig.join()
+    only(rig.say(Fetch(0, 0)), Weights)
+    status = only(rig.say(StatusRequest()), Status)
+    assert status.report["clients"]["lab"]["state"] == "running"
+
+
+# ---- learner threads
+
+
+def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard():
+    rig = Rig()
+    rig.join()
+    rig.say(submit(0))
+    rig.turn()
+    old, generation = rig.worker, rig.client.publications.generation
+    done = rig.core.do(Command(RESTART, "lab"))
+    assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == Refusal.NO_SESSION
+    assert (old.ended, rig.client.rolled_back) == ([True], 1)
+    rig.words(Disposed("a", 1, [[0, 1]], Verdict.TRAINED, "", ""), Failed("too late", ""), worker=old)
+    assert rig.client.verdicts["trained"] == 0
+    assert not done.done()
+    rig.ready()
+    rig.turn()
+    assert done.result(0).figures["generation"] > generation
+    assert rig.join(welcomed=True).received == 1
+
+
+def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_rest():
+    disk = FakeDisk()
+    rig = Rig(disk)
+    rig.join()
+    rig.turn()
+    rig.say(submit(0, 4))
+    entry = disk.waiting[0]
+    disk.commit()
+    rig.turn()
+    rig.core.do(Command(RESTART, "lab"))
+    disk.pages.append((entry,))
+    rig.ready(checkpoint=3, marks=[["a", 1, 3, {"trained": 3}]], trained=3)
+    rig.turn()
+    again = rig.worker.given[-1]
+    assert isinstance(again, Deliver)
+    assert again.skip == 3
+    assert (rig.client.replayed, rig.client.rolled_back, rig.client.replaying) == (1, 0, 0)
+
+
+def test_the_ledger_is_trimmed_to_the_checkpoint_before_the_last_that_was_written():
+    disk = FakeDisk()
+    rig = Rig(disk)
+    rig.join()
+    for number, (mark, error) in enumerate([(4, ""), (6, ""), (0, "no space"), (8, "")], 1):
+        marks = [["a", 1, mark]] if not error else []
+        rig.words(Checkpointed(0, number if not error else 0, 0, marks, 0.0, error))
+    assert disk.trims == [{("a", 1): 4}, {("a", 1): 6}]
+    assert rig.core.counters.snapshot()["checkpoints_failed"] == 1
+
+
+def test_a_checkpoint_is_asked_for_and_answered():
+    rig = Rig()
+    rig.join()
+    saved = rig.core.save(partial=True)
+    rig.turn()
+    asked = rig.worker.given[-1]
+    assert isinstance(asked, Save)
+    assert asked.partial
+    rig.words(Checkpointed(asked.token, 0, 0, [], 0.0, "no space"))
+    assert saved.result(0) == {"lab": "no space"}
+
+
+@pytest.mark.parametrize("words", [Failed("ValueError: no", ""), Hello("lab", "a", 1, 0, 0, 0), Demand(1, 99, 0)])
+def test_a_thread_that_fails_or_says_the_impossible_stops_its_client_alone(words):
+    rig = Rig()
+    rig.join()
+    rig.words(words)
+    assert rig.client.state == "failed"
+    assert only(rig.say(submit(0))[-1:], Refused).code == Refusal.FAILED
+    assert isinstance(rig.core.roster.failure("lab"), ClientFailed)
+
+
+def test_a_thread_that_vanishes_is_noticed_within_a_second():
+    rig = Rig()
+    rig.join()
+    rig.worker.alive = False
+    rig.core.each_second(rig.now + 1)
+    assert rig.client.error == "its learner thread ended without a word; see the learner's log"
+
+
+def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why():
+    rig = Rig()
+    rig.say(hello())
+    rig.words(Failed("ConfigError: no such thing", ""))
+    assert only(rig.answers(), Refused).code == Refusal.CONFIG
+    assert rig.client is None
+    assert isinstance(rig.core.roster.failure("lab"), ConfigError)
+
+
+# ---- operators and the clock
+
+
+def test_a_forgotten_client_frees_its_name_when_the_ledger_has_heard():
+    rig = Rig()
+    rig.join()
+    rig.say(submit(0))
+    done = rig.core.do(Command(FORGET, "lab"))
+    assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == Refusal.NO_SESSION
+    assert only(rig.say(hello()), Refused).code == Refusal.CONFLICT
+    rig.turn()
+    assert done.result(0).figures == {"accepted": 1, "pending": 1, "actors": 1}
+    assert rig.forgotten == ["lab"]
+    assert rig.say(hello()) == []
+    assert len(rig.workers) == 2
+
+
+def test_a_dropped_actor_may_come_back_as_it_likes():
+    rig = Rig()
+    rig.join(incarnation=9)
+    done = rig.core.do(Command(DROP_ACTOR, "lab", "a"))
+    rig.turn()
+    assert done.result(0).figures["live"] == 1
+    assert rig.join(b"q", incarnation=3).received == 0
+
+
+def test_a_command_for_nothing_names_what_there_is():
+    rig = Rig()
+    rig.join()
+    with pytest.raises(ConfigError, match="there are: lab"):
+        rig.core.do(Command(RESTART, "lob")).result(0)
+
+
+def test_an_idle_client_goes_and_a_beacon_comes_each_second():
+    rig = Rig(idle_client_s=60.0)
+    rig.join()
+    rig.core.each_second(rig.now)
+    assert isinstance(rig.published[-1], Beacon)
+    rig.say(Bye())
+    rig.now += 61
+    rig.core.each_second(rig.now)
+    assert rig.client is None
+    assert "client_expired" in rig.sink.names

@@ -1,0 +1,552 @@
+"""The learner's core in a simulation: driven on a virtual clock, watched from outside.
+
+`SimLearner` gives a `LearnerCore` its inputs and notes what an onlooker sees: the messages that go in and out, the calls of
+the ledger, and the figures of the production objects before and after. It decides nothing that the core decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import rl4sys_zmq.learner.client as client_module
+import rl4sys_zmq.learner.core as core_module
+import rl4sys_zmq.learner.endpoint as endpoint_module
+import rl4sys_zmq.learner.feeding as feeding_module
+import rl4sys_zmq.learner.roster as roster_module
+from rl4sys_zmq.config import LearnerConfig
+from rl4sys_zmq.delivery import (
+    CreditPool,
+    Entry,
+    Key,
+    Ledger,
+    Load,
+    Page,
+    Restored,
+    StallWatch,
+    Stream,
+    StreamRow,
+    StreamTable,
+    stall_reason,
+)
+from rl4sys_zmq.delivery.credit import IDLE_S
+from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
+from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.core import LearnerCore
+from rl4sys_zmq.learner.endpoint import ActorEndpoint
+from rl4sys_zmq.learner.feeding import Feeder
+from rl4sys_zmq.learner.operator import RESTART, Operator
+from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
+from rl4sys_zmq.learner.recorder import NullSink
+from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.security import Authorizer
+from rl4sys_zmq.transports import Sent
+from rl4sys_zmq.values import space_to_json
+from rl4sys_zmq.wire import decode, read_heads
+from rl4sys_zmq.wire.messages import Ack, Command, Deliver, Frame, Hello, Message, Refused, Submit, Verdict, Welcome
+from simulation.history import History
+from simulation.schedule import Schedule
+from simulation.sim_disk import SimDisk, SimJournal, SlowLedger
+from simulation.sim_rules import JUDGED, Books, Violation
+from simulation.sim_thread import MAX_STEPS, SPEC, Given, SimThread, ThreadSite
+
+__all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
+
+CLIENT_ID = "sim"
+CREDIT_ITEMS = 64
+BEGAN_S = 1.8e9
+FAILS = 0.3
+"""How likely a learner thread that is restarted has failed before."""
+
+GONE = 0.5
+"""How likely the learner notices that a connection is gone when it answers."""
+
+MAX_STALL_S = 2.0
+"""How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
+
+Answers = list[tuple[bytes, list[Frame]]]
+"""What is to be sent, as (peer, message in frames)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerParts:
+    """What a learner is built from; a test plants a bug by giving another part."""
+
+    core: type[LearnerCore] = LearnerCore
+    endpoint: type[ActorEndpoint] = ActorEndpoint
+    feeder: type[Feeder] = Feeder
+    operator: type[Operator] = Operator
+    roster: type[Roster] = Roster
+    client: type[Client] = Client
+    table: type[StreamTable] = StreamTable
+    pool: type[CreditPool] = CreditPool
+    ledger: Callable[[], Ledger] = SlowLedger
+    journal: type[SimJournal] = SimJournal
+    thread: type[SimThread] = SimThread
+
+
+@contextlib.contextmanager
+def planted(parts: LearnerParts) -> Iterator[None]:
+    """Build learners from these parts meanwhile, with small queues and short segments."""
+    places: list[tuple[Any, str, Any]] = [
+        (core_module, "ActorEndpoint", parts.endpoint),
+        (core_module, "Feeder", parts.feeder),
+        (core_module, "Operator", parts.operator),
+        (core_module, "Roster", parts.roster),
+        (roster_module, "Client", parts.client),
+        (roster_module, "StreamTable", parts.table),
+        (client_module, "CreditPool", parts.pool),
+        (client_module, "CREDIT_ITEMS", CREDIT_ITEMS),
+        (client_module, "DURABLE_CREDIT_ITEMS", CREDIT_ITEMS),
+        (client_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
+        (endpoint_module, "MAX_SEGMENT_STEPS", MAX_STEPS),
+        *((module.log, "disabled", True) for module in (core_module, endpoint_module, feeding_module, roster_module)),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in places]
+    try:
+        for owner, name, value in places:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for (owner, name, _), value in zip(places, before, strict=True):
+            setattr(owner, name, value)
+
+
+class _Sink(NullSink):
+    """Listens for what must never be told."""
+
+    def __init__(self, wrong: Callable[[str, str], None]) -> None:
+        self._wrong = wrong
+
+    def event(self, name: str, **fields: Any) -> None:
+        if name == "alarm" and fields["alarm"] in (STALLED, CREDIT_CORRECTED):
+            self._wrong("stalled" if fields["alarm"] == STALLED else "transit", fields["text"])
+        elif name == "client_failed":
+            self._wrong("internal", f"the client failed: {fields['error']}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """A stream as it was before an input."""
+
+    received: int
+    accepted_steps: int
+    credit_steps: int
+    progress_at: float
+
+    @classmethod
+    def of(cls, stream: Stream) -> _Before:
+        return cls(stream.received, stream.accepted_steps, stream.credit_steps, stream.progress_at)
+
+
+class SimLearner:
+    """One life of a learner with one client.
+
+    `on_frames`, `turn`, `each_second` and `restart_thread` return what is to be sent.
+
+    Attributes:
+        core: The learner's core.
+        now: The time.
+        reach: Called with the name of each of `schedule.CRASH_POINTS` that is passed; it may raise.
+        is_gone: Return whether no actor has a peer's end of the connection any more.
+        full: The disk takes nothing at the moment.
+        thread: The present life of the learner thread; None before the client is there.
+    """
+
+    def __init__(
+        self, now: float, disk: SimDisk | None, schedule: Schedule, parts: LearnerParts, history: History, rng: random.Random
+    ) -> None:
+        """Begin.
+
+        Args:
+            now: The time.
+            disk: What it finds; None for a ledger in memory.
+            schedule: Of the simulation.
+            parts: What it is built from.
+            history: The onlooker.
+            rng: Of everything random here.
+        """
+        self.reach: Callable[[str], None] = lambda point: None
+        self.is_gone: Callable[[bytes], bool] = lambda peer: False
+        self.now, self.full = now, False
+        self.thread: SimThread | None = None
+        self._disk, self._schedule, self._parts, self._history, self._rng = disk, schedule, parts, history, rng
+        self._began, self._save_at = now, now + rng.expovariate(1 / schedule.checkpoint_s)
+        self._watch = StallWatch()
+        self._fails = False
+        self._slack_steps = 0
+        self._heard: dict[str, float] = {}
+        self._hellos: dict[bytes, Hello] = {}
+        self._keys: dict[bytes, Key] = {}
+        self._current: set[Key] = set()
+        self._speaks: dict[str, bytes] = {}
+        self._out: list[tuple[bytes, list[Frame], bool]] = []
+        self._writes: list[Callable[[], None]] = []
+        self._wrong: list[tuple[str, str]] = []
+        self._journal = parts.journal(disk, random.Random(rng.random()), self._written) if disk is not None else None
+        self._ledger: Ledger = self._journal or parts.ledger()
+        self._watch_ledger()
+        clock = Clock(monotonic=lambda: self.now, unix=lambda: BEGAN_S + self.now)
+        ports = Ports(
+            clock=clock,
+            send=self._send,
+            publish=lambda topic, frames: None,
+            start_worker=self._start_thread,
+            hear_workers=self._hear,
+            abandon_checkpoints=_never,
+            offer_policy=lambda client_id, spec, snapshot: False,
+            forget_policy=lambda client_id: None,
+            status=dict,
+        )
+        config = _config(schedule.lease_s, disk is not None)
+        sink = _Sink(self._on_wrong)
+        self.core = parts.core(config, self._ledger, sink, Authorizer(None), ports)
+        self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://sim"
+        if disk is not None:
+            self.core.restore(Restored(disk.ledger_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
+
+    @property
+    def client(self) -> Client | None:
+        """The client; None before the first actor has come to a new learner."""
+        return self.core.roster.get(CLIENT_ID)
+
+    @property
+    def judged(self) -> list[tuple[int, str]]:
+        """The state of the learner thread."""
+        return self.thread.judged if self.thread is not None else []
+
+    @property
+    def _ready(self) -> Client | None:
+        """The client, if its learner thread runs and has been fed what the ledger held."""
+        client = self.client
+        return client if client is not None and client.settled else None
+
+    def _on_wrong(self, rule: str, detail: str) -> None:
+        if not (rule == "internal" and self._fails):
+            self._wrong.append((rule, detail))
+
+    # ---- ports
+
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> Sent:
+        gone = self.is_gone(peer) and self._rng.random() < GONE
+        self._out.append((peer, list(frames), not gone))
+        return Sent.GONE if gone else Sent.OK
+
+    def _start_thread(self, client_id: str, key: bytes) -> WorkerPort:
+        """A learner thread starts; it is ready some turns later."""
+        before = self.thread
+        judged = before.judged_now if before is not None and self._disk is None else None
+        site = ThreadSite(key=key, disk=self._disk, is_full=lambda: self.full, reach=self._pass)
+        self.thread = self._parts.thread(self._history, random.Random(self._rng.random()), self._schedule, judged, site)
+        return self.thread
+
+    def _hear(self) -> None:
+        if self.thread is not None:
+            words, self.thread.words = self.thread.words, []
+            for frames in words:
+                self.core.on_worker(frames)
+
+    def _pass(self, point: str) -> None:
+        self.reach(point)
+
+    # ---- the ledger, as an onlooker sees it
+
+    def _watch_ledger(self) -> None:
+        """Note the calls that tell what a ledger in memory has, and which streams are given up."""
+        ledger: Any = self._ledger
+        drop_stream = ledger.drop_stream
+
+        def dropping(client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
+            key = actor_id, origin
+            if expires:
+                silent_s = self.now - self._heard.get(actor_id, self._began)
+                self._history.forget_stream(key, silent_s, self._schedule.lease_s, current=key in self._current)
+            drop_stream(client_id, actor_id, origin, expires=expires)
+            if self._disk is None:
+                self._history.drop_stream(key)
+
+        ledger.drop_stream = dropping
+        if self._disk is None:
+            committed, history = ledger.committed, self._history
+
+            def committing() -> list[Entry | Page]:
+                found: list[Entry | Page] = committed()
+                for safe in found:
+                    if isinstance(safe, Entry):
+                        history.write((safe.actor_id, safe.origin), safe.first_seq, safe.end_seq)
+                return found
+
+            def putting(row: StreamRow) -> None:
+                self._writes.append(lambda: history.write_stream((row.actor_id, row.origin), row.received))
+
+            def adding(client_id: str, count: int, stream: StreamRow | None = None) -> None:
+                self._writes.append(history.write_gap)
+                if stream is not None:
+                    putting(stream)
+
+            ledger.committed, ledger.put_stream, ledger.add_gap = committing, putting, adding
+
+    def _written(self, operation: Write) -> None:
+        match operation:
+            case Entry():
+                self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
+            case Gap():
+                self._history.write_gap()
+                if operation.stream is not None:
+                    self._written(operation.stream)
+            case DropStream():
+                self._history.drop_stream((operation.actor_id, operation.origin))
+            case StreamRow():
+                self._history.write_stream((operation.actor_id, operation.origin), operation.received)
+
+    # ---- inputs
+
+    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
+        """Takes a message as it came from the network."""
+        self.now = now
+        message = _decoded(frames)
+        if isinstance(message, Hello):
+            self._hellos[peer] = message
+        session = self.core.endpoint.sessions.get(peer)
+        before = _Before.of(session[1]) if session is not None else None
+        if session is not None and message is not None:
+            self._heard[session[1].actor_id] = now
+        self._input(lambda: self.core.endpoint.receive(peer, None, frames, now))
+        if isinstance(message, Submit) and session is not None and before is not None:
+            self._on_submit(peer, session[1], before, message)
+        return self._answers()
+
+    def turn(self, now: float, *, flush: bool = False) -> Answers:
+        """Dispatches what is written, lets the learner thread work, writes checkpoints, grants credit and acknowledges."""
+        self.now = now
+        self.reach("before_commit")
+        self._dispatch()
+        self.reach("after_commit")
+        thread = self.thread
+        if thread is not None:
+            thread.work(flush=flush)
+            if thread.is_ready and self._disk is not None and (flush or now >= self._save_at):
+                self._save_at = now + self._rng.expovariate(1 / self._schedule.checkpoint_s)
+                if thread.progress.moved:
+                    thread.save_and_say()
+            self.reach("after_checkpoint")
+            self._input(self._hear)
+        self._check_transit()
+        self._check_stall()
+        self._input(self.core.turn)
+        self._check_credit()
+        return self._answers()
+
+    def each_second(self, now: float) -> Answers:
+        """Hangs up on the silent, ends leases and looks after the counts."""
+        self.now = now
+        client = self.client
+        self._current = {s.key for s in client.table.current()} if client is not None else set()
+        self._input(lambda: self.core.each_second(now), feeds=True)
+        if self._ready:
+            self.check_books()
+        return self._answers()
+
+    def restart_thread(self) -> Answers:
+        """The learner thread dies or fails, perhaps with a last checkpoint, and an operator has another one take its place."""
+        client, thread = self.client, self.thread
+        if client is None or thread is None:
+            return []
+        self._history.counts["thread_restarts"] += 1
+        late: list[list[Frame]] = []
+        if self._disk is not None:
+            if thread.is_ready and not self.full and self._rng.random() < 0.5:
+                thread.work(flush=self._rng.random() < 0.5)
+                thread.save(self._disk, self.reach)
+                late = thread.words  # they come when its successor has begun
+        else:
+            for _ in range(2):  # in earnest the ledger in memory writes at once
+                self._dispatch()
+        if client.state is ClientState.RUNNING and self._rng.random() < FAILS:
+            self._history.counts["thread_failures"] += 1
+            thread.fail()
+            self._fails = True
+            self._input(self._hear)
+            self._fails = False
+        self._input(lambda: self.core.do(Command(RESTART, CLIENT_ID)))
+        self._slack_steps = 0  # what comes now comes under new credit, or without any
+        for frames in late:
+            self._input(functools.partial(self.core.on_worker, frames))
+        return self._answers()
+
+    def _dispatch(self) -> None:
+        if self._journal is not None:
+            self._journal.full = self.full
+        client = self.client
+        replaying = client is not None and client.replaying
+        self._input(self.core.on_ledger, feeds=True)
+        if replaying and self._ready:
+            self.check_books()
+
+    def _input(self, act: Callable[[], object], *, feeds: bool = False) -> None:
+        """Let the core act, and note by how much more may come now than the learner thread has asked for.
+
+        Credit that is taken back may be used already. What a learner thread is fed again it has not asked for.
+        """
+        client = self.client
+        streams = [(stream, stream.credit_steps) for stream in client.table.all()] if client is not None else []
+        pool = client.pool if client is not None else None
+        steps = pool.transit.steps if pool is not None else 0
+        act()
+        self._slack_steps += sum(max(0, credit - stream.credit_steps) for stream, credit in streams)
+        if feeds and client is not None and pool is client.pool:
+            self._slack_steps += max(0, pool.transit.steps - steps)
+
+    def _answers(self) -> Answers:
+        """Note what the core has said, and hand it over."""
+        out, self._out = self._out, []
+        for peer, frames, leaves in out:
+            self._note(peer, decode(frames, verify=False), leaves=leaves)
+        writes, self._writes = self._writes, []
+        for write in writes:
+            write()
+        if self._wrong:
+            raise Violation(*self._wrong[0])
+        return [(peer, frames) for peer, frames, leaves in out if leaves]
+
+    def _note(self, peer: bytes, message: Message, *, leaves: bool) -> None:
+        """Write down what the core has said to a peer, whether that leaves or finds the connection gone."""
+        history = self._history
+        match message:
+            case Welcome():
+                hello = self._hellos[peer]
+                key = self._keys[peer] = hello.actor_id, hello.origin or hello.incarnation
+                self._heard[hello.actor_id] = self.now
+                self._speaks[hello.actor_id] = peer
+                history.begin_stream(key, hello.first_seq, message.gap)
+                history.say(key, message.received, message.durable)
+            case Ack() if leaves:
+                history.say(self._keys[peer], message.received, message.durable)
+            case Refused():
+                history.counts[f"refused.{message.code}"] += 1
+                if message.code == Refusal.EXPIRED:
+                    hello = self._hellos[peer]
+                    history.expire((hello.actor_id, hello.origin or hello.incarnation))
+                if message.code == Refusal.INTERNAL:
+                    raise Violation("internal", message.reason)
+
+    def _on_submit(self, peer: bytes, stream: Stream, before: _Before, message: Submit) -> None:
+        """The onlooker sees how far the mark has moved, and what of the message that must be."""
+        moved, key = stream.received - before.received, self._keys[peer]
+        if moved <= 0:
+            return
+        if self._speaks[key[0]] != peer:
+            raise Violation("session", f"{moved} segments of {key} came on a connection that another has followed")
+        if self.now - before.progress_at >= IDLE_S:  # its credit may have been granted once more, to another
+            self._slack_steps += max(0, before.credit_steps - before.accepted_steps)
+        over = max(0, stream.accepted_steps - max(before.credit_steps, before.accepted_steps))
+        if self._schedule.clean and over > MAX_STEPS:
+            raise Violation("credit", f"{over} steps came beyond the credit")
+        self._slack_steps += over
+        heads = read_heads(message)
+        for index in range(max(0, len(heads) - moved), len(heads)):
+            steps, segment = int(heads[index]["steps"]), int(heads[index]["episode_id"])
+            self._history.take(key, message.first_seq + index, segment, refused=steps > MAX_STEPS)
+
+    # ---- checks
+
+    @property
+    def busy(self) -> bool:
+        """There is something that a turn would do."""
+        client, thread = self.client, self.thread
+        if client is None or thread is None:
+            return False
+        waits = client.backlog or thread.inbox or client.table.pending or self._ledger.state().queued_items
+        return bool(not client.settled or waits)
+
+    def check_books(self) -> None:
+        """The client's accounts are right."""
+        client = self.client
+        if client is not None:
+            judged = sum(client.verdicts[verdict] for verdict in JUDGED)
+            refused, pending = client.verdicts[Verdict.REFUSED], client.table.pending
+            self._history.check_books(Books(client.accepted, refused, judged, pending, client.rolled_back, client.gap))
+
+    def _check_credit(self) -> None:
+        client = self.client
+        if client is None:
+            return
+        pool, live = client.pool, client.table.live()
+        promised = sum(max(0, s.credit_steps - s.accepted_steps) for s in live if self.now - s.progress_at < IDLE_S)
+        came, limit = pool.transit.taken.steps + pool.transit.steps, pool.limit_steps + self._slack_steps
+        if came + promised > limit:
+            raise Violation("credit", f"{came} came, {promised} are promised; the limit is {limit}")
+
+    def _check_transit(self) -> None:
+        """The pool counts as waiting and on its way what really is."""
+        client, thread = self._ready, self.thread
+        if client is None or thread is None:
+            return
+        transit, on_way, waiting = client.pool.transit, Load(), Load()
+        for given in thread.inbox:
+            if isinstance(given, Given):
+                on_way.add(given.load)
+        for frames in client.backlog:
+            message = decode(frames)
+            if isinstance(message, Deliver):
+                on_way.add(Given(message).load)
+        for entry in self._ledger.waiting() if isinstance(self._ledger, SimJournal | SlowLedger) else ():
+            stream = client.table.get(entry.actor_id, entry.origin)
+            if stream is not None and stream.counted(entry.end_seq):
+                waiting.add(_load_of_entry(entry))
+        for name, counted, real in ("on their way", transit.on_way, on_way), ("waiting", transit.waiting, waiting):
+            if counted != real:
+                raise Violation("transit", f"{counted} are counted as {name}, {real} are")
+
+    def _check_stall(self) -> None:
+        """Nothing stands still that could go on, once the faults are over."""
+        client, thread = self.client, self.thread
+        if client is None or thread is None:
+            return
+        able = client.settled and not self.full and not thread.inbox and not client.backlog
+        reason = stall_reason(client.pool, client.table.live()) if able else ""
+        progress = (client.accepted, client.pool.transit.messages, tuple(client.verdicts.values()), client.life)
+        still_s = self._watch.look(self.now, progress, reason)
+        if still_s > MAX_STALL_S:
+            raise Violation("stalled", f"for {still_s:.1f} s: {reason}")
+
+
+def _decoded(frames: Sequence[Frame]) -> Message | None:
+    """Return a message, None for a damaged one."""
+    try:
+        return decode(frames)
+    except ProtocolError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _load_of_entry(entry: Entry) -> Load:
+    return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
+
+
+@functools.lru_cache
+def _config(lease_s: float, durable: bool) -> LearnerConfig:
+    client = {
+        "algorithm_name": "PPO",
+        "observation_space": space_to_json(SPEC.observation_space),
+        "action_space": space_to_json(SPEC.action_space),
+    }
+    options = {
+        "bind": "inproc://sim",
+        "lease_s": lease_s,
+        "idle_client_s": 1e8,
+        "seed": 0,
+        "max_actors": 16,
+        "clients": {CLIENT_ID: client},
+    }
+    return LearnerConfig.from_mapping({**options, "run_dir": "sim" if durable else None})
+
+
+def _never(*_: object) -> Any:
+    raise AssertionError("no client is forgotten here")

@@ -1,0 +1,309 @@
+"""A learner thread for the simulator: its state is the list of what it was trained on; its marks and its words are real."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl4sys_zmq.delivery import Key, Load
+from rl4sys_zmq.learner.progress import Progress
+from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
+from rl4sys_zmq.weights import Writing, digest, encode_update
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, spec_to_document
+from rl4sys_zmq.wire.messages import (
+    Assign,
+    Checkpointed,
+    Deliver,
+    Demand,
+    Disposed,
+    Failed,
+    Forget,
+    Frame,
+    Message,
+    Published,
+    Ready,
+    Save,
+    Submit,
+    Verdict,
+)
+from simulation.history import History
+from simulation.schedule import Schedule
+from simulation.sim_disk import Checkpoint, SimDisk
+
+__all__ = ["BATCH_STEPS", "Given", "MAX_STEPS", "SCHEMA", "SPEC", "SimThread", "ThreadSite"]
+
+MAX_STEPS = 6
+"""Longer segments are refused as items."""
+
+BATCH_STEPS = 24
+INBOX_MESSAGES = 4
+"""How many messages have a place in the pipeline to a learner thread."""
+
+SPEC = mlp_spec(BoxSpace((1,)), DiscreteSpace(2), "categorical", ())
+SCHEMA = SegmentSchema(SPEC.observation_space, SPEC.action_space, MAX_STEPS)
+_FLAT = np.zeros(SPEC.size, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreadSite:
+    """Where a learner thread lives.
+
+    Attributes:
+        key: What it puts before all that it says.
+        disk: Where its checkpoints are; None without any.
+        is_full: Return whether the disk takes nothing at the moment.
+        reach: Called with the crash points that are passed; it may raise.
+    """
+
+    key: bytes
+    disk: SimDisk | None
+    is_full: Callable[[], bool]
+    reach: Callable[[str], None]
+
+
+class Given:
+    """A message with data, as a learner thread has it.
+
+    Attributes:
+        key: Whose it is.
+        skip: How many of its segments the thread must skip.
+        first_seq: The number of its first segment.
+        batch: Its segments.
+        refused: The places of those that are refused as items.
+        load: What the thread takes of it, counted from its frames alone.
+    """
+
+    def __init__(self, message: Deliver) -> None:
+        submit = decode(message.body)
+        assert isinstance(submit, Submit)
+        self.key: Key = message.actor_id, message.origin
+        self.skip, self.first_seq = message.skip, submit.first_seq
+        self.batch = Batch(submit)
+        self.refused = self.batch.errors(SCHEMA)
+        taken = [int(steps) for place, steps in enumerate(self.batch.steps) if place >= self.skip and place not in self.refused]
+        self.load = Load(sum(taken), len(taken), sum(len(frame) for frame in message.body))
+
+
+class SimThread:
+    """One life of a learner thread: a `WorkerPort`.
+
+    Attributes:
+        inbox: What it has been given and has not read.
+        words: What it has said and nobody has heard.
+        progress: The marks of its state.
+        judged: The state at the last barrier: (segment, verdict).
+        taken_messages: How many messages with data it has taken.
+        is_ready: It has said what it goes on from.
+        alive: It was not told to end.
+    """
+
+    def __init__(
+        self, history: History, rng: random.Random, schedule: Schedule, judged: list[tuple[int, str]] | None, site: ThreadSite
+    ) -> None:
+        """Begin.
+
+        Args:
+            history: Told of what is observed.
+            rng: Of verdicts and of pace.
+            schedule: How fast it is, and whether it trains on each segment at once.
+            judged: The state of the thread before, where there is one and no disk; nothing feeds it again.
+            site: Where it lives.
+        """
+        self.inbox: deque[Message | Given] = deque()
+        self.words: list[list[Frame]] = []
+        self.progress = Progress()
+        self.judged = list(judged or ())
+        self.taken_messages = 0
+        self.is_ready = False
+        self.alive = True
+        self._history, self._rng, self._offpolicy, self._pace = history, rng, schedule.offpolicy, schedule.pace
+        self._site, self._follows = site, judged is not None
+        self._since: list[tuple[int, str]] = []
+        self._batch: list[tuple[Key, int, int]] = []
+        self._batch_steps = 0
+        self._said: list[tuple[Key, int, str]] = []
+        self._demand = (0, 0)
+
+    # ---- the port
+
+    def send(self, frames: Sequence[Frame]) -> bool:
+        """Take a message, if there is room."""
+        if not self.alive or len(self.inbox) >= INBOX_MESSAGES:
+            return False
+        message = decode(frames)
+        self.inbox.append(Given(message) if isinstance(message, Deliver) else message)
+        return True
+
+    def end(self, *, replaced: bool) -> None:
+        """End at once."""
+        self.alive = False
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Nothing to wait for."""
+        return True
+
+    def _say(self, message: Message) -> None:
+        self.words.append([self._site.key, *encode(message)])
+
+    def fail(self) -> None:
+        """Say that the algorithm has raised."""
+        self._say(Failed("ArithmeticError: planted", ""))
+
+    # ---- checkpoints
+
+    def load(self, disk: SimDisk) -> Ready:
+        """Takes up the newest checkpoint."""
+        number = 0
+        if disk.checkpoints:
+            saved = disk.checkpoints[-1]
+            number = saved.number
+            self.judged, self.progress = list(saved.judged), Progress(saved.marks, saved.verdicts)
+        self._history.begin_thread(segment for segment, _ in self.judged)
+        return self._ready(number)
+
+    def _ready(self, number: int) -> Ready:
+        marks, verdicts = self.progress.as_documents(), dict(self.progress.verdicts)
+        return Ready(spec_to_document(SPEC), "onpolicy", 0, -1, number, marks, verdicts, [])
+
+    def save_and_say(self, token: int = 0) -> None:
+        """Write a checkpoint, and say so; or say why there is none."""
+        disk = self._site.disk
+        if disk is None:
+            self._say(Checkpointed(token, 0, 0, [], 0.0, ""))
+        elif self._site.is_full():
+            self._history.counts["checkpoints.failed"] += 1
+            self._say(Checkpointed(token, 0, 0, [], 0.0, "the disk is full"))
+        else:
+            self._history.counts["checkpoints"] += 1
+            message = self.save(disk, self._site.reach)
+            self._say(Checkpointed(token, message.number, message.version, message.marks, 0.0, ""))
+
+    def save(self, disk: SimDisk, reach: Callable[[str], None]) -> Checkpointed:
+        """Writes a checkpoint of the last barrier; `reach` is told how far it is, and may not return."""
+        saved = self._checkpoint(disk.next_number)
+        reach("in_checkpoint")
+        disk.keep(saved)
+        self.progress.moved = False
+        return Checkpointed(0, saved.number, 0, [[m.actor_id, m.origin, m.next_seq] for m in saved.marks], 0.0, "")
+
+    def _checkpoint(self, number: int) -> Checkpoint:
+        return Checkpoint(number, tuple(self.judged), self.progress.marks(), dict(self.progress.verdicts))
+
+    # ---- data
+
+    @property
+    def judged_now(self) -> list[tuple[int, str]]:
+        """What has met its verdict, since the last barrier too."""
+        return self.judged + self._since
+
+    @property
+    def wants_steps(self) -> int:
+        """How many more steps make a batch."""
+        return BATCH_STEPS - self._batch_steps
+
+    def work(self, *, flush: bool) -> None:
+        """Reads some of what it was given, or all of it, and says what has become of it."""
+        while self.inbox and (flush or self._rng.random() < self._pace):
+            self._follow(self.inbox.popleft())
+        if flush:
+            self._train()
+        if self.is_ready:
+            self._tell()
+
+    def _tell(self) -> None:
+        said: dict[tuple[Key, str], list[list[int]]] = {}
+        for key, seq, verdict in self._said:
+            ranges = said.setdefault((key, verdict), [])
+            if ranges and ranges[-1][1] == seq:
+                ranges[-1][1] = seq + 1
+            else:
+                ranges.append([seq, seq + 1])
+        for ((actor_id, origin), verdict), ranges in said.items():
+            self._say(Disposed(actor_id, origin, ranges, verdict, "", ""))
+        self._said.clear()
+        demand = self.taken_messages, self.wants_steps
+        if demand != self._demand:
+            self._demand = demand
+            self._say(Demand(self.wants_steps, self.taken_messages, 0))
+
+    def _follow(self, message: Message | Given) -> None:
+        match message:
+            case Assign():
+                self._begin(message)
+            case Given():
+                self._read(message)
+            case Save():
+                if message.partial:
+                    self._train()
+                self._tell()
+                self.save_and_say(message.token)
+            case Forget():
+                self.progress.forget((message.actor_id, message.origin))
+            case _:
+                raise AssertionError(f"{type(message).__name__} is not for a learner thread")
+
+    def _begin(self, assign: Assign) -> None:
+        """Say what it goes on from, and publish that."""
+        if self._site.disk is not None:
+            self._say(self.load(self._site.disk))
+        else:
+            self._history.begin_thread((segment for segment, _ in self.judged), rolls_back=self._follows)
+            self._say(self._ready(0))
+        snapshot = PolicySnapshot(assign.generation, 0, digest(_FLAT), _FLAT)
+        header, payload = encode_update(assign.policy_id, None, snapshot, Writing())
+        state = _FLAT.view(np.uint8).data
+        whole = len(payload) == len(state)
+        self._say(Published(0, snapshot.digest, (state, header) if whole else (state, header, payload)))
+        self.is_ready = True
+
+    def _read(self, given: Given) -> None:
+        key = given.key
+        for index, segment in enumerate(given.batch.segments()[given.skip :], given.skip):
+            seq = given.first_seq + index
+            self.progress.take(key, seq, seq + 1)
+            if index in given.refused:
+                self.progress.dispose(key, Verdict.REFUSED)
+                continue
+            self._observe(key, seq, segment.episode_id, segment.steps)
+            if self._batch_steps >= BATCH_STEPS:
+                self._train()  # a batch may be full in the middle of a message, and a mark then lies inside its entry
+        self.taken_messages += 1
+        self._after_message()
+
+    def _observe(self, key: Key, seq: int, segment: int, steps: int) -> None:
+        self._history.observe(segment)
+        fate = self._rng.random()
+        if fate < 0.1:
+            self._dispose(key, seq, segment, Verdict.STALE if fate < 0.05 else Verdict.QUARANTINED)
+        elif self._offpolicy:
+            self._dispose(key, seq, segment, Verdict.TRAINED)
+        else:
+            self._batch.append((key, seq, segment))
+            self._batch_steps += steps
+
+    def _after_message(self) -> None:
+        if not self._batch:
+            self._barrier()
+
+    def _train(self) -> None:
+        for key, seq, segment in self._batch:
+            self._dispose(key, seq, segment, Verdict.TRAINED)
+        self._batch.clear()
+        self._batch_steps = 0
+        self._barrier()
+
+    def _barrier(self) -> None:
+        self.progress.barrier()
+        self.judged += self._since
+        self._since.clear()
+
+    def _dispose(self, key: Key, seq: int, segment: int, verdict: str) -> None:
+        self.progress.dispose(key, verdict)
+        self._history.counts[verdict] += 1
+        self._since.append((segment, verdict))
+        self._said.append((key, seq, verdict))

@@ -12,6 +12,6 @@ from rl4sys_zmq.testing import FakeAlgorithm
 
 given = options()
 register_algorithm("FAKE", FakeAlgorithm.factory(**given.get("fake", {})))
-serve.warm_up = lambda: None  # no second of torch for an algorithm that needs none
+serve.warm_up = lambda algorithm: None  # no second of torch for an algorithm that needs none
 sys.argv = [f"rl4sys-{given['command']}", *given["arguments"]]
 {"actor": actor, "learner": learner}[given["command"]].main()

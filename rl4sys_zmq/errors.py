@@ -23,6 +23,7 @@
     ├── LearnerUnavailable          no learner within the timeout (names the stage that was reached)
     ├── HandshakeRefused            the learner said no (names the field and both values)
     ├── ClientFailed                this client's learner thread stopped on an exception
+    ├── TrainingDiverged            each of several updates in a row was not finite (says how many, and what)
     ├── TransportError              an address cannot be bound, dialled or parsed
     │   └── AddressInUse
     ├── ProtocolError               bytes that are not a message of ours (carries a `Refusal` code)
@@ -80,6 +81,7 @@ __all__ = [
     "SpoolError",
     "StoreEmpty",
     "StoreError",
+    "TrainingDiverged",
     "TransportError",
     "WeightsError",
     "WorkerDied",

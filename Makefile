@@ -76,7 +76,7 @@ check: venv-dev  ## formatting, lint and types
 	scripts/check
 
 # What an actor installs, and its tests: no torch, no gymnasium. One environment for each Python, e.g. PYTHON=python3.12.
-BASE_TESTS = $(wildcard $(addprefix tests/,actor policies calls security wire delivery transports weights values serving/data) tests/test_*.py)
+BASE_TESTS = $(wildcard $(addprefix tests/,actor policies rpc security wire delivery transports weights values serving/data) tests/test_*.py)
 
 test-base:  ## the actor's tests on the base install, with the Python that PYTHON= names
 	@venv=.venv-base-$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])') \

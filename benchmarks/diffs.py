@@ -27,7 +27,7 @@ from rl4sys_zmq.bench.diffs import POLICY, measure_diffs, snapshot
 from rl4sys_zmq.bench.machine import machine_record
 from rl4sys_zmq.bench.ppo_versions import Floats, own_pairs, train
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import WireDtype, Writing, choose_steps, encode_update, round_to
+from rl4sys_zmq.weights import EncodingOptions, WireDtype, choose_steps, encode_update, round_to
 
 NOISES = (0.5, 1.0, 2.0, 2.3, 4.0)
 
@@ -67,7 +67,7 @@ def grid(iterations: int, seed: int) -> list[dict[str, Any]]:
     rows = []
     for noise in NOISES:
         for level in (1, 2):
-            writing = Writing(WireDtype.GRID, level, sizes)
+            writing = EncodingOptions(WireDtype.GRID, level, sizes)
             steps: tuple[int, ...] = ()
             last: Floats | None = None
             states: list[PolicySnapshot] = []

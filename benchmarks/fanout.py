@@ -3,7 +3,7 @@
 python benchmarks/fanout.py --pairs 5 --json benchmarks/results/fanout.json
 """
 
-from rl4sys_zmq.bench.questions import script
+from rl4sys_zmq.bench.measurements import script
 
 if __name__ == "__main__":
     script(__doc__, ["fanout"], print)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from rl4sys_zmq.bench.guard import TOLERANCE, regressions
-from rl4sys_zmq.bench.questions import QUESTIONS, Options, measure
+from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
 
 RESULTS = Path(__file__).parent / "results"
 GUARDED = ("step.json", "ingress.json", "durable.json", "weights.json", "fanout.json", "infer.json")
@@ -32,7 +32,7 @@ def main() -> None:
     for path in options.records:
         earlier = json.loads(path.read_text())["results"]
         names = [name for name in earlier if name in QUESTIONS]
-        now = measure(names, Options(pairs=options.pairs, seconds=options.seconds), print)["results"]
+        now = measure(names, BenchOptions(pairs=options.pairs, seconds=options.seconds), print)["results"]
         worse += [f"{path.stem}: {words}" for words in regressions(earlier, now, options.tolerance)]
     print("\n".join(worse) or "no ratio is worse")
     sys.exit(bool(worse))

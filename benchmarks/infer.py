@@ -3,7 +3,7 @@
 python benchmarks/infer.py --pairs 5 --seconds 1 --json benchmarks/results/infer.json
 """
 
-from rl4sys_zmq.bench.questions import script
+from rl4sys_zmq.bench.measurements import script
 
 if __name__ == "__main__":
     script(__doc__, ["infer"], print)

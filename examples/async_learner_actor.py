@@ -435,26 +435,27 @@ def run_learner(
     Returns:
         The number of gradient steps.
     """
-    pace = ReplayRatio(settings.replay_ratio, settings.random_steps)
+    io_scheduler = ReplayRatio(settings.replay_ratio, settings.random_steps)
     started, report_at = time.monotonic(), REPORT_S
     while not stop.is_set():
-        if not pace.due(received()):
+        if not io_scheduler.due(received()):
             arrived.wait(0.1)
             arrived.clear()
             continue
         metrics = learner.update(replay.sample(settings.batch_size))
-        pace.count()
-        if pace.updates % settings.publish_every == 0:
+        io_scheduler.count()
+        if io_scheduler.updates % settings.publish_every == 0:
             publish(learner.parameters_for_acting())
         seconds = time.monotonic() - started
         if seconds >= report_at:
             report_at += REPORT_S
             told = "  ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-            rate = pace.updates / seconds
+            rate = io_scheduler.updates / seconds
             print(
-                f"learner {seconds:6.1f} s  {received():7d} steps  {pace.updates:7d} updates ({rate:.0f}/s)  {told}", flush=True
+                f"learner {seconds:6.1f} s  {received():7d} steps  {io_scheduler.updates:7d} updates ({rate:.0f}/s)  {told}",
+                flush=True,
             )
-    return pace.updates
+    return io_scheduler.updates
 
 
 # -- What carries them: rl4sys_zmq.serving ------------------------------------------------------------------------------------

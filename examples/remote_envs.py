@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rl4sys_zmq.calls import Client, Server
 from rl4sys_zmq.errors import CallError, Closed, RL4SysError
+from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer, RemoteEnv
 
 CHUNK = 16
@@ -72,7 +72,7 @@ def work_as_model(trainer: str, pipe: Connection) -> None:
         held["weights"] = weights  # replaced whole: a batch sees the old ones or the new ones
         ready.set()
 
-    with InferenceServer(0) as server, Client(trainer) as client:
+    with InferenceServer(0) as server, Caller(trainer) as client:
         client.subscribe("weights", take)
         server.register_interface("q", lambda observations: q_values(held["weights"], observations), Batching(max_size=64))
         while not ready.wait(0.2):
@@ -89,7 +89,7 @@ def work_as_model(trainer: str, pipe: Connection) -> None:
 def work_as_explorer(number: int, seed: int, env_address: str, model: str, trainer: str, pipe: Connection) -> None:
     rng = np.random.default_rng([seed, number])
     env = RemoteEnv(env_address)
-    greedy, teacher = InferenceClient(model), Client(trainer, timeout_s=60.0)
+    greedy, teacher = InferenceClient(model), Caller(trainer, timeout_s=60.0)
     try:
         pipe.send("ready")
         explore(env, greedy, teacher, rng, seed * 1000 + number)
@@ -101,7 +101,7 @@ def work_as_explorer(number: int, seed: int, env_address: str, model: str, train
             closing.close()
 
 
-def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Client, rng: np.random.Generator, seed: int) -> None:
+def explore(env: RemoteEnv, greedy: InferenceClient, teacher: Caller, rng: np.random.Generator, seed: int) -> None:
     """Until the training worker says that it is enough."""
     epsilon, chunk, total = 1.0, [], 0.0
     assert isinstance(env.action_space, Discrete)

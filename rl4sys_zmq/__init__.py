@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.late import load_late
+from rl4sys_zmq._lazy import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor import RL4SysAction, RL4SysAgent, RL4SysTrajectory

@@ -32,11 +32,11 @@
     ├── MemoryExceeded              a learner's process holds more memory than it may, and nothing helped (names both)
     ├── CheckpointError             a checkpoint cannot be written or read, or is not what was written
     ├── RunDirectoryError           the run directory cannot be written
-    ├── JournalError                the journal cannot be opened or read (names the file and the mend)
+    ├── JournalError                the journal cannot be opened or read (names the file and the remedy)
     │   └── JournalLost             it lacks what marks or checkpoints know of it (says how much)
     ├── SpoolError                  an actor's spool is in use, cannot be opened, or is another actor's
     ├── StoreEmpty                  a data store holds nothing that could be sampled yet
-    └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the mend)
+    └── StoreError                  a data store's files are in use, damaged, or not its own (names the path and the remedy)
 
 Errors carry their numbers as attributes and say in one line what to do. Foreign exceptions stop at our border: they are
 the ``__cause__`` of one of these.
@@ -229,12 +229,14 @@ class CallbackStuck(RL4SysError):
     """A server was stopped, and a callback did not return in time.
 
     Attributes:
-        lane: which callback: its lane, and the method in brackets where a lane has several.
+        concurrency_group: which callback: its concurrency group, and the method in brackets where a concurrency group has several.
     """
 
-    def __init__(self, server: str, lane: str, timeout_s: float) -> None:
-        self.lane = lane
-        super().__init__(f"{server}: the callback of {lane} still runs after {timeout_s:g} s; its thread ends when it returns")
+    def __init__(self, server: str, concurrency_group: str, timeout_s: float) -> None:
+        self.concurrency_group = concurrency_group
+        super().__init__(
+            f"{server}: the callback of {concurrency_group} still runs after {timeout_s:g} s; its thread ends when it returns"
+        )
 
 
 class PayloadError(RL4SysError, TypeError):
@@ -320,7 +322,7 @@ class TrainingDiverged(RL4SysError):
         self.updates, self.reason = updates, reason
         super().__init__(
             f"{updates} updates in a row were undone, and nothing was left to train on ({reason}); the weights before them are "
-            "kept. Is a learning rate too high, or max_magnitude? Mend the parameters and restart the client"
+            "kept. Is a learning rate too high, or max_magnitude? Remedy the parameters and restart the client"
         )
 
 
@@ -445,9 +447,9 @@ class JournalError(RL4SysError):
         path: the file.
     """
 
-    def __init__(self, path: str, problem: str, mend: str) -> None:
+    def __init__(self, path: str, problem: str, remedy: str) -> None:
         self.path = path
-        super().__init__(f"{path}: {problem}; {mend}")
+        super().__init__(f"{path}: {problem}; {remedy}")
 
 
 class JournalLost(JournalError):
@@ -459,9 +461,9 @@ class JournalLost(JournalError):
         segments: by client, how many acknowledged segments the journal does not know.
     """
 
-    def __init__(self, path: str, problem: str, mend: str, segments: Mapping[str, int]) -> None:
+    def __init__(self, path: str, problem: str, remedy: str, segments: Mapping[str, int]) -> None:
         self.segments = dict(segments)
-        super().__init__(path, problem, mend)
+        super().__init__(path, problem, remedy)
 
 
 class SpoolError(RL4SysError):

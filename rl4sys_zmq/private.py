@@ -52,7 +52,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def others_can_write(*paths: Path) -> list[str]:
-    """For each file or folder that its group or everybody may write: a sentence with the mend."""
+    """For each file or folder that its group or everybody may write: a sentence with the remedy."""
     found = []
     for path in paths:
         try:

@@ -24,7 +24,7 @@ FLOORS = (
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),
     ("security",),
-    ("calls",),
+    ("rpc",),
     ("actor", "learner"),
     ("serving", "ops", "testing"),
     ("bench",),
@@ -39,7 +39,7 @@ TORCH_ROOMS = {"learner", "bench", "cli"}
 TORCH_ROOMS_LATE = {"testing"}
 """Here only inside a function."""
 NO_GYMNASIUM = {room for floor in FLOORS[: FLOORS.index(("actor", "learner"))] for room in floor} | {"actor"}
-SANS_IO = {"learner": {"client", "core", "endpoint", "feeding", "operator", "roster"}}
+SANS_IO = {"learner": {"client", "core", "endpoint", "client_registry", "dispatcher", "operator"}}
 """Modules that decide, by room: they are given the time, and reach sockets, threads and disks through ports alone."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
@@ -340,15 +340,15 @@ PLANTED = [
     ("transports/a.py", "def f(s):\n    return s.recv_pyobj()", "uses recv_pyobj"),
     ("transports/a.py", "import rl4sys_zmq.security", "F3 transports imports F4 security"),
     ("config/a.py", "from rl4sys_zmq.security import load_access", "F2 config imports F4 security"),
-    ("security/a.py", "from rl4sys_zmq.calls import Server", "F4 security imports F5 calls"),
-    ("calls/a.py", "import zmq\ndef f(s):\n    s.setsockopt(zmq.CURVE_SERVER, 1)", "uses CURVE_SERVER"),
-    ("calls/a.py", "import ipaddress\nipaddress.ip_address('::1').is_loopback", "only loopback.py says"),
+    ("security/a.py", "from rl4sys_zmq.rpc import Server", "F4 security imports F5 rpc"),
+    ("rpc/a.py", "import zmq\ndef f(s):\n    s.setsockopt(zmq.CURVE_SERVER, 1)", "uses CURVE_SERVER"),
+    ("rpc/a.py", "import ipaddress\nipaddress.ip_address('::1').is_loopback", "only loopback.py says"),
     ("learner/a.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allows pickle"),
     ("learner/a.py", "import logging\nlogging.basicConfig()", "configures logging"),
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("learner/roster.py", "from rl4sys_zmq.learner.thread import LearnerThread", "that do no I/O"),
+    ("learner/client_registry.py", "from rl4sys_zmq.learner.trainer_worker import TrainerWorker", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

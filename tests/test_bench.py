@@ -10,7 +10,7 @@ import pytest
 from rl4sys_zmq.bench import peers
 from rl4sys_zmq.bench.guard import regressions
 from rl4sys_zmq.bench.machine import machine_record
-from rl4sys_zmq.bench.pairs import Pairs, measure_pairs, spread
+from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs, spread
 
 
 def test_pairs_are_measured_in_turn_and_compared_pair_by_pair() -> None:
@@ -23,7 +23,7 @@ def test_pairs_are_measured_in_turn_and_compared_pair_by_pair() -> None:
 
     pairs = measure_pairs(lambda: measure("ours"), lambda: measure("baseline"), 3)
     assert order == ["ours", "baseline", "ours", "baseline", "baseline", "ours", "ours", "baseline"]
-    assert pairs == Pairs((2.0, 9.0, 8.0), (1.0, 3.0, 2.0))
+    assert pairs == PairedFigures((2.0, 9.0, 8.0), (1.0, 3.0, 2.0))
     assert (pairs.ratios, pairs.differences) == ((2.0, 3.0, 4.0), (1.0, 6.0, 6.0))
     record = pairs.record()
     assert (record["ratio"], record["ratio_spread"], record["ours"]) == (3.0, [2.0, 4.0], 8.0)

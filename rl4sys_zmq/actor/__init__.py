@@ -6,8 +6,8 @@
 `agent` is a facade. `context` is what an agent consists of in one process. `acting` chooses actions; `fallback` does where no
 policy can, `remote` asks the learner. `trajectory` begins, cuts and ends episodes; `segments` writes the columns and waits for
 late rewards; `inputs` checks what the host gives. `outbox` is the bounded queue to the I/O thread. `io` is that thread and owns
-the sockets. There `follower` keeps the policy current, `shipping` decides which segments leave, from a `supply` (the outbox
-itself, or the spool), and `pace` when the thread rests.
+the sockets. There `weight_subscriber` keeps the policy current, `batch_sender` decides which segments leave, from a
+`segment_queue` (the outbox itself, or the spool), and `io_scheduler` when the thread rests.
 """
 
 from rl4sys_zmq.actor.action import RL4SysAction

@@ -25,7 +25,7 @@ from rl4sys_zmq.values import PolicySpec
 
 __all__ = ["Acting"]
 
-Answers = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
+CallExecutor = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
 """Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the version that chose them."""
 
 
@@ -41,7 +41,7 @@ class Acting:
         self._inputs = Inputs(spec.observation_space, spec.action_space)
         self.episodes = Episodes(context, spec, self._inputs, rollout)
         self._fallback = FallbackActions(context, spec, baseline)
-        self._follower, self._pending, self._threads = context.io.follower, context.pending, context.threads
+        self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
         # Without these two, the policy alone decides, so the next request may be an ordinary one.
         self._no_choice = context.remote is None and self._fallback.max_age_s is None
@@ -52,7 +52,7 @@ class Acting:
         if traj is not None and mask is None and type(obs) is np.ndarray:
             writer, last = traj.writer, traj.last
             if (
-                traj.seen is self._follower.policy  # so it is a running one that was asked about before
+                traj.seen is self._weight_subscriber.policy  # so it is a running one that was asked about before
                 and traj.episodes is self.episodes
                 and writer.steps < writer.limit
                 and (last is None or not last.done)
@@ -170,7 +170,7 @@ class Acting:
                 given[i] = None
         return given
 
-    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answers | None:
+    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> CallExecutor | None:
         """Ask the learner for actions for ``[N, *obs]``; None if the local policy is to act.
 
         Raises:
@@ -178,12 +178,12 @@ class Acting:
         """
         if self._remote is None:
             return None
-        terms = self._context.io.terms
-        answer = self._remote.ask(terms.inference if terms is not None else "", observations, masks)
+        session_parameters = self._context.io.session_parameters
+        answer = self._remote.ask(session_parameters.inference if session_parameters is not None else "", observations, masks)
         if answer is None:
             return None
         raws, acts, log_probs, version = answer
-        self._follower.saw(version)
+        self._weight_subscriber.saw(version)
         return raws, acts, log_probs, Stamp(*version, self._context.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:

@@ -23,7 +23,7 @@ from rl4sys_zmq.actor.acting import Acting
 from rl4sys_zmq.actor.action import RL4SysAction
 from rl4sys_zmq.actor.context import AgentContext
 from rl4sys_zmq.actor.io import ActorIO
-from rl4sys_zmq.actor.terms import Terms
+from rl4sys_zmq.actor.session_parameters import SessionParameters
 from rl4sys_zmq.actor.trajectory import RL4SysTrajectory
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
@@ -106,9 +106,9 @@ class RL4SysAgent(Resource):
             self._context.join(config.connect_timeout_s)
             self._spec = cast(PolicySpec, self._io.spec)
             config.check_images(self._spec.observation_space)
-            terms = cast(Terms, self._io.terms)
-            learners = terms.rollout_length or 128
-            self._rollout = min(config.rollout_length or learners, config.max_traj_length, terms.max_segment_steps)
+            session_parameters = cast(SessionParameters, self._io.session_parameters)
+            learners = session_parameters.rollout_length or 128
+            self._rollout = min(config.rollout_length or learners, config.max_traj_length, session_parameters.max_segment_steps)
             self._begin()
         except BaseException:
             self.close(0.0)
@@ -273,7 +273,9 @@ class RL4SysAgent(Resource):
         self._io.flushing += 1
         try:
             self._context.wait(
-                lambda: self._io.idle and self._io.gate.error is None, timeout_s, lambda: f"the ack of {self._in_actor} segments"
+                lambda: self._io.idle and self._io.credit_gate.error is None,
+                timeout_s,
+                lambda: f"the ack of {self._in_actor} segments",
             )
         finally:
             self._io.flushing -= 1
@@ -283,10 +285,10 @@ class RL4SysAgent(Resource):
 
         ``submitted = dropped_at_source + in_actor + refused + accepted`` holds whenever nothing is on its way.
         """
-        session, io, supply = self._io.session, self._io, self._io.supply
-        dropped, spool = supply.dropped, self._io.spool
+        session, io, segment_queue = self._io.session, self._io, self._io.segment_queue
+        dropped, spool = segment_queue.dropped, self._io.spool
         refused = session.verdicts["refused"]
-        gate_error = io.gate.error
+        gate_error = io.credit_gate.error
         policy = io.policy
         return {
             "client_id": self.config.client_id,
@@ -296,7 +298,7 @@ class RL4SysAgent(Resource):
             "generation": policy.generation if policy is not None else 0,
             "version": policy.version if policy is not None else -1,
             "policy_age_s": round(self.policy_age_s, 3) if policy is not None else None,
-            "submitted": supply.submitted,
+            "submitted": segment_queue.submitted,
             "steps": self._context.outbox.put_steps,
             "dropped_at_source": int(sum(dropped.values())),
             "dropped": dropped,
@@ -307,7 +309,7 @@ class RL4SysAgent(Resource):
             "accepted": session.accepted,
             "in_doubt": session.in_doubt,
             "verdicts": dict(session.verdicts),
-            "alarms": dict(io.follower.alarms),
+            "alarms": dict(io.weight_subscriber.alarms),
             "credit_steps": max(0, session.credit_steps - session.sent_steps),
             "waiting_for_rewards": len(self._context.pending.late),
             "spool": None
@@ -333,7 +335,7 @@ class RL4SysAgent(Resource):
         if self._forked or (before and not self._io.alive):  # a child that never used it has nothing to close
             return
         deadline = time.monotonic() + timeout_s
-        if timeout_s > 0 and not self._io.idle and self._io.gate.error is None:
+        if timeout_s > 0 and not self._io.idle and self._io.credit_gate.error is None:
             try:
                 self.flush(timeout_s)
             except RL4SysError as exc:

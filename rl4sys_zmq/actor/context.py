@@ -120,7 +120,7 @@ class AgentContext:
             self.io.inherit(parent.io)
             seed = seed << 32 | os.getpid()
         self.threads = ThreadStates(seed, itertools.count(), config.explore, self.owner)
-        self.pending = PendingRewards(self.outbox, config.reward_timeout_s, self.io.nudge)
+        self.pending = PendingRewards(self.outbox, config.reward_timeout_s, self.io.wake_up)
         self.remote = RemoteInference(config, counters) if config.inference != "local" else None
         self.io.start()
         self.io.opened.wait()
@@ -128,7 +128,7 @@ class AgentContext:
     @property
     def policy(self) -> Policy:
         """The newest policy; there is one once the constructor of the agent has returned."""
-        policy = self.io.follower.policy
+        policy = self.io.weight_subscriber.policy
         assert policy is not None
         return policy
 
@@ -143,7 +143,7 @@ class AgentContext:
         Raises:
             LearnerUnavailable, HandshakeRefused, ClientFailed, SpoolError: If that fails.
         """
-        self.wait(lambda: self.io.policy is not None and self.io.terms is not None, timeout_s)
+        self.wait(lambda: self.io.policy is not None and self.io.session_parameters is not None, timeout_s)
         if self.io.spool is not None:
             self.actor_id = self.io.spool.actor_id
 
@@ -171,9 +171,13 @@ class AgentContext:
         wanted = finished + 2 * steps
         if wanted > io.want_steps:
             io.want_steps = wanted
-            io.nudge()
-        gate, policy = io.gate, self.policy
-        return finished < gate.limit_steps and policy.generation == gate.generation and policy.version >= gate.min_version
+            io.wake_up()
+        credit_gate, policy = io.credit_gate, self.policy
+        return (
+            finished < credit_gate.limit_steps
+            and policy.generation == credit_gate.generation
+            and policy.version >= credit_gate.min_version
+        )
 
     def wait(self, ready: Callable[[], bool], timeout_s: float, stage: str | Callable[[], str] | None = None) -> None:
         """Wait for a condition that the I/O thread brings about; its errors and `close` end the wait.
@@ -193,7 +197,7 @@ class AgentContext:
         io.wake()
         with io.changed:
             while not ready():
-                error = io.open_error or io.gate.error
+                error = io.open_error or io.credit_gate.error
                 if error is not None:
                     raise error.with_traceback(None)
                 if self.closed and not io.flushing:
@@ -201,8 +205,12 @@ class AgentContext:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     words = stage() if callable(stage) else stage
-                    hint = f"it was waiting for {io.gate.stage}" if words and io.session.state is not SessionState.JOINED else ""
-                    raise LearnerUnavailable(self.config.address, words or io.gate.stage, timeout_s, hint)
+                    hint = (
+                        f"it was waiting for {io.credit_gate.stage}"
+                        if words and io.session.state is not SessionState.JOINED
+                        else ""
+                    )
+                    raise LearnerUnavailable(self.config.address, words or io.credit_gate.stage, timeout_s, hint)
                 io.changed.wait(min(left, 0.25))
 
 

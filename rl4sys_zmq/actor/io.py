@@ -1,7 +1,7 @@
 """The actor's I/O thread: owner of the DEALER, the SUB, the spool and the policy cache: of all that is network or disk.
 
-Host threads leave finished segments in the outbox and ring the wakeup; they read two references, `policy` and `gate`, which
-are replaced whole. An exception in here is counted and the sockets are made anew; it never reaches the host.
+Host threads leave finished segments in the outbox and ring the wakeup; they read two references, `policy` and `credit_gate`,
+which are replaced whole. An exception in here is counted and the sockets are made anew; it never reaches the host.
 """
 
 from __future__ import annotations
@@ -14,20 +14,31 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.actor.follower import Follower
+from rl4sys_zmq.actor.batch_sender import BatchSender
+from rl4sys_zmq.actor.io_scheduler import REST_S, IoScheduler
 from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.pace import REST_S, Pace
-from rl4sys_zmq.actor.shipping import Shipping
-from rl4sys_zmq.actor.supply import MemorySupply, Supply
-from rl4sys_zmq.actor.terms import Gate, Terms
+from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, SegmentQueue
+from rl4sys_zmq.actor.session_parameters import CreditGate, SessionParameters
+from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, Joined, Raised, Redial, Rejected, Renewed, Send, SessionState, Waiting
+from rl4sys_zmq.delivery import (
+    Action,
+    ActorSession,
+    IncarnationRaised,
+    Joined,
+    Reconnect,
+    Rejected,
+    Renewed,
+    Send,
+    SessionState,
+    Waiting,
+)
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Address, Wakeup, explain
-from rl4sys_zmq.transports.network import Keys, Line, LinePoller, LocalNetwork, Network
+from rl4sys_zmq.transports.network import Connection, ConnectionPoller, Keys, LocalNetwork, Network
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
@@ -56,8 +67,8 @@ class ActorIO(Worker):
     """One actor's network and disk.
 
     Attributes:
-        gate: what waiting hosts look at.
-        changed: notified after `policy` or `gate` changed, when somebody waits.
+        credit_gate: what waiting hosts look at.
+        changed: notified after `policy` or `credit_gate` changed, when somebody waits.
         counters: what happened, by name.
         opened: set when the spool and the cache have been looked at; `open_error` then says what can't be used.
         current_at: when the policy was last known to be the newest, in the monotonic clock's seconds.
@@ -78,14 +89,14 @@ class ActorIO(Worker):
         self.current_at = float("-inf")
         self.changed = threading.Condition()
         self.counters = Counters()
-        self.gate = Gate(0, 0, 0, None, "the learner to answer")
+        self.credit_gate = CreditGate(0, 0, 0, None, "the learner to answer")
         self.want_steps = 0
         self.flushing = 0
         self.waiting = 0
         self._listens = True
         self._config = config
         self._hello = hello
-        self._supply: Supply = MemorySupply(outbox)
+        self._segment_queue: SegmentQueue = MemorySegmentQueue(outbox)
         self._outbox = outbox
         self._address = Address.parse(config.address)
         self._keys: Keys | None = (keys.own.public, keys.own.secret, keys.learner_public) if keys is not None else None
@@ -93,19 +104,21 @@ class ActorIO(Worker):
         self._rng = random.Random(hello.incarnation)
         self._session = self._new_session()
         acts = config.inference != "remote"
-        self._follower = Follower(self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, acts)
-        self._last_policy = _last_policy(config, self._follower, self.counters)
-        self._pace = Pace()
-        self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
+        self._weight_subscriber = WeightSubscriber(
+            self._address, self._keys, self.counters, self._rng, self._fetch, self._on_new_policy, acts
+        )
+        self._last_policy = _last_policy(config, self._weight_subscriber, self.counters)
+        self._io_scheduler = IoScheduler()
+        self._batch_sender = BatchSender(config, self._segment_queue, self._session, self._io_scheduler.yield_to_host)
         self._error: RL4SysError | None = None
         self._joined = False
-        self._stage = self.gate.stage
+        self._stage = self.credit_gate.stage
         self._redial = False
         self._foreign = 0
         self._seen_items = 0
         self._events_at = 0.0
-        self._dealer: Line
-        self._poller: LinePoller
+        self._dealer: Connection
+        self._poller: ConnectionPoller
         self._stopping = threading.Event()
 
     # ---- for host threads
@@ -114,9 +127,9 @@ class ActorIO(Worker):
         """Makes the thread look at the outbox and the wishes, at once."""
         self._wakeup.set()
 
-    def nudge(self) -> None:
+    def wake_up(self) -> None:
         """The same, after a rest if it is at one."""
-        if not self._pace.resting:
+        if not self._io_scheduler.resting:
             self._wakeup.set()
 
     def stop(self) -> None:
@@ -129,24 +142,24 @@ class ActorIO(Worker):
         self._wakeup.close()
 
     @property
-    def terms(self) -> Terms | None:
+    def session_parameters(self) -> SessionParameters | None:
         """The learner's, as it said last, or from the policy cache; None before either."""
-        return self._shipping.terms
+        return self._batch_sender.session_parameters
 
     @property
-    def follower(self) -> Follower:
+    def weight_subscriber(self) -> WeightSubscriber:
         """What keeps the policy current; read its policy only."""
-        return self._follower
+        return self._weight_subscriber
 
     @property
     def policy(self) -> Policy | None:
         """The current policy, None before the first snapshot."""
-        return self._follower.policy
+        return self._weight_subscriber.policy
 
     @property
     def spec(self) -> PolicySpec | None:
         """The policy's description, None before the handshake."""
-        return self._follower.spec
+        return self._weight_subscriber.spec
 
     @property
     def session(self) -> ActorSession:
@@ -154,19 +167,19 @@ class ActorIO(Worker):
         return self._session
 
     @property
-    def supply(self) -> Supply:
+    def segment_queue(self) -> SegmentQueue:
         """Where unnumbered segments are; read its numbers only."""
-        return self._supply
+        return self._segment_queue
 
     @property
     def spool(self) -> Spool | None:
         """The spool, if there is one; read its numbers only."""
-        return self._supply.spool
+        return self._segment_queue.spool
 
     @property
     def waiting_segments(self) -> int:
         """Segments that have no number yet."""
-        return self._supply.items + self._supply.in_hand
+        return self._segment_queue.items + self._segment_queue.in_hand
 
     @property
     def idle(self) -> bool:
@@ -175,12 +188,12 @@ class ActorIO(Worker):
 
     def inherit(self, other: ActorIO) -> None:
         """Before the start: takes the policy of another actor, the parent of a forked process."""
-        self._shipping.terms, self.current_at = other.terms, other.current_at
-        self._follower.inherit(other._follower)
+        self._batch_sender.session_parameters, self.current_at = other.session_parameters, other.current_at
+        self._weight_subscriber.inherit(other._weight_subscriber)
 
     def roll_back(self, bad: Policy) -> Policy | None:
         """Goes back to the version before `bad`, which is not taken up again; from any thread. None when there is none."""
-        return self._follower.roll_back(bad)
+        return self._weight_subscriber.roll_back(bad)
 
     # ---- the thread
 
@@ -210,9 +223,9 @@ class ActorIO(Worker):
                     self._stopping.wait(pause_s)
                     pause_s = min(2 * pause_s, RESTART_S[1])
             if self._last_policy is not None:
-                self._last_policy.save(self.terms, force=True)
+                self._last_policy.save(self.session_parameters, force=True)
         finally:
-            self._supply.close()
+            self._segment_queue.close()
 
     def _open(self) -> None:
         """Opens what is on the disk.
@@ -223,7 +236,7 @@ class ActorIO(Worker):
         config = self._config
         if config.spool is not None:
             from rl4sys_zmq.actor.spool import Spool, SpoolLimits
-            from rl4sys_zmq.actor.spool_supply import SpoolSupply
+            from rl4sys_zmq.actor.spooled_queue import SpooledSegmentQueue
 
             limits = SpoolLimits(config.spool_max_bytes, config.spool_max_age_s, config.queue_items, config.queue_bytes)
             began_s = time.time() - time.monotonic()  # a clock that is set meanwhile makes no segment older
@@ -234,20 +247,20 @@ class ActorIO(Worker):
                 actor_id=config.actor_id,
                 clock=lambda: began_s + time.monotonic(),
             )
-            self._supply = SpoolSupply(self._outbox, spool)
+            self._segment_queue = SpooledSegmentQueue(self._outbox, spool)
             self._hello = replace(
                 self._hello,
                 actor_id=spool.actor_id,
                 incarnation=spool.incarnation,
                 origin=spool.origin,
                 first_seq=spool.base_seq,
-                ledger_id=spool.ledger_id,
+                journal_id=spool.journal_id,
                 spooled=True,
             )
             self._session = self._new_session()
-            self._shipping = Shipping(config, self._supply, self._session, self._pace.breathe)
+            self._batch_sender = BatchSender(config, self._segment_queue, self._session, self._io_scheduler.yield_to_host)
         if self._last_policy is not None and self.policy is None and (taken := self._last_policy.take_up()) is not None:
-            self._shipping.terms, age_s = taken
+            self._batch_sender.session_parameters, age_s = taken
             self.current_at = time.monotonic() - age_s
 
     def _new_session(self) -> ActorSession:
@@ -263,50 +276,52 @@ class ActorIO(Worker):
                 poller.register(dealer)
                 self._listens = True
                 poller.register(self._wakeup)
-                self._follower.network = network
-                self._do(self._session.open(time.monotonic(), self._follower.held))
+                self._weight_subscriber.network = network
+                self._do(self._session.open(time.monotonic(), self._weight_subscriber.held))
                 while not self._redial and not self._stopping.is_set():
                     self._turn()
                 if self._stopping.is_set():
-                    while self._supply.fill():
+                    while self._segment_queue.fill():
                         pass
                     self._do(self._session.close(time.monotonic()))
             finally:
                 self._redial = False
-                self._follower.leave()
+                self._weight_subscriber.leave()
 
     def _turn(self) -> None:
-        pace, session = self._pace, self._session
-        if pace.busy and session.state is SessionState.JOINED and not (self._urgent or self._stopping.is_set()):
+        io_scheduler, session = self._io_scheduler, self._session
+        if io_scheduler.busy and session.state is SessionState.JOINED and not (self._urgent or self._stopping.is_set()):
             ready, listened = self._rest(), False
         else:
             ready, listened = self._wait()
         now = time.monotonic()
         segments, self._seen_items = self._outbox.put_items != self._seen_items, self._outbox.put_items
-        pace.turn(now, segments=segments)
+        io_scheduler.turn(now, segments=segments)
         # Each look at a socket lets a host's thread have the interpreter, and takes it away again.
         if self._wakeup in ready:
             self._wakeup.clear()
         if any(source is not self._wakeup and source is not self._dealer for source in ready):
-            while self._follower.read():
-                pace.breathe()
+            while self._weight_subscriber.read():
+                io_scheduler.yield_to_host()
         if not listened or self._dealer in ready:
             self._read_dealer()
         if now >= self._events_at or session.state is not SessionState.JOINED:
             self._events_at = now + EVENTS_S
             self._read_events()
-        self._supply.release(session.durable)
-        while self._supply.fill():
-            pace.breathe()
+        self._segment_queue.release(session.durable)
+        while self._segment_queue.fill():
+            io_scheduler.yield_to_host()
         self._reconcile()
         now = time.monotonic()
-        for actions in self._shipping.ship(now, self._follower.held if self.policy is not None else None, urgent=self._urgent):
+        for actions in self._batch_sender.ship(
+            now, self._weight_subscriber.held if self.policy is not None else None, urgent=self._urgent
+        ):
             self._do(actions)
-        self._do(session.want(now, self._shipping.wanted_steps(now, self.want_steps)))
-        self._do(session.tick(now, self._follower.held))
-        self._follower.tick(now)
-        self._supply.tick()
-        self._update_gate()
+        self._do(session.want(now, self._batch_sender.wanted_steps(now, self.want_steps)))
+        self._do(session.tick(now, self._weight_subscriber.held))
+        self._weight_subscriber.tick(now)
+        self._segment_queue.tick()
+        self._update_credit_gate()
 
     @property
     def _urgent(self) -> bool:
@@ -319,18 +334,18 @@ class ActorIO(Worker):
         it.
         """
         self._listen(False)
-        self._pace.resting = True
+        self._io_scheduler.resting = True
         try:
             return self._poller.poll(REST_S)
         finally:
-            self._pace.resting = False
+            self._io_scheduler.resting = False
 
     def _wait(self) -> tuple[Collection[object], bool]:
         """Waits for something to do; whether it listened to the learner comes with it."""
         listens = self._must_listen()
         self._listen(listens)
-        deadlines = self._session.next_deadline(), self._follower.next_deadline, self._supply.next_deadline()
-        left = min(*deadlines, self._shipping.next_deadline) - time.monotonic()
+        deadlines = self._session.next_deadline(), self._weight_subscriber.next_deadline, self._segment_queue.next_deadline()
+        left = min(*deadlines, self._batch_sender.next_deadline) - time.monotonic()
         return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACKS_S)), listens
 
     def _must_listen(self) -> bool:
@@ -339,8 +354,8 @@ class ActorIO(Worker):
         return (
             session.state is not SessionState.JOINED
             or not session.in_flight
-            or (self._supply.items > 0 and not session.can_take())
-            or self._follower.fetching
+            or (self._segment_queue.items > 0 and not session.can_take())
+            or self._weight_subscriber.fetching
             or self._urgent
         )
 
@@ -354,10 +369,10 @@ class ActorIO(Worker):
 
     def _reconcile(self) -> None:
         """At the first Welcome of this start: numbers what the spool holds, from what the learner says it has."""
-        supply, session = self._supply, self._session
-        if supply.spool is None or supply.spool.reconciled or session.state is not SessionState.JOINED:
+        segment_queue, session = self._segment_queue, self._session
+        if segment_queue.spool is None or segment_queue.spool.reconciled or session.state is not SessionState.JOINED:
             return
-        kept = supply.reconcile(session.received, session.durable)
+        kept = segment_queue.reconcile(session.received, session.durable)
         if kept is not None:
             session.recover(kept)
 
@@ -371,7 +386,7 @@ class ActorIO(Worker):
                     return
                 message = decode(frames)
                 if isinstance(message, Weights):
-                    self._follower.on_fetched(message)
+                    self._weight_subscriber.on_fetched(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
                 self._foreign += exc.code is Refusal.VERSION
@@ -401,7 +416,7 @@ class ActorIO(Worker):
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
-            self._pace.breathe()
+            self._io_scheduler.yield_to_host()
             match action:
                 case Send(message):
                     self._send(message)
@@ -410,14 +425,14 @@ class ActorIO(Worker):
                 case Renewed(in_doubt):
                     words = "%s: silent for longer than the lease; %d segments are in doubt, the rest goes on"
                     log.warning(words, self._config.client_id, in_doubt)
-                case Raised(incarnation):
+                case IncarnationRaised(incarnation):
                     self._on_raised(incarnation)
                 case Rejected(refused):
                     self._on_rejected(refused)
                 case Waiting(refused):
                     if refused.code != Refusal.NO_SESSION:
                         self._set_stage(f"a place: {refused.reason}")
-                case Redial():
+                case Reconnect():
                     self.counters.add("redials")
                     if self._joined:
                         log.warning("%s: the learner at %s is silent; dialling again", self._config.client_id, self._address.uri)
@@ -440,32 +455,32 @@ class ActorIO(Worker):
             words = "%s: the configuration says type %r, but %s is %s"
             log.warning(words, self._config.client_id, self._config.type, welcome.algorithm_name, welcome.algorithm_type)
         self._reconcile()  # whatever comes of this session, the next HELLO must not claim that these were let go
-        self._pace.breathe()
+        self._io_scheduler.yield_to_host()
         try:
-            self._follower.join(welcome, self._poller)
+            self._weight_subscriber.join(welcome, self._poller)
         except RL4SysError as exc:
             self._session.reject(time.monotonic())
             self._set_error(exc)
             return
-        self._pace.breathe()
+        self._io_scheduler.yield_to_host()
         if self.counters.get("joined"):
             log.warning("%s: joined again, generation %d", self._config.client_id, welcome.generation)
-        if self.terms is None or self.terms.generation != welcome.generation:
-            self._shipping.first_version = welcome.version
-        self._shipping.terms = Terms.of(welcome)
+        if self.session_parameters is None or self.session_parameters.generation != welcome.generation:
+            self._batch_sender.first_version = welcome.version
+        self._batch_sender.session_parameters = SessionParameters.of(welcome)
         spool = self.spool
         if spool is not None:
-            spool.set_ledger(welcome.ledger_id)
+            spool.set_journal(welcome.journal_id)
         self._error, self._joined = None, True
-        self._update_gate()  # before the first weights: who waits for those must not find the old error
+        self._update_credit_gate()  # before the first weights: who waits for those must not find the old error
         self.counters.add("joined")
 
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
-        self._pace.give_way()  # to whoever waited for it
+        self._io_scheduler.give_way()  # to whoever waited for it
         if self._last_policy is not None:
-            self._last_policy.save(self.terms)
+            self._last_policy.save(self.session_parameters)
 
     def _on_raised(self, incarnation: int) -> None:
         """Its number was too low: an answer to a HELLO with that, which may be on its way, must find no socket."""
@@ -484,18 +499,18 @@ class ActorIO(Worker):
 
     # ---- the gate
 
-    def _update_gate(self) -> None:
+    def _update_credit_gate(self) -> None:
         session = self._session
         joined = session.state is SessionState.JOINED
-        limit = self._shipping.assigned_steps + session.credit_steps - session.sent_steps if joined else 0
-        generation = self.terms.generation if self.terms is not None else 0
+        limit = self._batch_sender.assigned_steps + session.credit_steps - session.sent_steps if joined else 0
+        generation = self.session_parameters.generation if self.session_parameters is not None else 0
         stage = "credit or newer weights" if joined else self._stage
         if joined and self.policy is None:
             stage = "the first weights"
-        gate = Gate(limit, generation, session.min_version, self._error, stage)
-        if gate != self.gate or self.flushing:
+        credit_gate = CreditGate(limit, generation, session.min_version, self._error, stage)
+        if credit_gate != self.credit_gate or self.flushing:
             with self.changed:
-                self.gate = gate
+                self.credit_gate = credit_gate
                 self._notify()
 
     def _set_error(self, error: RL4SysError) -> None:
@@ -503,25 +518,25 @@ class ActorIO(Worker):
             log.warning("%s: %s", self._config.client_id, error)
         self._error = error
         with self.changed:
-            self.gate = Gate(0, self.gate.generation, 0, error, self.gate.stage)
+            self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, error, self.credit_gate.stage)
             self._notify()
 
     def _set_stage(self, stage: str) -> None:
         self._stage = stage
-        self.gate = Gate(0, self.gate.generation, 0, self._error, stage)
+        self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
         """Wakes waiting hosts; the caller holds `changed`. A host that only acts never takes that lock."""
         self.changed.notify_all()
 
 
-def _last_policy(config: AgentConfig, follower: Follower, counters: Counters) -> LastPolicy | None:
+def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, counters: Counters) -> LastPolicy | None:
     path = config.cache_file
     if path is None:
         return None
     from rl4sys_zmq.actor.last_policy import LastPolicy
 
-    return LastPolicy(config, path, follower, counters)
+    return LastPolicy(config, path, weight_subscriber, counters)
 
 
 def _network(config: AgentConfig) -> Network:

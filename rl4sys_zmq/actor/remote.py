@@ -28,9 +28,9 @@ from rl4sys_zmq.transports import Address
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 
 if TYPE_CHECKING:
-    from rl4sys_zmq.calls import Client
+    from rl4sys_zmq.rpc import Caller
 
-__all__ = ["Answer", "Elsewhere", "RemoteInference"]
+__all__ = ["Answer", "RemotePolicy", "RemoteInference"]
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
 """Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the (generation, version) that chose them."""
 
 
-class Elsewhere:
+class RemotePolicy:
     """Stands for a policy that this process does not have: which version the learner has, and nothing to act by."""
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
@@ -72,7 +72,7 @@ class RemoteInference(Resource):
         self._config, self._counters = config, counters
         self._method = f"policy/{config.client_id}"
         self._lock = threading.Lock()
-        self._client: Client | None = None
+        self._client: Caller | None = None
         self._offered = ""
         self._closed = False
         self._not_before = 0.0
@@ -138,8 +138,8 @@ class RemoteInference(Resource):
         except (LookupError, TypeError, ValueError) as exc:
             raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is none: {exc}") from exc
 
-    def _dial(self, offered: str) -> Client:
-        from rl4sys_zmq.calls import Client  # most actors never ask
+    def _dial(self, offered: str) -> Caller:
+        from rl4sys_zmq.rpc import Caller  # most actors never ask
 
         if not offered:
             raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
@@ -152,7 +152,7 @@ class RemoteInference(Resource):
             address = Address.parse(offered)
             if address.host == "*":
                 address = Address.parse(self._config.address).with_port(address.port)
-            client = self._client = Client(address, keys=self._config.keys)
+            client = self._client = Caller(address, keys=self._config.keys)
             self._offered = offered
         if before is not None:
             before.close()

@@ -1,4 +1,4 @@
-"""The actor's segments on disk, from the moment they are finished until the learner's ledger has them.
+"""The actor's segments on disk, from the moment they are finished until the learner's journal has them.
 
 ``DIR/spool.db`` (sqlite, WAL) survives the end of the process, ``kill -9`` included, and not a power cut. ``DIR/lock`` is
 held by the one process that uses it. The spool is a FIFO of packed segments: *rows* in the file, and behind them, while the
@@ -24,7 +24,7 @@ left of those that the file had at the start. The learner has ``r = min(R - B, e
   them must be kept, placeholders keep their numbers: segments that the learner refuses as items, should it ever ask.
 
 What was put in after the start can't have been received, and must not be counted among the ``e + m`` by a later start that finds
-no Welcome in between: the file says from which row on (`Meta.sure_from`). All this is committed before anything is taken, so
+no Welcome in between: the file says from which row on (`SpoolMeta.sure_from`). All this is committed before anything is taken, so
 that ``B``, ``e`` and `sure_from` can't be applied twice.
 
 **The law of a spool**, at every moment and over all starts: ``submitted = dropped + base_seq + len(spool)``. It holds in the file
@@ -49,8 +49,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, Damaged, Entry, Meta, SpoolFile, is_damage, placeholder
-from rl4sys_zmq.actor.supply import Head
+from rl4sys_zmq.actor.segment_queue import QueueHead
+from rl4sys_zmq.actor.spool_file import FLUSH_BYTES, SpoolDamaged, SpoolEntry, SpoolFile, SpoolMeta, is_damage, placeholder
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.errors import SpoolError
@@ -125,9 +125,9 @@ class Spool(Resource):
         self.reconciled = False
         self._limits = limits
         self._clock, self._monotonic = clock, monotonic
-        self._taken: deque[Entry] = deque()
-        self._untaken: deque[Entry] = deque()
-        self._memory: deque[Entry] = deque()
+        self._taken: deque[SpoolEntry] = deque()
+        self._untaken: deque[SpoolEntry] = deque()
+        self._memory: deque[SpoolEntry] = deque()
         self._nbytes = self._untaken_steps = self._unsure = 0
         self._dirty = False
         self._synced_at = self._retry_at = 0.0
@@ -151,9 +151,9 @@ class Spool(Resource):
         return self._meta.base_seq
 
     @property
-    def ledger_id(self) -> int:
-        """The ledger of the learner that was met last; 0 for none."""
-        return self._meta.ledger_id
+    def journal_id(self) -> int:
+        """The journal of the learner that was met last; 0 for none."""
+        return self._meta.journal_id
 
     @property
     def taken_items(self) -> int:
@@ -190,11 +190,11 @@ class Spool(Resource):
         """How many were dropped since the spool was made, by reason. May fall, when the learner turns out to have them."""
         return dict(self._meta.dropped)
 
-    def heads(self) -> Iterator[Head]:
+    def heads(self) -> Iterator[QueueHead]:
         """Those that are not taken, oldest first; anything that changes the spool ends it."""
         return (entry.head for entry in self._untaken)
 
-    def peek(self) -> Head | None:
+    def peek(self) -> QueueHead | None:
         """The oldest that is not taken."""
         return self._untaken[0].head if self._untaken else None
 
@@ -208,8 +208,8 @@ class Spool(Resource):
         """
         put_at, next_id = self._clock(), self._meta.next_id
         for p in segments:
-            head = Head(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
-            entry = Entry(next_id, head, put_at, p)
+            head = QueueHead(p.generation, p.oldest_version, p.steps, p.nbytes, len(p.large))
+            entry = SpoolEntry(next_id, head, put_at, p)
             next_id += 1
             self._untaken.append(entry)
             self._memory.append(entry)
@@ -229,7 +229,7 @@ class Spool(Resource):
         if not self.reconciled or not self._file.is_open:
             return []
         while self._untaken:
-            chosen: list[Entry] = []
+            chosen: list[SpoolEntry] = []
             size = 0
             for entry in itertools.islice(self._untaken, max_items):
                 size += entry.head.nbytes
@@ -333,10 +333,10 @@ class Spool(Resource):
             self.counters.add("spool_damaged_rows", damaged)
         return [p if p is not None else placeholder() for p in packed]
 
-    def set_ledger(self, ledger_id: int) -> None:
-        """Notes the ledger of the learner that was met."""
-        if ledger_id != self._meta.ledger_id:
-            self._meta = replace(self._meta, ledger_id=ledger_id)
+    def set_journal(self, journal_id: int) -> None:
+        """Notes the journal of the learner that was met."""
+        if journal_id != self._meta.journal_id:
+            self._meta = replace(self._meta, journal_id=journal_id)
             self._dirty = True
             self._sync()
 
@@ -382,33 +382,33 @@ class Spool(Resource):
 
     # ---- the file
 
-    def _open(self, client_id: str, actor_id: str | None) -> Meta:
+    def _open(self, client_id: str, actor_id: str | None) -> SpoolMeta:
         """Reads the file, or makes it, and stores this start."""
         try:
             try:
                 meta = self._file.open()
                 if meta is not None:
                     self._load(meta, client_id, actor_id)
-            except (Damaged, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
+            except (SpoolDamaged, sqlite3.DatabaseError, ValueError, KeyError, TypeError) as exc:
                 if not is_damage(exc):
                     raise
                 aside = self._file.move_aside(int(self._clock() * 1e3))
                 self.counters.add("spool_damaged_files")
                 log.error("the spool %s is damaged (%s): it is now %s, and what it held is not sent", self._file.path, exc, aside)
                 meta = self._file.open()
-            dice = random.SystemRandom()
-            start = first_incarnation(self._clock(), dice)
+            rng = random.SystemRandom()
+            start = first_incarnation(self._clock(), rng)
             if meta is None:
-                meta = Meta(client_id, actor_id or uuid.uuid4().hex, start, start)
+                meta = SpoolMeta(client_id, actor_id or uuid.uuid4().hex, start, start)
             else:
-                meta = replace(meta, incarnation=max(next_incarnation(meta.incarnation, dice), start))
+                meta = replace(meta, incarnation=max(next_incarnation(meta.incarnation, rng), start))
                 meta = meta if meta.sure_from is not None else replace(meta, sure_from=meta.next_id)
             self._file.write(meta, self._first_id(meta))
         except (sqlite3.Error, OSError) as exc:
             raise SpoolError(f"the spool {self._file.path} can't be used: {exc}") from exc
         return meta
 
-    def _load(self, meta: Meta, client_id: str, actor_id: str | None) -> None:
+    def _load(self, meta: SpoolMeta, client_id: str, actor_id: str | None) -> None:
         for name, given, stored in (("client_id", client_id, meta.client_id), ("actor_id", actor_id, meta.actor_id)):
             if given is not None and given != stored:
                 raise SpoolError(
@@ -435,7 +435,7 @@ class Spool(Resource):
         count = sum(n for _, n in drops)
         dropped = list(itertools.islice(self._untaken, count))
         lost = set(map(id, dropped))
-        inserted: list[Entry] = []
+        inserted: list[SpoolEntry] = []
         size = 0
         for entry in self._memory:
             if id(entry) not in lost:
@@ -459,7 +459,9 @@ class Spool(Resource):
         self._meta, self._dirty, self._synced_at = meta, False, self._monotonic()
         return True
 
-    def _try(self, meta: Meta, deleted: Sequence[Entry], inserted: Sequence[Entry], shift: tuple[int, int] = (0, 0)) -> bool:
+    def _try(
+        self, meta: SpoolMeta, deleted: Sequence[SpoolEntry], inserted: Sequence[SpoolEntry], shift: tuple[int, int] = (0, 0)
+    ) -> bool:
         try:
             self._file.write(meta, self._first_id(meta), deleted, inserted, shift)
         except (sqlite3.Error, OSError) as exc:
@@ -477,12 +479,12 @@ class Spool(Resource):
         self.error = f"{type(exc).__name__}: {exc}"
         self._retry_at = self._monotonic() + RETRY_S
 
-    def _apply(self, meta: Meta, held: int, gone: int, blanks: int) -> bool:
+    def _apply(self, meta: SpoolMeta, held: int, gone: int, blanks: int) -> bool:
         """Commits what `reconcile` found, then makes it so here: `gone` deleted, the rest of `held` and `blanks` taken."""
         entries = list(self._untaken)
         deleted, kept = entries[:gone], entries[gone:held]
         last = kept[-1].id if kept else 0
-        placeholders = [Entry(last + 1 + n, Head(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
+        placeholders = [SpoolEntry(last + 1 + n, QueueHead(0, 0, 0, 0, 0), self._clock(), None) for n in range(blanks)]
         meta = replace(meta, next_id=meta.next_id + blanks)
         left = sum(e.packed is not None for e in entries[gone:])
         stored = replace(meta, rows=len(entries) - gone + blanks - left, submitted=meta.submitted - left)
@@ -499,7 +501,7 @@ class Spool(Resource):
         self._meta, self._unsure, self.reconciled = meta, 0, True
         return True
 
-    def _read(self, entries: Sequence[Entry]) -> list[PackedSegment | None] | None:
+    def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
         """The segments of consecutive entries, None in the place of a damaged one; None when the disk refuses."""
         try:
             return self._file.read(entries)
@@ -524,7 +526,7 @@ class Spool(Resource):
             size -= entry.head.nbytes
         return [(reason, n) for reason, n in (("spool_age", old), ("spool_bytes", excess)) if n]
 
-    def _counted(self, drops: Sequence[tuple[str, int]]) -> Meta:
+    def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
         """The numbers after these drops; those that the learner may have received are noted in order."""
         dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._unsure
         for reason, count in drops:
@@ -555,7 +557,7 @@ class Spool(Resource):
                 self._meta, dropped={**self._meta.dropped, "overflow": self._meta.dropped.get("overflow", 0) + 1}
             )
 
-    def _first_id(self, meta: Meta) -> int:
+    def _first_id(self, meta: SpoolMeta) -> int:
         """Of the oldest segment that is kept, or of the next one."""
         first = self._taken[0] if self._taken else self._untaken[0] if self._untaken else None
         return first.id if first is not None else meta.next_id
@@ -565,7 +567,7 @@ class Spool(Resource):
         self._untaken_steps -= entry.head.steps
         self._taken.append(entry)
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: SpoolEntry) -> None:
         """It has left the deques of what is taken and what is not."""
         self._nbytes -= entry.head.nbytes
         if entry.packed is not None:

@@ -1,7 +1,7 @@
 """The file of a spool: its lock, its rows, and the one document of numbers that goes with them.
 
 What the numbers mean, and when they may change, is said in `spool`. Here they are read, checked and written: every record and the
-document have a checksum, and a file that does not hold together is `Damaged`.
+document have a checksum, and a file that does not hold together is `SpoolDamaged`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 import xxhash
 
-from rl4sys_zmq.actor.supply import Head
+from rl4sys_zmq.actor.segment_queue import QueueHead
 from rl4sys_zmq.errors import ProtocolError, SpoolError
 from rl4sys_zmq.wire import PackedSegment
 from rl4sys_zmq.wire.segments import head_struct
 from rl4sys_zmq.wire.values import pack_header, unpack_header
 
-__all__ = ["FLUSH_BYTES", "Damaged", "Entry", "Meta", "SpoolFile", "is_damage", "placeholder"]
+__all__ = ["FLUSH_BYTES", "SpoolDamaged", "SpoolEntry", "SpoolMeta", "SpoolFile", "is_damage", "placeholder"]
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +47,12 @@ CREATE TABLE meta (one INTEGER PRIMARY KEY CHECK (one = 1), document BLOB NOT NU
 """
 
 
-class Damaged(Exception):
+class SpoolDamaged(Exception):
     """The file is a spool, and does not hold together."""
 
 
 @dataclass(frozen=True)
-class Meta:
+class SpoolMeta:
     """The one row of ``meta``; together with the rows it is the whole truth.
 
     Attributes:
@@ -66,7 +66,7 @@ class Meta:
     actor_id: str
     origin: int
     incarnation: int
-    ledger_id: int = 0
+    journal_id: int = 0
     base_seq: int = 0
     rows: int = 0
     next_id: int = 1
@@ -77,11 +77,11 @@ class Meta:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class SpoolEntry:
     """One segment. `packed` is None when it is in the file; `packed` of a stored one would only cost memory."""
 
     id: int
-    head: Head
+    head: QueueHead
     put_at: float
     packed: PackedSegment | None
 
@@ -108,7 +108,7 @@ class SpoolFile:
         """There is a file to read and write."""
         return self._connection is not None
 
-    def open(self) -> Meta | None:
+    def open(self) -> SpoolMeta | None:
         """Reads the document, or makes the file; None when there was none.
 
         Raises:
@@ -119,7 +119,7 @@ class SpoolFile:
         self._connection, meta = _connect(self.path)
         return meta
 
-    def entries(self, meta: Meta) -> list[Entry]:
+    def entries(self, meta: SpoolMeta) -> list[SpoolEntry]:
         """All rows, oldest first, as they must be for this document.
 
         Raises:
@@ -132,21 +132,21 @@ class SpoolFile:
         for row_id, steps, generation, oldest, nbytes, frames, put_at in self._opened().execute(query).fetchall():
             numbers = (row_id, steps, nbytes, frames, generation, oldest)
             if any(type(n) is not int for n in numbers) or min(numbers[:4]) < 0 or type(put_at) is not float:
-                raise Damaged(f"row {row_id!r} has impossible numbers")
-            entries.append(Entry(row_id, Head(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
+                raise SpoolDamaged(f"row {row_id!r} has impossible numbers")
+            entries.append(SpoolEntry(row_id, QueueHead(generation % _U64, oldest % _U64, steps, nbytes, frames), put_at, None))
         ids = [e.id for e in entries]
         if len(ids) != meta.rows or any(a >= b for a, b in itertools.pairwise(ids)) or (ids and not 0 < ids[-1] < meta.next_id):
-            raise Damaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
+            raise SpoolDamaged(f"it has {len(ids)} rows, not the {meta.rows} that were written")
         if meta.submitted != sum(meta.dropped.values()) + meta.base_seq + meta.rows:
-            raise Damaged("its counts contradict each other")
+            raise SpoolDamaged("its counts contradict each other")
         return entries
 
     def write(
         self,
-        meta: Meta,
+        meta: SpoolMeta,
         first_id: int,
-        deleted: Sequence[Entry] = (),
-        inserted: Sequence[Entry] = (),
+        deleted: Sequence[SpoolEntry] = (),
+        inserted: Sequence[SpoolEntry] = (),
         shift: tuple[int, int] = (0, 0),
     ) -> None:
         """One transaction.
@@ -180,7 +180,7 @@ class SpoolFile:
                 connection.execute("ROLLBACK")
             raise
 
-    def read(self, entries: Sequence[Entry]) -> list[PackedSegment | None]:
+    def read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None]:
         """The segments of consecutive entries, None in the place of a damaged one.
 
         Raises:
@@ -272,7 +272,7 @@ def _lock(folder: Path) -> int:
     return descriptor
 
 
-def _connect(path: Path) -> tuple[sqlite3.Connection, Meta | None]:
+def _connect(path: Path) -> tuple[sqlite3.Connection, SpoolMeta | None]:
     """The file and what it says, None when it is new."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     connection = sqlite3.connect(path, timeout=1.0, isolation_level=None, check_same_thread=False)
@@ -285,7 +285,7 @@ def _connect(path: Path) -> tuple[sqlite3.Connection, Meta | None]:
         raise
 
 
-def _read_meta(connection: sqlite3.Connection, path: Path) -> Meta | None:
+def _read_meta(connection: sqlite3.Connection, path: Path) -> SpoolMeta | None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (schema,) = connection.execute("PRAGMA user_version").fetchone()
@@ -298,17 +298,17 @@ def _read_meta(connection: sqlite3.Connection, path: Path) -> Meta | None:
     if schema != SCHEMA:
         raise SpoolError(f"the spool {path} has format {schema}, this library reads {SCHEMA}; use the version that wrote it")
     if tables != {"rows", "meta"}:
-        raise Damaged(f"it has the tables {sorted(tables)}")
+        raise SpoolDamaged(f"it has the tables {sorted(tables)}")
     stored = connection.execute("SELECT document, checksum FROM meta").fetchone()
     if stored is None:
         if connection.execute("SELECT 1 FROM rows").fetchone() is not None:
-            raise Damaged("it has rows and no numbers")
+            raise SpoolDamaged("it has rows and no numbers")
         return None  # made, and killed before the first start was stored
     document, checksum = stored
     if type(document) is not bytes or checksum != _checksum(document):
-        raise Damaged("its numbers are not those that were written")
+        raise SpoolDamaged("its numbers are not those that were written")
     form = json.loads(document)
-    return Meta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
+    return SpoolMeta(**{**form, "evicted": tuple((reason, count) for reason, count in form["evicted"])})
 
 
 def _checksum(document: bytes) -> bytes:
@@ -323,7 +323,7 @@ def is_damage(exc: Exception) -> bool:
 # ---- rows
 
 
-def _row(entry: Entry) -> tuple[int, int, int, int, int, int, float, bytes]:
+def _row(entry: SpoolEntry) -> tuple[int, int, int, int, int, int, float, bytes]:
     head, p = entry.head, entry.packed
     record = b"" if p is None else _pack(p)
     return (
@@ -351,7 +351,7 @@ def _pack(p: PackedSegment) -> bytes:
     return xxhash.xxh3_64_digest(body) + body
 
 
-def _unpack(record: bytes, expected: Head) -> PackedSegment | None:
+def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
     """The segment of a record, None when it is not what was written."""
     view = memoryview(record)
     if len(view) < _PREFIX.size or xxhash.xxh3_64_digest(view[8:]) != record[:8]:
@@ -362,7 +362,7 @@ def _unpack(record: bytes, expected: Head) -> PackedSegment | None:
         ends = list(itertools.accumulate([*small, *large], initial=start))
     except (ProtocolError, TypeError, ValueError):
         return None
-    if ends[-1] != len(view) or Head(generation, oldest, steps, nbytes, len(large)) != expected:
+    if ends[-1] != len(view) or QueueHead(generation, oldest, steps, nbytes, len(large)) != expected:
         return None
     parts = [view[a:b] for a, b in itertools.pairwise(ends)]
     copied = tuple(map(bytes, parts[: len(small)]))

@@ -9,7 +9,7 @@ import sys
 import time
 
 from rl4sys_zmq.bench.counting import ALGORITHM, CountingLearner
-from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 
 __all__ = ["missing_for", "measure_collect"]
 
@@ -39,7 +39,7 @@ def missing_for(env_id: str) -> str:
     return "gymnasium[box2d]" if env_id.startswith("LunarLander") and importlib.util.find_spec("Box2D") is None else ""
 
 
-def measure_collect(env_id: str, pairs: int, seconds: float, num_envs: int, seed: int) -> Pairs:
+def measure_collect(env_id: str, pairs: int, seconds: float, num_envs: int, seed: int) -> PairedFigures:
     """Steps per second of ``rl4sys-actor run`` into a counting learner, and of bare ``env.step`` with random actions.
 
     Both in processes of their own, in turn; ours from when data flows.

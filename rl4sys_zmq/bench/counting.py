@@ -24,7 +24,7 @@ DEMAND = 1 << 20
 END_S = 10.0
 
 
-class Count(FakeAlgorithm):
+class CountingAlgorithm(FakeAlgorithm):
     """Takes whatever comes and never learns."""
 
     kind = "offpolicy"
@@ -82,11 +82,15 @@ class CountingLearner(Resource):
 
 
 def _serve(bind: str) -> None:
-    made: list[Count] = []
+    made: list[CountingAlgorithm] = []
 
-    def factory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> Count:
+    def factory(observation_space: Space, action_space: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
         head = "categorical" if isinstance(action_space, DiscreteSpace) else "gaussian"
-        made.append(Count(mlp_spec(observation_space, action_space, head, HIDDEN), FakeParameters(rollout_length=ROLLOUT), seed))
+        made.append(
+            CountingAlgorithm(
+                mlp_spec(observation_space, action_space, head, HIDDEN), FakeParameters(rollout_length=ROLLOUT), seed
+            )
+        )
         return made[-1]
 
     register_algorithm(ALGORITHM, factory)

@@ -12,7 +12,16 @@ import zstandard
 
 from rl4sys_zmq.bench.ppo_versions import Floats
 from rl4sys_zmq.values import PolicySnapshot
-from rl4sys_zmq.weights import HEADER_BYTES, WeightsHeader, WireDtype, Writing, apply_update, digest, encode_update, round_to
+from rl4sys_zmq.weights import (
+    HEADER_BYTES,
+    EncodingOptions,
+    WeightsHeader,
+    WireDtype,
+    apply_update,
+    digest,
+    encode_update,
+    round_to,
+)
 
 __all__ = ["GOALS", "POLICY", "measure_diffs", "snapshot"]
 
@@ -52,7 +61,7 @@ def measure_diffs(name: str, versions: Floats, repeat: int, say: Callable[[str],
         round_us = timed(functools.partial(round_to, dtype, versions[2]), repeat)[0]
         digest_us = timed(functools.partial(digest, v2.flat), repeat)[0]
         for level in (1, 2):
-            writing = Writing(dtype, level)
+            writing = EncodingOptions(dtype, level)
             encode = functools.partial(encode_update, POLICY, v1, v2, writing, before=v0)
             encode_us, (header, payload) = timed(encode, repeat)
             apply = functools.partial(apply_update, header, payload, v1, [v1.flat.size], before=v0)

@@ -20,7 +20,7 @@ import zmq
 from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.bench.processes import PATIENCE_S, child
 from rl4sys_zmq.config import AgentConfig, WeightsConfig
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
@@ -39,7 +39,7 @@ LEVELS = (0, 1)
 """Of the coder: whole states, and diffs."""
 
 
-class Walks(FakeAlgorithm):
+class RandomWalkAlgorithm(FakeAlgorithm):
     """Its weights take a random walk; says when it gave them."""
 
     def __init__(self, spec: PolicySpec, parameters: FakeParameters, seed: int) -> None:
@@ -60,7 +60,7 @@ class Walks(FakeAlgorithm):
         return out
 
 
-def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions: int, seed: int) -> Pairs:
+def measure_fanout(kilobytes: int, actors: int, level: int, pairs: int, versions: int, seed: int) -> PairedFigures:
     """Milliseconds from an update to the last actor, the median over `versions`.
 
     Args:
@@ -84,10 +84,10 @@ def _spec(kilobytes: int) -> PolicySpec:
 
 
 def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -> float:
-    made: list[Walks] = []
+    made: list[RandomWalkAlgorithm] = []
 
-    def build(observations: Space, actions: Space, parameters: Mapping[str, object], _: int) -> Walks:
-        made.append(Walks(spec, FakeParameters(steps_per_update=1, rollout_length=1), seed))
+    def build(observations: Space, actions: Space, parameters: Mapping[str, object], _: int) -> RandomWalkAlgorithm:
+        made.append(RandomWalkAlgorithm(spec, FakeParameters(steps_per_update=1, rollout_length=1), seed))
         return made[-1]
 
     register_algorithm(ALGORITHM, build)

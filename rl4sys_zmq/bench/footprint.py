@@ -9,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 
 __all__ = ["Footprint", "Overhead", "measure_footprint", "measure_overhead", "measure_running"]
 
@@ -69,8 +69,8 @@ print(json.dumps([used, wall]))
 class Footprint:
     """Import seconds and resident KiB of fresh processes; the baseline imports numpy, pyzmq and msgpack alone."""
 
-    import_s: Pairs
-    resident_kib: Pairs
+    import_s: PairedFigures
+    resident_kib: PairedFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class Overhead:
             pause of a millisecond a step finds cold caches, so both cost several times what they do in a tight loop.
     """
 
-    ours: Pairs
-    plain: Pairs
+    ours: PairedFigures
+    plain: PairedFigures
 
 
 def measure_footprint(pairs: int) -> Footprint:
@@ -99,7 +99,7 @@ def measure_footprint(pairs: int) -> Footprint:
 
     seconds = measure_pairs(lambda: one(OURS), lambda: one(BASELINE), pairs)
     # Without the one that warmed the disk's cache.
-    return Footprint(seconds, Pairs(tuple(memory[OURS][1:]), tuple(memory[BASELINE][1:])))
+    return Footprint(seconds, PairedFigures(tuple(memory[OURS][1:]), tuple(memory[BASELINE][1:])))
 
 
 def measure_running(address: str, steps: int = 2000) -> float:
@@ -125,7 +125,7 @@ def measure_overhead(address: str, pairs: int, seconds: float = 5.0, rate_hz: in
         order = (address, "plain", None) if number % 2 == 0 else (None, "plain", address)
         rounds.append({what: share(what) for what in order})
     ours, plain, bare = (tuple(shares[what] for shares in rounds) for what in (address, "plain", None))
-    return Overhead(Pairs(ours, bare), Pairs(plain, bare))
+    return Overhead(PairedFigures(ours, bare), PairedFigures(plain, bare))
 
 
 def _fresh(code: str, seconds: float = 0.0) -> tuple[float, float]:

@@ -23,11 +23,11 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from rl4sys_zmq.bench.pairs import Pairs, measure_pairs
+from rl4sys_zmq.bench.pairs import PairedFigures, measure_pairs
 from rl4sys_zmq.bench.processes import PATIENCE_S, child
 from rl4sys_zmq.serving import Batching, InferenceClient, InferenceServer
 
-__all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "Policy", "measure_calls", "measure_round_trip"]
+__all__ = ["CALLERS", "DEVICES", "PERCEPTRONS", "ServedPolicy", "measure_calls", "measure_round_trip"]
 
 INPUTS, OUTPUTS = 256, 4
 CALLERS = 8
@@ -39,7 +39,7 @@ Forward = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ServedPolicy:
     """What is served.
 
     Attributes:
@@ -55,11 +55,11 @@ class Policy:
         return f"{self.device_s * 1e3:g} ms a pass" if self.device_s else "-".join(map(str, self.hidden))
 
 
-PERCEPTRONS = (Policy((64, 64)), Policy((512, 512)), Policy((2048, 2048)))
-DEVICES = (Policy((64, 64), 0.001), Policy((64, 64), 0.005))
+PERCEPTRONS = (ServedPolicy((64, 64)), ServedPolicy((512, 512)), ServedPolicy((2048, 2048)))
+DEVICES = (ServedPolicy((64, 64), 0.001), ServedPolicy((64, 64), 0.005))
 
 
-def forward(policy: Policy) -> Forward:
+def forward(policy: ServedPolicy) -> Forward:
     """A perceptron with tanh; ``[N, 256]`` or ``[256]`` in, ``[N, 4]`` or ``[4]`` out."""
     rng = np.random.default_rng(0)
     sizes = [INPUTS, *policy.hidden, OUTPUTS]
@@ -76,7 +76,7 @@ def forward(policy: Policy) -> Forward:
     return run
 
 
-def measure_round_trip(policy: Policy, pairs: int, seconds: float, pause_s: float = 0.0) -> Pairs:
+def measure_round_trip(policy: ServedPolicy, pairs: int, seconds: float, pause_s: float = 0.0) -> PairedFigures:
     """Microseconds of one caller's round trip, the median of a measurement.
 
     Without a pause the processors stay awake on both sides; a caller that pauses between its calls, as a control loop does, pays
@@ -87,22 +87,22 @@ def measure_round_trip(policy: Policy, pairs: int, seconds: float, pause_s: floa
     return measure_pairs(ours, functools.partial(_median_us, _serve_bare, _call_bare, *load), pairs, warm=False)
 
 
-def measure_calls(policy: Policy, pairs: int, seconds: float, callers: int = CALLERS) -> Pairs:
+def measure_calls(policy: ServedPolicy, pairs: int, seconds: float, callers: int = CALLERS) -> PairedFigures:
     """Calls per second of all callers together; the callers' count is the truth."""
     ours = functools.partial(_rate, _serve, _call, policy, seconds, callers)
     return measure_pairs(ours, functools.partial(_rate, _serve_bare, _call_bare, policy, seconds, callers), pairs, warm=False)
 
 
-def _median_us(server: Any, caller: Any, policy: Policy, seconds: float, pause_s: float) -> float:
+def _median_us(server: Any, caller: Any, policy: ServedPolicy, seconds: float, pause_s: float) -> float:
     (times,) = _run(server, caller, policy, seconds, 1, pause_s)
     return 1e6 * float(np.median(times))
 
 
-def _rate(server: Any, caller: Any, policy: Policy, seconds: float, callers: int) -> float:
+def _rate(server: Any, caller: Any, policy: ServedPolicy, seconds: float, callers: int) -> float:
     return sum(len(times) for times in _run(server, caller, policy, seconds, callers)) / seconds
 
 
-def _run(server: Any, caller: Any, policy: Policy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
+def _run(server: Any, caller: Any, policy: ServedPolicy, seconds: float, callers: int, pause_s: float = 0.0) -> list[list[float]]:
     """The times of every call of every caller, once all of them are connected."""
     with contextlib.ExitStack() as stack:
         with _one_thread():
@@ -118,7 +118,7 @@ def _run(server: Any, caller: Any, policy: Policy, seconds: float, callers: int,
         return times
 
 
-def _serve(pipe: Connection, policy: Policy) -> None:
+def _serve(pipe: Connection, policy: ServedPolicy) -> None:
     run = forward(policy)
     with InferenceServer(0) as server:
         server.register_interface("policy", lambda payload: {"act": run(payload["obs"])}, Batching(max_size=32))
@@ -127,12 +127,12 @@ def _serve(pipe: Connection, policy: Policy) -> None:
         pipe.recv()
 
 
-def _call(pipe: Connection, port: int, policy: Policy, seconds: float, pause_s: float) -> None:
+def _call(pipe: Connection, port: int, policy: ServedPolicy, seconds: float, pause_s: float) -> None:
     with InferenceClient("127.0.0.1", port) as client:
         _loop(pipe, policy, seconds, pause_s, lambda observation: client.call("policy", {"obs": observation})["act"])
 
 
-def _serve_bare(pipe: Connection, policy: Policy) -> None:
+def _serve_bare(pipe: Connection, policy: ServedPolicy) -> None:
     run = forward(policy)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     rep = context.socket(zmq.REP)
@@ -150,7 +150,7 @@ def _serve_bare(pipe: Connection, policy: Policy) -> None:
     context.term()
 
 
-def _call_bare(pipe: Connection, port: int, policy: Policy, seconds: float, pause_s: float) -> None:
+def _call_bare(pipe: Connection, port: int, policy: ServedPolicy, seconds: float, pause_s: float) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     req = context.socket(zmq.REQ)
     req.connect(f"tcp://127.0.0.1:{port}")
@@ -164,7 +164,7 @@ def _call_bare(pipe: Connection, port: int, policy: Policy, seconds: float, paus
     context.term()
 
 
-def _loop(pipe: Connection, policy: Policy, seconds: float, pause_s: float, ask: Forward) -> None:
+def _loop(pipe: Connection, policy: ServedPolicy, seconds: float, pause_s: float, ask: Forward) -> None:
     """A caller's process: asks for `seconds`, one question after the other, and tells how long each took."""
     run = forward(policy)
     observations = np.random.default_rng().normal(size=(SOME, INPUTS)).astype(np.float32)

@@ -95,8 +95,8 @@ def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: st
             _wait_for(lambda: _Counts.made and _Counts.made[-1].steps)
             counting = _Counts.made[-1]
             rate = _measure(lambda: counting.steps, seconds)
-            ledger = learner.status()["ledger"] if fsync else None
-        per = counting.segments / ledger["commits"] if ledger else 0.0
+            journal = learner.status()["journal"] if fsync else None
+        per = counting.segments / journal["commits"] if journal else 0.0
     _Counts.made.clear()
     return Rate(*rate, per)
 

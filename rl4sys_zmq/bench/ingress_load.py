@@ -105,7 +105,7 @@ def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: fl
     """A sender that speaks the protocol, and obeys credit; until `until_s` (Unix)."""
     with Socket.dealer(address, send_hwm=100_000) as dealer, Poller() as poller:
         poller.register(dealer)
-        hear = _Ear(dealer, poller)
+        hear = _AckReader(dealer, poller)
         dealer.send(encode(Hello("lab", name, 1, 0, 0, 0)))
         while not isinstance(welcome := hear(10.0), Welcome):
             if isinstance(welcome, Refused) or welcome is None:
@@ -132,7 +132,7 @@ def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: fl
                 message = hear(0.0)
 
 
-class _Ear:
+class _AckReader:
     """Waits for the learner's words."""
 
     def __init__(self, dealer: Socket, poller: Poller) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-__all__ = ["Pairs", "Spread", "measure_pairs", "spread"]
+__all__ = ["PairedFigures", "Spread", "measure_pairs", "spread"]
 
 LEAST_PAIRS = 5
 
@@ -31,7 +31,7 @@ def spread(figures: Sequence[float]) -> Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class PairedFigures:
     """Figures of ours and of a baseline; ``ours[i]`` and ``baseline[i]`` were measured one after the other."""
 
     ours: tuple[float, ...]
@@ -61,7 +61,7 @@ class Pairs:
 
 def measure_pairs(
     ours: Callable[[], float], baseline: Callable[[], float], count: int = LEAST_PAIRS, *, warm: bool = True
-) -> Pairs:
+) -> PairedFigures:
     """Measures both `count` times in turn; which one begins alternates, so that neither always follows the other.
 
     Args:
@@ -81,4 +81,4 @@ def measure_pairs(
         else:
             mine = ours()
             figures.append((mine, baseline()))
-    return Pairs(tuple(f[0] for f in figures), tuple(f[1] for f in figures))
+    return PairedFigures(tuple(f[0] for f in figures), tuple(f[1] for f in figures))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.actor import AgentConfig, RL4SysAgent
 from rl4sys_zmq.bench.counting import ALGORITHM, HIDDEN, ROLLOUT
-from rl4sys_zmq.bench.pairs import Pairs
+from rl4sys_zmq.bench.pairs import PairedFigures
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
 
 __all__ = ["ACTIONS", "OBSERVATION", "StepTimes", "forward_only", "measure_step", "plain_step"]
@@ -31,8 +31,8 @@ Step = Callable[[NDArray[Any], float], object]
 class StepTimes:
     """What steps took, in microseconds: pair by pair, the medians and the 99th percentiles of ours and of the plain function."""
 
-    medians: Pairs
-    p99: Pairs
+    medians: PairedFigures
+    p99: PairedFigures
     forward_us: float
     """The forward pass alone, written plainly."""
 
@@ -177,5 +177,5 @@ def measure_step(address: str, pairs: int, steps: int, pause_s: float = 0.0) -> 
     return StepTimes(_pairs(medians), _pairs(p99), float(np.median(alone)))
 
 
-def _pairs(figures: list[tuple[float, float]]) -> Pairs:
-    return Pairs(tuple(a for a, _ in figures), tuple(b for _, b in figures))
+def _pairs(figures: list[tuple[float, float]]) -> PairedFigures:
+    return PairedFigures(tuple(a for a, _ in figures), tuple(b for _, b in figures))

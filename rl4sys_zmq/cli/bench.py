@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl4sys_zmq.bench.questions import QUESTIONS, Options, measure
+from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
 from rl4sys_zmq.cli.app import say
 
 __all__ = ["PARTS", "bench"]
@@ -25,4 +25,4 @@ def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path:
     """Measures all parts that are named, or all there are, in their order."""
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
-    measure(names, Options(pairs=pairs, seconds=seconds, peers=peers), say, path)
+    measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), say, path)

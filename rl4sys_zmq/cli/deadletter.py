@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.cli.app import say
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
-from rl4sys_zmq.learner.deadletters import Letter, list_letters, read_letter
+from rl4sys_zmq.learner.deadletters import StoredDeadLetter, list_letters, read_letter
 from rl4sys_zmq.ops.report import byte_text, printable
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import decode, read_submit
@@ -70,7 +70,7 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
         ConfigError: when there is no such letter.
     """
     letters, _ = _letters(run, client_id)
-    letter: Letter | None
+    letter: StoredDeadLetter | None
     if which.isascii() and which.isdigit():
         letter = dict(letters).get(int(which))
         if letter is None:
@@ -119,7 +119,7 @@ def clear_letters(run: Path, client_id: str | None) -> None:
     say(f"removed {len(paths):,} letter{'' if len(paths) == 1 else 's'}")
 
 
-def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, Letter]], list[Path]]:
+def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
     """The letters with their numbers, and those that nobody has described. A number does not depend on `client_id`."""
     if not run.is_dir():
         raise RunDirectoryError(f"{run} is no run directory; it is what serve's --run-dir says")
@@ -130,14 +130,14 @@ def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, Letter]]
     return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], nameless
 
 
-def _when(letter: Letter) -> str:
+def _when(letter: StoredDeadLetter) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(letter.at_unix_s))
     except (OverflowError, ValueError, OSError):
         return f"{'?':<19}"
 
 
-def _plain(letter: Letter) -> dict[str, Any]:
+def _plain(letter: StoredDeadLetter) -> dict[str, Any]:
     return {**asdict(letter), "path": str(letter.path)}
 
 

@@ -35,7 +35,7 @@ def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s:
     code = 0
     for found in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
         say(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
-        if found.mend:
-            say(printable(f"{'':<{WIDTH}}           {found.mend}"))
+        if found.remedy:
+            say(printable(f"{'':<{WIDTH}}           {found.remedy}"))
         code = FAILED if found.state == "FAIL" else code
     return code

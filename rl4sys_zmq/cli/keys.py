@@ -278,8 +278,8 @@ def _locked(folder: Path, *, make: bool = False) -> Iterator[None]:
             make_private(folder)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as exc:
-        mend = "choose another" if make else f"make it first: rl4sys-learner keys {folder}"
-        raise ConfigError(f"no folder to use ({exc.strerror}); {mend}", source=str(folder)) from exc
+        remedy = "choose another" if make else f"make it first: rl4sys-learner keys {folder}"
+        raise ConfigError(f"no folder to use ({exc.strerror}); {remedy}", source=str(folder)) from exc
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

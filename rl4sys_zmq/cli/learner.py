@@ -124,7 +124,7 @@ def demo(env: str, **options: Any) -> int:
 @option("--keys", type=FILE, metavar="FILE", help="NAME.keys with the role admin, for a learner with keys.")
 @option("--timeout", type=click.FloatRange(0, min_open=True), default=3.0, help="Seconds to wait for the learner.")
 def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: float) -> None:
-    """Show the learner at ADDRESS (host:port or a URI): its clients and their actors, the ledger, who was refused.
+    """Show the learner at ADDRESS (host:port or a URI): its clients and their actors, the journal, who was refused.
 
     What is wrong stands behind !!. "saved" is what a checkpoint covers.
     """
@@ -220,7 +220,7 @@ def drop_actor(target: Target, actor_id: str, **options: Any) -> None:
 def doctor(address: str, keys: Path | None, config: Path | None, timeout: float) -> int:
     """Find out why an actor on this machine does not reach the learner at ADDRESS (host:port or a URI).
 
-    A line for each stage, up to the first that fails, with the cause and the mend. Exits 0 when none fails, 1 otherwise.
+    A line for each stage, up to the first that fails, with the cause and the remedy. Exits 0 when none fails, 1 otherwise.
     """
     from rl4sys_zmq.cli.doctor import doctor as run
 

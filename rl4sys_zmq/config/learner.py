@@ -96,12 +96,12 @@ class LearnerConfig:
     resume: str = option(text, "auto")
     """``auto``: goes on with what the run directory holds; ``never``: begins anew; a checkpoint's folder: goes back to it;
     ``accept-loss``: as ``auto``, though a part of the journal is gone, which is counted."""
-    ledger: str | None = option(optional(one_of("memory", "sqlite")), None)
+    journal: str | None = option(optional(one_of("memory", "sqlite")), None)
     """Where what was received is recorded; None: ``sqlite`` with a run directory, else ``memory``."""
     fsync: str = option(one_of("normal", "always"), "normal")
     """``normal``: what was acknowledged survives the end of the process; ``always``: a loss of power too."""
     journal_max_bytes: int = option(integer(1 << 20), 4 << 30)
-    """How many bytes of segments the ledger on disk may hold."""
+    """How many bytes of segments the journal on disk may hold."""
     log_max_bytes: int = option(integer(1 << 20), 256 << 20)
     """How many bytes ``log.jsonl`` and what it has become with age, in ``log/``, may take. The newest lines are all there; of
     older ones fewer and fewer are kept, events longer than figures, so that the whole run stays in sight."""
@@ -158,8 +158,8 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.ledger == "sqlite" and self.run_dir is None:
-            raise ConfigError("ledger: sqlite needs a run directory; set run_dir", key="ledger")
+        if self.journal == "sqlite" and self.run_dir is None:
+            raise ConfigError("journal: sqlite needs a run directory; set run_dir", key="journal")
         for key, uri in (("bind", self.bind), ("pub", self.pub), ("inference", self.inference)):
             if uri not in (None, "auto") and not is_local(uri) and not self.insecure and self.keys is None:
                 message = (
@@ -171,7 +171,7 @@ class LearnerConfig:
     @property
     def durable(self) -> bool:
         """Whether acknowledged segments survive the process."""
-        return (self.ledger or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
+        return (self.journal or ("memory" if self.run_dir is None else "sqlite")) == "sqlite"
 
     def client(self, client_id: str) -> ClientConfig:
         """The entry for a client, with its lag, pacing, publishing and bounds filled in from the learner's options."""

@@ -5,26 +5,35 @@
 - `take_submit`: what of a message is new, in order and well formed; `replay_entry`: the same after going back to a checkpoint.
 - `CreditPool`: a learner thread's demand shared between streams. `Transit`: what it was given and has not taken.
 - `StallWatch`: whether a client stands still although it could go on.
-- `Ledger`: what is accepted and still needed: `MemoryLedger`, and on disk `Journal`, the only thread in this room.
+- `Journal`: what is accepted and still needed: `MemoryJournal`, and on disk `DiskJournal`, the only thread in this room.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.late import load_late
+from rl4sys_zmq._lazy import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
     from rl4sys_zmq.delivery.intake import Intake, Replay, replay_entry, take_submit
-    from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Ledger, LedgerState, MemoryLedger, Page, Restored, StreamRow
+    from rl4sys_zmq.delivery.journal import (
+        ClientRow,
+        Journal,
+        JournalEntry,
+        JournalPage,
+        JournalState,
+        MemoryJournal,
+        Restored,
+        StreamRow,
+    )
     from rl4sys_zmq.delivery.session import (
         RATE,
         Action,
         ActorSession,
+        IncarnationRaised,
         Joined,
-        Raised,
-        Redial,
+        Reconnect,
         Rejected,
         Renewed,
         Send,
@@ -43,18 +52,18 @@ __all__ = [
     "ActorSession",
     "ClientRow",
     "CreditPool",
-    "Entry",
+    "JournalEntry",
     "Intake",
     "Joined",
     "Key",
-    "Ledger",
-    "LedgerState",
+    "Journal",
+    "JournalState",
     "Load",
-    "MemoryLedger",
+    "MemoryJournal",
     "Opened",
-    "Page",
-    "Raised",
-    "Redial",
+    "JournalPage",
+    "IncarnationRaised",
+    "Reconnect",
     "Rejected",
     "Renewed",
     "Replay",
@@ -82,13 +91,13 @@ __getattr__ = load_late(
             "replay_entry",
             "take_submit",
         ),
-        "ledger": (
+        "journal": (
             "ClientRow",
-            "Entry",
-            "Ledger",
-            "LedgerState",
-            "MemoryLedger",
-            "Page",
+            "JournalEntry",
+            "Journal",
+            "JournalState",
+            "MemoryJournal",
+            "JournalPage",
             "Restored",
             "StreamRow",
         ),
@@ -97,8 +106,8 @@ __getattr__ = load_late(
             "Action",
             "ActorSession",
             "Joined",
-            "Raised",
-            "Redial",
+            "IncarnationRaised",
+            "Reconnect",
             "Rejected",
             "Renewed",
             "Send",

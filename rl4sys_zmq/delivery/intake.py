@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4sys_zmq.delivery.ledger import Entry
+from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.stream import Stream
 from rl4sys_zmq.delivery.transit import Load
 from rl4sys_zmq.errors import ProtocolError, Refusal
@@ -21,13 +21,13 @@ class Intake:
     """What became of one `Submit`.
 
     Attributes:
-        entry: what to put into the ledger, or None when nothing in the message was new.
+        entry: what to put into the journal, or None when nothing in the message was new.
         duplicates: segments that had been seen before.
         refused: the errors of the new segments that were refused as items; their numbers are used up.
         accepted: the new segments that were not.
     """
 
-    entry: Entry | None
+    entry: JournalEntry | None
     duplicates: int
     refused: tuple[ProtocolError, ...]
     accepted: int
@@ -40,7 +40,7 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
         stream: whose message it is.
         schema: what segments of this client look like.
         message: the message; and
-        frames: its frames, which the ledger keeps.
+        frames: its frames, which the journal keeps.
 
     Raises:
         ProtocolError: when the message as a whole is refused (``GAP``, ``EQUIVOCATION``, ``FEATURE`` for images where
@@ -61,7 +61,7 @@ def take_submit(stream: Stream, schema: SegmentSchema, message: Submit, frames: 
     steps = fresh - sum(int(batch.steps[place]) for place in refused)
     for place in refused:
         stream.refuse(message.first_seq + place)
-    entry = Entry(
+    entry = JournalEntry(
         stream.client_id, stream.actor_id, stream.origin, first, stream.received, steps, skip, len(refused), tuple(frames)
     )
     return Intake(entry, skip, tuple(refused.values()), stream.received - first - len(refused))
@@ -80,8 +80,8 @@ class Replay:
     load: Load
 
 
-def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> Replay | None:
-    """Take an entry that the ledger gives back to a learner thread that has gone back to a checkpoint.
+def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> Replay | None:
+    """Take an entry that the journal gives back to a learner thread that has gone back to a checkpoint.
 
     The checkpoint's mark may lie inside the entry. Then the segments below the mark are skipped and not counted.
 
@@ -95,7 +95,7 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: Entry) -> Replay 
     if not entry.refused and not known:
         return Replay(skip, Load(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
-    assert isinstance(message, Submit)  # as it was when it was accepted; the ledger checks its bytes
+    assert isinstance(message, Submit)  # as it was when it was accepted; the journal checks its bytes
     batch = Batch(message)
     refused = [place for place in (batch.errors(schema) if entry.refused else ()) if place >= skip]
     for place in refused:

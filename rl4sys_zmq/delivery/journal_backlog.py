@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from rl4sys_zmq.delivery.journal import JournalEntry, StreamRow
 from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Read, RetireActor, Trim, Write, stored_bytes
-from rl4sys_zmq.delivery.ledger import Entry, StreamRow
 
 __all__ = ["Backlog", "Operation"]
 
@@ -41,7 +41,7 @@ class Backlog:
         for operation in islice(self._operations, GROUP_ITEMS):
             if isinstance(operation, Read):
                 return group or [operation]
-            if isinstance(operation, Entry):
+            if isinstance(operation, JournalEntry):
                 nbytes = stored_bytes(operation)
                 taken = used_bytes + size
                 if (group and size + nbytes > GROUP_BYTES) or (taken and taken + nbytes > max_bytes):
@@ -72,7 +72,7 @@ class Backlog:
                 held.add(operation.client_id)  # a read behind it tells that it is done
                 if (operation.client_id, operation.actor_id) not in named:
                     frees.append(operation)
-            elif isinstance(operation, (Entry, StreamRow)):
+            elif isinstance(operation, (JournalEntry, StreamRow)):
                 changed.add((operation.client_id, operation.actor_id, operation.origin))
                 named.add((operation.client_id, operation.actor_id))
             elif isinstance(operation, DropStream):

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from rl4sys_zmq.delivery.journal_image import KnownRows
+from rl4sys_zmq.delivery.journal import new_journal_id
+from rl4sys_zmq.delivery.journal_cache import KnownRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
 from rl4sys_zmq.delivery.journal_loss import Loss, Witness, find_loss, merge
 from rl4sys_zmq.delivery.journal_marks import MarksFile, Remembered, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
-from rl4sys_zmq.delivery.ledger import new_ledger_id
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 
@@ -49,12 +49,12 @@ class Recovery:
     Attributes:
         accept_loss: go on without it, and count it.
         witnesses: what checkpoints remember of the journal.
-        mend: what else a person can do, for the refusal.
+        remedy: what else a person can do, for the refusal.
     """
 
     accept_loss: bool = False
     witnesses: Sequence[Witness] = ()
-    mend: str = "bring the files back, or move them all away, with the file of marks, to begin anew"
+    remedy: str = "bring the files back, or move them all away, with the file of marks, to begin anew"
 
 
 NO_RECOVERY = Recovery()
@@ -180,8 +180,8 @@ def _told(path: Path) -> Iterator[None]:
 
 def damaged(path: Path, error: object) -> JournalError:
     """The error for a file that can't be read, of which nothing else tells."""
-    mend = "move it and its -wal file away to begin a new journal, or bring back a copy"
-    return JournalError(str(path), f"is not a journal, or is damaged ({error})", mend)
+    remedy = "move it and its -wal file away to begin a new journal, or bring back a copy"
+    return JournalError(str(path), f"is not a journal, or is damaged ({error})", remedy)
 
 
 # ---- looking, without changing anything
@@ -233,8 +233,8 @@ def _examine(opening: Opening) -> Found:
     if loss or found.broken:
         _say_lost(opening, found, loss)
         found.loss, found.rewrite = loss, True
-        found.known = merge(usable or KnownRows(remembered.rows.ledger_id), remembered.rows, recovery.witnesses)
-    found.known.ledger_id = found.known.ledger_id or new_ledger_id()
+        found.known = merge(usable or KnownRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
+    found.known.journal_id = found.known.journal_id or new_journal_id()
     return found
 
 
@@ -250,7 +250,7 @@ def _say_lost(opening: Opening, found: Found, loss: Loss) -> None:
         what = "knows less than was acknowledged"
     problem = f"{what}: {loss.words()}"
     if not opening.recovery.accept_loss:
-        raise JournalLost(str(path), problem, opening.recovery.mend, loss.segments)
+        raise JournalLost(str(path), problem, opening.recovery.remedy, loss.segments)
     log.error("%s %s; accepted (resume: accept-loss)", path, problem)
 
 
@@ -298,15 +298,15 @@ def _look(path: Path, db: sqlite3.Connection) -> Found:
     tables = Tables(db)
     known, bad = tables.known()
     used_bytes, last_row = tables.size()
-    return Found(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.ledger_id))
+    return Found(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
 def _repair(path: Path, found: Found, remembered: KnownRows) -> None:
     """Puts rows of the file of marks in the place of damaged ones; what it can't is `broken`."""
     known = found.known
-    if remembered.ledger_id and known.ledger_id in (0, remembered.ledger_id):
-        filled = int(not known.ledger_id)
-        known.ledger_id = remembered.ledger_id
+    if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
+        filled = int(not known.journal_id)
+        known.journal_id = remembered.journal_id
         for client_id, row in remembered.clients.items():
             filled += known.clients.setdefault(client_id, row) is row
         for key, stream in remembered.streams.items():

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rl4sys_zmq.delivery.journal_image import KnownRows, RowKey
-from rl4sys_zmq.delivery.ledger import ClientRow
+from rl4sys_zmq.delivery.journal import ClientRow
+from rl4sys_zmq.delivery.journal_cache import KnownRows, RowKey
 
 __all__ = ["Loss", "Witness", "find_loss", "merge"]
 
@@ -18,13 +18,13 @@ class Witness:
 
     Attributes:
         client_id: whose checkpoint.
-        ledger_id: the lineage that it belongs to.
+        journal_id: the lineage that it belongs to.
         judged: how many accepted segments it covers.
         marks: up to where, by (actor_id, origin).
     """
 
     client_id: str
-    ledger_id: int
+    journal_id: int
     judged: int
     marks: Mapping[tuple[str, int], int]
 
@@ -82,19 +82,19 @@ def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: 
     """
     loss = Loss(whole=found is None and remembered is not None and bool(remembered.clients or remembered.streams))
     known = found or remembered or KnownRows()
-    ours = {known.ledger_id, *known.lineages}
+    ours = {known.journal_id, *known.lineages}
     have = found or KnownRows()
-    if remembered is not None and remembered.ledger_id:
-        if remembered.ledger_id == known.ledger_id:
+    if remembered is not None and remembered.journal_id:
+        if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
-        elif remembered.ledger_id not in ours and (remembered.clients or remembered.streams):
-            loss.strangers.add(remembered.ledger_id)
+        elif remembered.journal_id not in ours and (remembered.clients or remembered.streams):
+            loss.strangers.add(remembered.journal_id)
             _compare(KnownRows(), remembered, loss)
     for witness in witnesses:
-        if witness.ledger_id not in ours:
-            loss.strangers.add(witness.ledger_id)
+        if witness.journal_id not in ours:
+            loss.strangers.add(witness.journal_id)
             loss.segments.setdefault(witness.client_id, witness.judged)
-        elif witness.ledger_id == have.ledger_id:
+        elif witness.journal_id == have.journal_id:
             _compare_checkpoint(have, witness, loss)
     _cover(loss, have, remembered, witnesses)
     return loss
@@ -124,7 +124,7 @@ def _compare_checkpoint(have: KnownRows, witness: Witness, loss: Loss) -> None:
 def _cover(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> None:
     if remembered is None:
         return
-    judged = {w.client_id: w.judged for w in witnesses if w.ledger_id == remembered.ledger_id}
+    judged = {w.client_id: w.judged for w in witnesses if w.journal_id == remembered.journal_id}
     for client_id, missing in loss.segments.items():
         if client_id in remembered.clients:
             known = have.clients.get(client_id)
@@ -137,8 +137,8 @@ def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Wi
 
     What lies between is then missing in its entries, and so is counted as rolled back. Other lineages are given up.
     """
-    rows = KnownRows(found.ledger_id, set(found.lineages), dict(found.clients), dict(found.streams))
-    if remembered is not None and remembered.ledger_id == rows.ledger_id:
+    rows = KnownRows(found.journal_id, set(found.lineages), dict(found.clients), dict(found.streams))
+    if remembered is not None and remembered.journal_id == rows.journal_id:
         rows.lineages |= remembered.lineages
         for client_id, row in remembered.clients.items():
             rows.clients[client_id] = _higher_client(rows.clients.get(client_id), row)
@@ -146,11 +146,11 @@ def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Wi
             known = rows.streams.get(key)
             if known is None or known.received < stream.received:
                 rows.streams[key] = stream
-    elif remembered is not None and remembered.ledger_id:
-        rows.lineages.add(remembered.ledger_id)
+    elif remembered is not None and remembered.journal_id:
+        rows.lineages.add(remembered.journal_id)
     for witness in witnesses:
-        if witness.ledger_id != rows.ledger_id:
-            rows.lineages.add(witness.ledger_id)
+        if witness.journal_id != rows.journal_id:
+            rows.lineages.add(witness.journal_id)
         else:
             _raise_to(rows, witness)
     return rows

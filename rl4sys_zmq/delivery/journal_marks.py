@@ -17,8 +17,8 @@ from typing import Any
 
 import xxhash
 
-from rl4sys_zmq.delivery.journal_image import Changes, KnownRows
-from rl4sys_zmq.delivery.ledger import ClientRow, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
+from rl4sys_zmq.delivery.journal_cache import Changes, KnownRows
 
 __all__ = ["MarksFile", "Remembered", "marks_path", "read_marks"]
 
@@ -34,7 +34,7 @@ class Remembered:
     """What a file of marks says.
 
     Attributes:
-        rows: the clients and streams; `ledger_id` is 0 when no line could be read.
+        rows: the clients and streams; `journal_id` is 0 when no line could be read.
         damaged: how many lines are not what was written.
     """
 
@@ -77,7 +77,7 @@ def _read_line(line: bytes, rows: KnownRows) -> bool:
         set(said["gone_clients"]),
     )
     changes.apply_to(rows.clients, rows.streams)
-    rows.ledger_id = said["ledger"]
+    rows.journal_id = said["journal"]
     rows.lineages |= set(said["lineages"])
     return True
 
@@ -188,7 +188,7 @@ class MarksFile:
 
     def _line(self, changes: Changes, settings: dict[str, dict[str, Any]]) -> bytes:
         said = {
-            "ledger": self._rows.ledger_id,
+            "journal": self._rows.journal_id,
             "lineages": sorted(self._rows.lineages),
             "clients": [[c.client_id, c.generation, c.accepted, c.refused, c.gap, c.expired] for c in changes.clients.values()],
             "settings": settings,

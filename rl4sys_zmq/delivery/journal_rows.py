@@ -11,8 +11,8 @@ from typing import Any
 
 import xxhash
 
-from rl4sys_zmq.delivery.journal_image import Image, KnownRows
-from rl4sys_zmq.delivery.ledger import ClientRow, Entry, Page, StreamRow
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, JournalPage, StreamRow
+from rl4sys_zmq.delivery.journal_cache import JournalCache, KnownRows
 from rl4sys_zmq.wire.messages import Frame
 
 __all__ = [
@@ -114,10 +114,10 @@ class Read:
     max_bytes: int
 
 
-Write = Entry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | Gap | Trim
+Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | Gap | Trim
 
 
-def stored_bytes(entry: Entry) -> int:
+def stored_bytes(entry: JournalEntry) -> int:
     """How long the blob of an entry is."""
     return entry.nbytes + 4 + 8 * len(entry.frames)
 
@@ -155,7 +155,7 @@ class Tables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
-        self.image = Image(KnownRows())
+        self.image = JournalCache(KnownRows())
         self.damaged: set[int] = set()
 
     def create(self, known: KnownRows) -> None:
@@ -172,7 +172,7 @@ class Tables:
         """
         meta = dict(self._sound("SELECT * FROM meta"))
         lineages = {int(key.removeprefix("lineage ")) for key in meta if key.startswith("lineage ")}
-        rows = KnownRows(meta.get("ledger_id", 0), lineages)
+        rows = KnownRows(meta.get("journal_id", 0), lineages)
         for client_id, generation, settings, *totals in self._sound("SELECT * FROM clients"):
             rows.clients[client_id] = ClientRow(client_id, generation, rows.read_settings(settings), *totals)
         for *numbers, submits, spooled, owner in self._sound("SELECT * FROM streams"):
@@ -198,19 +198,19 @@ class Tables:
         """Puts these clients and streams in the place of those that are there."""
         for table in ("meta", "clients", "streams"):
             self._db.execute(f"DELETE FROM {table}")
-        lineages = [(f"lineage {ledger_id}", 1) for ledger_id in sorted(known.lineages)]
-        self._put("meta", [("ledger_id", known.ledger_id), *lineages])
-        self.image = Image(known)
+        lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
+        self._put("meta", [("journal_id", known.journal_id), *lineages])
+        self.image = JournalCache(known)
         self._put("clients", map(self.image.client_values, known.clients.values()))
         self._put("streams", map(self.image.stream_values, known.streams.values()))
 
     def restore(self, known: KnownRows, last_row: int) -> None:
         """Goes on with what is there: the rows as `known` told them, and entries up to `last_row`."""
-        self.image = Image(known)
+        self.image = JournalCache(known)
         self._next_row = last_row + 1
-        self._put("meta", [("ledger_id", known.ledger_id)])  # a file that can't be written shows at once
+        self._put("meta", [("journal_id", known.journal_id)])  # a file that can't be written shows at once
 
-    def sound_entries(self) -> Iterator[Entry]:
+    def sound_entries(self) -> Iterator[JournalEntry]:
         """All entries that are what was written, in order, as far as the file can be read."""
         try:
             rows = self._db.execute("SELECT row FROM entries NOT INDEXED ORDER BY row")
@@ -221,7 +221,7 @@ class Tables:
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter of SQLite's own message, about damaged names
             log.warning("no more entries of the damaged journal can be read: %s", error)
 
-    def take_over(self, entries: Iterable[Entry]) -> None:
+    def take_over(self, entries: Iterable[JournalEntry]) -> None:
         """Stores entries of another file; those that `image` has not counted yet are counted."""
         for entry in entries:
             stream = self.image.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
@@ -249,7 +249,7 @@ class Tables:
         """
         grown, left, run = 0, [], []
         for operation in operations:
-            if isinstance(operation, Entry):
+            if isinstance(operation, JournalEntry):
                 run.append(operation)
                 continue
             grown += self._insert(run)
@@ -284,7 +284,7 @@ class Tables:
         self._put("streams", map(self.image.stream_values, changes.streams.values()))
         return grown, left
 
-    def _insert(self, entries: Sequence[Entry]) -> int:
+    def _insert(self, entries: Sequence[JournalEntry]) -> int:
         """Stores entries and moves their streams and clients, with few statements however many they are."""
         if not entries:
             return 0
@@ -305,7 +305,7 @@ class Tables:
             self.image.add_to_client(client_id, accepted, refused, 0)
         return grown
 
-    def _store(self, entries: Sequence[Entry]) -> int:
+    def _store(self, entries: Sequence[JournalEntry]) -> int:
         rows: list[Sequence[object]] = []
         grown = 0
         for e in entries:
@@ -353,9 +353,9 @@ class Tables:
             room -= len(found)
         return freed, []
 
-    def read(self, read: Read) -> Page:
+    def read(self, read: Read) -> JournalPage:
         """A page of entries; damaged ones are left out of it."""
-        entries: list[Entry] = []
+        entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False
         # Only the index is scanned here, so that a damaged page of the table costs its own entries and no others.
         rows = self._db.execute(
@@ -375,9 +375,9 @@ class Tables:
                 size += entry.nbytes
             last = row
         rows.close()
-        return Page(read.client_id, read.token, tuple(entries), last, more, damaged)
+        return JournalPage(read.client_id, read.token, tuple(entries), last, more, damaged)
 
-    def _entry(self, row: int) -> Entry | None:
+    def _entry(self, row: int) -> JournalEntry | None:
         """One entry, or None when its bytes are not those that were written."""
         try:
             found = self._db.execute(
@@ -395,4 +395,4 @@ class Tables:
         *metadata, checksum, blob = found
         if type(blob) is not bytes or _checksum(tuple(metadata), blob) != checksum:
             return None
-        return Entry(*(*metadata, _unpack(blob)))
+        return JournalEntry(*(*metadata, _unpack(blob)))

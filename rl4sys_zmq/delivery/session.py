@@ -3,7 +3,7 @@
 States::
 
     JOINING ──Welcome──▶ JOINED ──silence, NO_SESSION──▶ JOINING
-       │ refused for a reason that waiting may mend: stays JOINING and asks again
+       │ refused for a reason that waiting may cure: stays JOINING and asks again
        │ FENCED with the number that is on record: takes a higher one, stays JOINING and asks again
        └─ refused for good ──▶ REFUSED (tries again slowly; never gives up the queue)
 
@@ -32,7 +32,7 @@ from rl4sys_zmq.wire.messages import (
     Beacon,
     Bye,
     CommandDone,
-    FromThread,
+    FromWorker,
     Heartbeat,
     Hello,
     Message,
@@ -40,7 +40,7 @@ from rl4sys_zmq.wire.messages import (
     Status,
     Submit,
     ToLearner,
-    ToThread,
+    ToWorker,
     Verdict,
     Weights,
     Welcome,
@@ -51,8 +51,8 @@ __all__ = [
     "Action",
     "ActorSession",
     "Joined",
-    "Raised",
-    "Redial",
+    "IncarnationRaised",
+    "Reconnect",
     "Rejected",
     "Renewed",
     "Send",
@@ -114,7 +114,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Redial:
+class Reconnect:
     """Nothing was heard for `silence_s` seconds: close the sockets and make new ones."""
 
     silence_s: float
@@ -128,13 +128,13 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class IncarnationRaised:
     """This incarnation was too low, and is higher now: make new sockets, so that no answer to the lower one is heard."""
 
     incarnation: int
 
 
-Action = Send | Joined | Rejected | Waiting | Redial | Renewed | Raised
+Action = Send | Joined | Rejected | Waiting | Reconnect | Renewed | IncarnationRaised
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class ActorSession:
         sent_steps: the steps accepted or in flight, in the same units.
         min_version: the least version to start a segment with.
         generation: of the client's policy in this session; 0 before the first.
-        ledger_id: of the learner that welcomed it last; 0 before the first.
+        journal_id: of the learner that welcomed it last; 0 before the first.
         in_doubt: segments that were in the window when the learner forgot this actor.
     """
 
@@ -179,7 +179,7 @@ class ActorSession:
         self.min_version = 0
         self.heartbeat_s = 1.0
         self.received = self.durable = hello.first_seq
-        self.ledger_id = hello.ledger_id
+        self.journal_id = hello.journal_id
         self.in_doubt = 0
         self._hello = hello
         self._counters = counters
@@ -259,12 +259,12 @@ class ActorSession:
             beat = REFUSED_RETRY_S if self.state is SessionState.REFUSED else self.heartbeat_s
             if now - self._last_heard > SILENT_BEATS * beat:
                 silence, self._last_heard = now - self._last_heard, now
-                return [Redial(silence)]
+                return [Reconnect(silence)]
             return self._join(now, held) if now >= self._next_hello else []
         if now - self._last_heard > SILENT_BEATS * self.heartbeat_s:
             self._counters.add("sessions_lost.silence")
             self.state = SessionState.JOINING
-            return [Redial(now - self._last_heard)]
+            return [Reconnect(now - self._last_heard)]
         if self._resend_at and now >= self._resend_at:
             return self._resend(now)
         if now - self._last_sent >= self.heartbeat_s:
@@ -291,7 +291,7 @@ class ActorSession:
                 return []
             case Refused():
                 return self._on_refused(now, message)
-            case Weights() | Status() | Beacon() | CommandDone() | ToLearner() | ToThread() | FromThread():
+            case Weights() | Status() | Beacon() | CommandDone() | ToLearner() | ToWorker() | FromWorker():
                 return []
             case _:
                 assert_never(message)
@@ -345,13 +345,13 @@ class ActorSession:
             first_seq=first,
             held_generation=held[0],
             held_version=held[1],
-            ledger_id=self.ledger_id,
+            journal_id=self.journal_id,
             welcomed=self._welcomed,
         )
         return [self._send(now, hello)]
 
     def _on_welcome(self, now: float, welcome: Welcome) -> list[Action]:
-        known = welcome.ledger_id == self.ledger_id and welcome.generation <= self.generation
+        known = welcome.journal_id == self.journal_id and welcome.generation <= self.generation
         if self.state is SessionState.JOINED and known:
             return []  # a second answer; that of another life of the learner, to a HELLO that it found queued, is news
         beyond = welcome.received > self._next_seq and not self._recovers
@@ -368,9 +368,9 @@ class ActorSession:
         self._next_seq = max(self._next_seq, self.received)
         self._recovers = False
         self._release()
-        if welcome.ledger_id != self.ledger_id:
-            self._count_as_earlier()  # another ledger, whose verdicts count from 0 again
-        self.ledger_id = welcome.ledger_id
+        if welcome.journal_id != self.journal_id:
+            self._count_as_earlier()  # another journal, whose verdicts count from 0 again
+        self.journal_id = welcome.journal_id
         self.generation = welcome.generation
         self._gap_at = None
         self._credit_items, self._credit_bytes = self._next_seq, 0
@@ -425,8 +425,8 @@ class ActorSession:
                 return []
             if code is not Refusal.FAILED and refused.field != RIGHTS:
                 return []  # a message refusal: the mark did not move, the resend timer takes care
-        if code is Refusal.EXPIRED:  # a second answer to the same incarnation finds no ledger here any more
-            return self._renew(now) if self.ledger_id and not self._hello.spooled else []
+        if code is Refusal.EXPIRED:  # a second answer to the same incarnation finds no journal here any more
+            return self._renew(now) if self.journal_id and not self._hello.spooled else []
         if code is Refusal.FENCED and refused.incarnation:
             return self._raise(now, refused.incarnation)
         if code in _PASSING or refused.field == RATE:
@@ -448,7 +448,7 @@ class ActorSession:
         self._hello = replace(hello, incarnation=incarnation, origin=self.origin if self._welcomed or hello.spooled else 0)
         self.state = SessionState.JOINING
         self._next_hello = now
-        return [Raised(incarnation)]
+        return [IncarnationRaised(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
         """Begins anew as another incarnation. What was in the window may have been accepted: nobody can know."""
@@ -465,7 +465,7 @@ class ActorSession:
         self._taken_steps = self._taken_bytes = self._resend_at = 0
         incarnation = self._hello.incarnation + 1
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
-        self.ledger_id, self._welcomed = 0, False
+        self.journal_id, self._welcomed = 0, False
         self._next_hello = now
         return [Renewed(doubtful)]
 

@@ -19,7 +19,7 @@ STALL_S = 1.0
 def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
     """Return why nothing can move, or an empty string when something can.
 
-    Call this only while the ledger takes data, and while the learner thread runs and has caught up with the ledger.
+    Call this only while the journal takes data, and while the learner thread runs and has caught up with the journal.
 
     Args:
         pool: the credit of the learner thread's life.
@@ -35,7 +35,7 @@ def stall_reason(pool: CreditPool, live: Sequence[Stream]) -> str:
         return ""
     return (
         f"the learner thread can use {usable} more steps, {len(wanting)} of {len(live)} actors ask for credit, and none has any; "
-        f"{transit.waiting} are counted as waiting for the ledger"
+        f"{transit.waiting} are counted as waiting for the journal"
     )
 
 

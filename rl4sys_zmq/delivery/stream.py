@@ -27,7 +27,7 @@ class Stream:
         spooled: numbers and segments outlive the actor's process, so the mark must never be forgotten.
         owner: the authenticated user that it belongs to; empty without keys.
         received: accepted (or refused as an item).
-        durable: in the ledger.
+        durable: in the journal.
         trained: disposed of.
         checkpointed: in a checkpoint of the learner.
         accepted_steps: the steps of all segments below `received`.
@@ -130,13 +130,13 @@ class Stream:
             self.received = self.durable = first_seq
         return lost
 
-    def wish(self, want_steps: int) -> None:
+    def request_credit(self, want_steps: int) -> None:
         """Takes the actor's word for how far it would like to go; credit beyond that goes back to the others."""
         self.want_steps = want_steps
         self.credit_steps = min(self.credit_steps, max(want_steps, self.accepted_steps))
 
     def commit(self, end_seq: int) -> None:
-        """Everything below `end_seq` is in the ledger."""
+        """Everything below `end_seq` is in the journal."""
         self.durable = max(self.durable, end_seq)
         if self._refused_late:
             self._refused_late = [seq for seq in self._refused_late if seq >= self.durable]
@@ -175,7 +175,7 @@ class Stream:
         self.trained = self.received
         return pending
 
-    # ---- going back to a checkpoint, and being fed from the ledger again
+    # ---- going back to a checkpoint, and being fed from the journal again
 
     def rewind(self, mark: int, verdicts: Mapping[str, int]) -> None:
         """The learner thread goes on from a state that has disposed of what is below `mark`, with these verdicts."""
@@ -184,15 +184,15 @@ class Stream:
         self.trained = self._replayed = min(mark, self.received)
         self._replay_end = self.received
         self.verdicts.update({verdict: verdicts.get(verdict, 0) for verdict in Verdict.ALL if verdict != Verdict.DUPLICATE})
-        # Nobody refuses once more what the ledger has not taken yet; it is not pending, and counted when the ledger gives it.
+        # Nobody refuses once more what the journal has not taken yet; it is not pending, and counted when the journal gives it.
         self._uncounted = set(self._refused_late)
         self._disposed |= self._uncounted
         self._advance()
 
     def replay(self, first_seq: int, end_seq: int) -> int | None:
-        """The ledger gives segments back, in order: how many of them the state has already, None when it has all.
+        """The journal gives segments back, in order: how many of them the state has already, None when it has all.
 
-        What the ledger does not have any more leaves a hole, which is pending no more.
+        What the journal does not have any more leaves a hole, which is pending no more.
         """
         if end_seq <= self._replayed:
             return None
@@ -202,7 +202,7 @@ class Stream:
         return known
 
     def refuse_again(self, seq: int) -> None:
-        """The ledger gave back a segment that was refused as an item."""
+        """The journal gave back a segment that was refused as an item."""
         if seq in self._uncounted:
             self._uncounted.discard(seq)
             self.verdicts[Verdict.REFUSED] += 1
@@ -210,7 +210,7 @@ class Stream:
             self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
     def replay_ends(self) -> None:
-        """The ledger has given back all that it holds."""
+        """The journal has given back all that it holds."""
         self._skip(self._replayed, self.durable)
         self._replayed = max(self._replayed, self.durable)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rl4sys_zmq.delivery.actor_slots import ActorSlots
 from rl4sys_zmq.delivery.incarnation import MAX_FIRST, MAX_STEP
-from rl4sys_zmq.delivery.ledger import StreamRow
-from rl4sys_zmq.delivery.places import Places
+from rl4sys_zmq.delivery.journal import StreamRow
 from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Hello
@@ -32,7 +32,7 @@ class Opened:
     Attributes:
         stream: the actor's.
         old_peer: the peer that spoke for it before, if another did.
-        gap: how many segments the actor has been told to forget and the ledger does not know.
+        gap: how many segments the actor has been told to forget and the journal does not know.
         fresh: the stream was not known before.
         evicted: the streams that gave up their places: their actors are not live, and nothing of them was ever received.
     """
@@ -52,7 +52,7 @@ class StreamTable:
         expired: the latest origin among the streams that were forgotten.
     """
 
-    def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, ledger_id: int = 0) -> None:
+    def __init__(self, client_id: str, *, silence_s: float, lease_s: float, max_actors: int, journal_id: int = 0) -> None:
         """Makes an empty table.
 
         Args:
@@ -60,11 +60,11 @@ class StreamTable:
             silence_s: after how long an actor that says nothing is no longer live.
             lease_s: after how long its place is given up, and its mark with it, unless it has a spool.
             max_actors: how many actors may have a place.
-            ledger_id: of the ledger that the streams are in.
+            journal_id: of the journal that the streams are in.
         """
         self.client_id = client_id
-        self._silence_s, self._lease_s, self._max_actors, self._ledger_id = silence_s, lease_s, max_actors, ledger_id
-        self._places = Places(max_actors, lease_s)
+        self._silence_s, self._lease_s, self._max_actors, self._journal_id = silence_s, lease_s, max_actors, journal_id
+        self._slots = ActorSlots(max_actors, lease_s)
         self.expired = 0
         self._streams: dict[Key, Stream] = {}
         self._current: dict[str, Stream] = {}
@@ -72,7 +72,7 @@ class StreamTable:
         self._dropped: dict[Key, int] = {}
 
     def restore(self, rows: Iterable[StreamRow], now: float) -> None:
-        """Takes the streams that a ledger remembers."""
+        """Takes the streams that a journal remembers."""
         for row in rows:
             stream = Stream(
                 row.client_id,
@@ -90,7 +90,7 @@ class StreamTable:
             known = self._current.get(row.actor_id)
             if row.incarnation and (known is None or known.incarnation < row.incarnation):
                 self._current[row.actor_id] = stream
-                self._places.leave(stream)
+                self._slots.leave(stream)
 
     def rewind(self, marks: Mapping[Key, tuple[int, Mapping[str, int]]]) -> None:
         """The learner thread goes on from a state with these marks and verdicts; what is not named it has never seen."""
@@ -125,7 +125,7 @@ class StreamTable:
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
-        self._places.take(stream)
+        self._slots.take(stream)
         return Opened(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
@@ -152,7 +152,7 @@ class StreamTable:
             raise ProtocolError(Refusal.CONFLICT, f"actor {hello.actor_id!r} is live as incarnation {current.incarnation}")
 
     def _begin(self, hello: Hello, origin: int, now: float) -> tuple[Stream, list[Stream]]:
-        ours = hello.ledger_id and hello.ledger_id == self._ledger_id
+        ours = hello.journal_id and hello.journal_id == self._journal_id
         if ours and not hello.spooled and origin <= self.expired:
             raise ProtocolError(Refusal.EXPIRED, f"origin {origin} was silent for longer than its lease")
         evicted = self._make_room(hello, now) if hello.actor_id not in self._current else []
@@ -172,21 +172,21 @@ class StreamTable:
 
     def _make_room(self, hello: Hello, now: float) -> list[Stream]:
         """Gives a newcomer a place, if need be that of an empty record; returns those that had to go."""
-        places, evicted = self._places, list[Stream]()
-        while places.full(now):
-            empty = places.oldest_empty()
+        slots, evicted = self._slots, list[Stream]()
+        while slots.full(now):
+            empty = slots.oldest_empty()
             if empty is None:
                 raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {self._max_actors} actors (max_actors)")
             evicted.append(self._evict(empty))
-        if hello.spooled and len(places.spooled) >= MAX_SPOOLED:
-            empty = places.oldest_empty(spooled=True)
+        if hello.spooled and len(slots.spooled) >= MAX_SPOOLED:
+            empty = slots.oldest_empty(spooled=True)
             if empty is None:
                 raise ProtocolError(Refusal.QUOTA, f"client {self.client_id!r} has {MAX_SPOOLED} streams with a spool")
             evicted.append(self._evict(empty))
         return evicted
 
     def _evict(self, stream: Stream) -> Stream:
-        self._places.drop(stream.actor_id)
+        self._slots.drop(stream.actor_id)
         del self._streams[stream.key], self._current[stream.actor_id]
         return stream
 
@@ -200,7 +200,7 @@ class StreamTable:
         for stream in streams:
             stream.incarnation, stream.spooled, stream.owner = 0, False, ""
         self._current.pop(actor_id, None)
-        self._places.drop(actor_id)
+        self._slots.drop(actor_id)
         return streams
 
     def owner_of(self, actor_id: str) -> str:
@@ -250,10 +250,10 @@ class StreamTable:
         """Where to send what is for this stream's actor."""
         return self._peers.get(stream.actor_id)
 
-    def hang_up(self, stream: Stream) -> None:
+    def close_session(self, stream: Stream) -> None:
         """Its actor is not live any more."""
         if self._peers.pop(stream.actor_id, None) is not None:
-            self._places.leave(self._current[stream.actor_id])
+            self._slots.leave(self._current[stream.actor_id])
 
     def silent(self, now: float) -> list[Stream]:
         """The live streams that have said nothing for too long."""
@@ -266,7 +266,7 @@ class StreamTable:
 
         Args:
             now: the time.
-            trimmed: whether the ledger holds nothing of a stream any more: a learner thread that goes back to a checkpoint
+            trimmed: whether the journal holds nothing of a stream any more: a learner thread that goes back to a checkpoint
                 would be fed that again.
         """
         gone, kept = [], self._earlier_spools()
@@ -284,7 +284,7 @@ class StreamTable:
             del self._streams[stream.key]
             if self._current.get(stream.actor_id) is stream:
                 del self._current[stream.actor_id]
-                self._places.drop(stream.actor_id)
+                self._slots.drop(stream.actor_id)
         return gone
 
     def _remember_dropped(self, stream: Stream) -> None:

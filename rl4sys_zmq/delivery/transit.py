@@ -52,7 +52,7 @@ class Transit:
     """The data between the gateway and one life of a learner thread.
 
     Attributes:
-        waiting: accepted in this life, and not sent to the learner thread: the ledger still writes it.
+        waiting: accepted in this life, and not sent to the learner thread: the journal still writes it.
         on_way: sent to the learner thread, which has not said that it has taken it.
         taken: taken in this life.
         messages: how many messages the learner thread has taken.
@@ -94,7 +94,7 @@ class Transit:
 
         Args:
             load: what the learner thread will take of it; segments that it is told to skip are left out.
-            waited: the message was accepted in this life. A message that the ledger gives back was not.
+            waited: the message was accepted in this life. A message that the journal gives back was not.
         """
         if waited:
             self.waiting.subtract(load)
@@ -118,7 +118,7 @@ class Transit:
         self.messages = messages
 
     def settle(self) -> Load | None:
-        """Correct the count of waiting data when nothing can be waiting: the ledger has nothing to write or to give back.
+        """Correct the count of waiting data when nothing can be waiting: the journal has nothing to write or to give back.
 
         Returns:
             What was counted as waiting and is not there; None if the count was right.

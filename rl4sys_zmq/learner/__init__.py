@@ -3,7 +3,7 @@
 - `Learner`: start it, ask it, close it. `LearnerConfig`: what it is told.
 - `Algorithm`, `AlgorithmEntry`, `register_algorithm`: bring your own learning rule.
 
-`gateway` owns the network sockets; `roster` founds, fails and restarts clients; `client` is what the gateway knows of a
+`gateway` owns the network sockets; `registry` founds, fails and restarts clients; `client` is what the gateway knows of a
 client; `thread` runs an algorithm behind a pipeline; `admission` decides who may join; `publisher` keeps recent weights;
 `recorder` writes the run directory.
 """

@@ -18,7 +18,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.values import Space, space_from, space_to_json
-from rl4sys_zmq.weights import WireDtype, Writing
+from rl4sys_zmq.weights import EncodingOptions, WireDtype
 from rl4sys_zmq.wire.messages import Assign, Hello
 
 __all__ = [
@@ -27,8 +27,8 @@ __all__ = [
     "check_hello",
     "check_learning_options",
     "require_match",
-    "resettle",
-    "settle",
+    "restore_configuration",
+    "settle_configuration",
 ]
 
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
@@ -54,13 +54,13 @@ class ClientSettings:
     publish_every_updates: int | None
     weights: WeightsConfig = _WEIGHTS
 
-    def writing(self, sizes: Sequence[int] = ()) -> Writing:
+    def writing(self, sizes: Sequence[int] = ()) -> EncodingOptions:
         """How its weights travel; `sizes` are the elements of each tensor."""
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
-        return Writing(WireDtype[complete.wire_dtype.upper()], complete.level, tuple(sizes))
+        return EncodingOptions(WireDtype[complete.wire_dtype.upper()], complete.level, tuple(sizes))
 
-    def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, ledger_id: int) -> Assign:
+    def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int) -> Assign:
         """The first message to this client's learner thread."""
         writing, entry = self.writing(), config.client(self.client_id)
         return Assign(
@@ -79,7 +79,7 @@ class ClientSettings:
             config.max_parameters,
             checkpoints,
             float(config.checkpoint_every_s),
-            ledger_id,
+            journal_id,
             writing.dtype.name.lower(),
             writing.level,
             float(entry.max_magnitude or config.max_magnitude),
@@ -88,7 +88,7 @@ class ClientSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values from which `resettle` makes the client again."""
+        """JSON values from which `restore_configuration` makes the client again."""
         return {
             "algorithm_name": self.algorithm_name,
             "algorithm_type": self.algorithm_type,
@@ -146,19 +146,19 @@ def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in parameters.items() if key not in (*_LEARNING_KEYS, "seed")}
 
 
-def settle(config: LearnerConfig, hello: Hello) -> ClientSettings:
+def settle_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
     """The settings of a client that is met for the first time.
 
     Raises:
         ConfigError: when something is missing, unknown or impossible, or the actor contradicts the learner's entry.
     """
-    settings = _settle(config, hello.client_id, hello)
+    settings = _settle_configuration(config, hello.client_id, hello)
     require_match(settings, hello)
     return settings
 
 
-def resettle(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> ClientSettings:
-    """The settings of a client that the ledger remembers: the learner's entry wins over them, then they over the rest.
+def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> ClientSettings:
+    """The settings of a client that the journal remembers: the learner's entry wins over them, then they over the rest.
 
     Raises:
         ConfigError: when the entry names another algorithm or another space, with which its state is of no use.
@@ -188,10 +188,10 @@ def resettle(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) ->
         action_space=known["action_space"],
         weights=known.get("weights", {}),
     )
-    return replace(_settle(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
+    return replace(_settle_configuration(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
 
 
-def _settle(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
+def _settle_configuration(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
     entry = config.clients.get(client_id, ClientConfig())
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:

@@ -58,7 +58,7 @@ class Manifest:
 
     Attributes:
         client_id: whose policy it is.
-        ledger_id: the lineage that the marks belong to.
+        journal_id: the lineage that the marks belong to.
         number: of the checkpoint among this client's; given by `CheckpointStore.write`.
         generation: of the policy.
         version: of the policy, within the generation.
@@ -73,7 +73,7 @@ class Manifest:
     """
 
     client_id: str
-    ledger_id: int
+    journal_id: int
     number: int = 0
     generation: int
     version: int

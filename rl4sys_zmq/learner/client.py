@@ -14,9 +14,9 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
     ClientRow,
     CreditPool,
-    Entry,
+    Journal,
+    JournalEntry,
     Key,
-    Ledger,
     Load,
     StallWatch,
     Stream,
@@ -27,9 +27,9 @@ from rl4sys_zmq.delivery import (
 )
 from rl4sys_zmq.learner.admission import ClientSettings
 from rl4sys_zmq.learner.alarms import Alarms
-from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
 from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Clock, Ports, WorkerPort
-from rl4sys_zmq.learner.publisher import Publications
+from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.values import PolicySpec
 from rl4sys_zmq.wire import SegmentSchema, encode, spec_from_document
 from rl4sys_zmq.wire.messages import Ack, Beacon, Checkpointed, Deliver, Demand, Frame, Hello, Metrics, Ready, Verdict
@@ -79,7 +79,7 @@ class Client:
     Attributes:
         table: its actors.
         pool: the credit of the learner thread's present life.
-        publications: what it has published in the present generation.
+        weight_history: what it has published in the present generation.
         verdicts: what became of its segments, in the lineage that its learner thread goes on from.
         dirty: the actors that are owed an ack.
         settles_at: before then they get none, by the monotonic clock.
@@ -87,8 +87,8 @@ class Client:
         worker: the present life of its learner thread; None where it was told to end.
         workers: all lives of it that may still run.
         backlog: messages for the learner thread that are not in its pipeline yet.
-        known: the ledger has it.
-        replaying: the token of the ledger's pages that feed the learner thread, after it has gone back to a checkpoint;
+        known: the journal has it.
+        replaying: the token of the journal's pages that feed the learner thread, after it has gone back to a checkpoint;
             meanwhile new segments come that way too. 0 when it has caught up.
         page_after: where the next page begins; None while one is on its way, or none is wanted.
         topic: of its weights, behind a kind byte.
@@ -120,7 +120,7 @@ class Client:
         self.rollout_length = 0
         self.max_policy_lag = -1
         self.schema: SegmentSchema | None = None
-        self.publications = Publications(generation)
+        self.weight_history = WeightHistory(generation)
         self.pool = CreditPool()
         self._stall = StallWatch()
         self.stalled_s = 0.0
@@ -168,7 +168,7 @@ class Client:
 
     @property
     def settled(self) -> bool:
-        """Its learner thread runs, and has been fed what the ledger held."""
+        """Its learner thread runs, and has been fed what the journal held."""
         return self.state is ClientState.RUNNING and not self.replaying
 
     @property
@@ -183,18 +183,18 @@ class Client:
         holds = self.accepted or self.verdicts[Verdict.REFUSED] or self.saved.number or self.save_error
         return not (began or holds or self.is_wanted)
 
-    def shares(self, ledger_bytes: int) -> tuple[int, int]:
+    def shares(self, journal_bytes: int) -> tuple[int, int]:
         """How many more segments, and bytes of them, each of the actors that submit may send.
 
         Segments are shared between those that have sent some: who has only joined takes nothing from them.
 
         Args:
-            ledger_bytes: what the ledger has room for.
+            journal_bytes: what the journal has room for.
         """
         live = [s for s in self.table.live() if s.submits]
         senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
         items = max(0, self._credit_items - self.queued)
-        free = max(0, min(CREDIT_BYTES - self.pool.transit.nbytes, ledger_bytes))
+        free = max(0, min(CREDIT_BYTES - self.pool.transit.nbytes, journal_bytes))
         if not items or not free:
             return 0, 0
         return max(1, items // workers), max(1, free // senders)
@@ -210,20 +210,20 @@ class Client:
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
         """What one of its actors is told."""
-        generation, min_version = self.publications.generation, self.pool.min_version
+        generation, min_version = self.weight_history.generation, self.pool.min_version
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def beacon(self) -> Beacon:
         """What all its actors are told each second."""
-        return self.publications.beacon(self.alarms.counts())
+        return self.weight_history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
-        """What the ledger should know of it."""
-        return ClientRow(self.client_id, self.publications.generation, self.settings.to_json(), 0, 0, 0)
+        """What the journal should know of it."""
+        return ClientRow(self.client_id, self.weight_history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: Stream) -> StreamRow:
-        """What the ledger should know of a stream."""
+        """What the journal should know of a stream."""
         return StreamRow(
             self.client_id,
             stream.actor_id,
@@ -238,16 +238,16 @@ class Client:
             stream.owner,
         )
 
-    def start(self, ports: Ports, config: LearnerConfig, ledger: Ledger) -> None:
+    def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
         """Give it a (new) learner thread, which begins with an assignment."""
         self.life += 1
-        self.replaying = self.life if ledger.durable else 0
-        self._credit_items = DURABLE_CREDIT_ITEMS if ledger.durable else CREDIT_ITEMS
+        self.replaying = self.life if journal.durable else 0
+        self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
         self.page_after = None
         self.state, self.error = ClientState.STARTING, ""
         self.pool = CreditPool()
         assign = self.settings.assign(
-            self.policy_id, self.publications.generation, config, checkpoints=self.checkpoints, ledger_id=ledger.ledger_id
+            self.policy_id, self.weight_history.generation, config, checkpoints=self.checkpoints, journal_id=journal.journal_id
         )
         self.backlog.append(encode(assign))
         self.worker = ports.start_worker(self.client_id, self.key)
@@ -281,7 +281,7 @@ class Client:
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
         writing = self.settings.writing([tensor.size for tensor in spec.tensors])
         writing = replace(writing, level=min(writing.level, 1))  # the gateway does other things too
-        self.publications.describe(self.policy_id, writing)
+        self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
     # ---- going back to a checkpoint
@@ -306,8 +306,8 @@ class Client:
                     known.checkpointed = max(known.checkpointed, min(seq, known.received))
         self._balance()
 
-    def replay(self, entry: Entry) -> None:
-        """Feeds the learner thread an entry that the ledger gave back, if its state lacks it."""
+    def replay(self, entry: JournalEntry) -> None:
+        """Feeds the learner thread an entry that the journal gave back, if its state lacks it."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
             return
@@ -318,15 +318,15 @@ class Client:
             self.replayed += again.load.items
             self.send(entry, again.skip, again.load, waited=stream.counted(entry.end_seq))
 
-    def hand_on(self, entry: Entry) -> None:
-        """Give the learner thread an entry that the ledger has made safe."""
+    def hand_on(self, entry: JournalEntry) -> None:
+        """Give the learner thread an entry that the journal has made safe."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life of the learner thread; a full disk lets a page overtake it
         else:
             self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
 
-    def send(self, entry: Entry, skip: int, load: Load, *, waited: bool) -> None:
+    def send(self, entry: JournalEntry, skip: int, load: Load, *, waited: bool) -> None:
         """Queue an entry for the learner thread, and count it.
 
         Args:
@@ -338,12 +338,12 @@ class Client:
         self.pool.transit.send(load, waited=waited)
         self.deliver(entry, skip)
 
-    def deliver(self, entry: Entry, skip: int) -> None:
+    def deliver(self, entry: JournalEntry, skip: int) -> None:
         """Queue an entry for the learner thread."""
         self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
-        """The ledger has given everything back; returns how many segments it could not, which are rolled back."""
+        """The journal has given everything back; returns how many segments it could not, which are rolled back."""
         self.replaying = 0
         for stream in self.table.all():
             stream.replay_ends()
@@ -357,7 +357,7 @@ class Client:
         self.rolled_back = max(0, self.accepted - judged - self.table.pending)
 
     def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
-        """Notes a checkpoint; returns what the ledger may forget: what is below the one before, so that one may be damaged."""
+        """Notes a checkpoint; returns what the journal may forget: what is below the one before, so that one may be damaged."""
         self.saved, self.saved_at, self.save_error = message, self._clock.monotonic(), message.error
         if message.error or not message.number:
             return {}
@@ -369,7 +369,7 @@ class Client:
         return self._older_marks
 
     def trimmed(self, stream: Stream) -> bool:
-        """Nothing of a stream is in the ledger any more."""
+        """Nothing of a stream is in the journal any more."""
         return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
 
     def demanded(self, message: Demand) -> None:
@@ -381,13 +381,13 @@ class Client:
     def look_for_stall(self, now: float) -> str:
         """Measure for how long nothing has moved that could; set `stalled_s` and return why.
 
-        Call this while the ledger takes data and has nothing left to do for this client.
+        Call this while the journal takes data and has nothing left to do for this client.
         """
         reason = ""
         if self.state is ClientState.RUNNING and not self.backlog and self.page_after is None:
             reason = "it was to be fed from the journal, which gives nothing" if self.replaying else ""
             reason = reason or stall_reason(self.pool, self.table.live())
-        progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.publications.version)
+        progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.weight_history.version)
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
 
@@ -401,7 +401,7 @@ class Client:
 
     def report(self, now: float) -> dict[str, Any]:
         """This client's part of the learner's status; means are over its last hundred episodes."""
-        pub, metrics, count = self.publications, self._metrics, len(self._returns)
+        pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
         actors = self.table.current()
         return {
             "state": str(self.state),

@@ -10,8 +10,8 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import RATE
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.learning import MAX_MESSAGE_FRAMES
-from rl4sys_zmq.learner.shares import Line, Shares
+from rl4sys_zmq.learner.fair_shares import ConnectionShare, FairShares
+from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
 
@@ -44,7 +44,7 @@ class Connections:
             counters: The learner's.
         """
         self._router, self._endpoint, self._counters = router, endpoint, counters
-        self._shares = Shares(config.messages_per_s, config.bytes_per_s)
+        self._shares = FairShares(config.messages_per_s, config.bytes_per_s)
         free = router.bound.scheme == "inproc"
         self._lined, self._rated = not free, not free and not router.authenticated
         self._excess = 0
@@ -92,7 +92,7 @@ class Connections:
             now = time.monotonic()
             self._shares.rest_after(now - began - useful_s, now)
 
-    def _handle(self, peer: bytes, line: Line | None, frames: Sequence[Frame], now: float) -> float | None:
+    def _handle(self, peer: bytes, line: ConnectionShare | None, frames: Sequence[Frame], now: float) -> float | None:
         """Give a message to the endpoint; return what it counts, in ordinary messages, None for one that was dropped."""
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer may do everything
@@ -114,7 +114,7 @@ class Connections:
             line = line or self._shares.meet(exc.first, self._router.descriptor(), now)
             self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
 
-    def _drop(self, peer: bytes, line: Line, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+    def _drop(self, peer: bytes, line: ConnectionShare, frames: Sequence[Frame], now: float, reason: str = "") -> None:
         """Leave a message unread. A few of them are answered; a connection that goes on and on is ended."""
         self._excess += 1
         if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self._router.cut_off():
@@ -128,8 +128,9 @@ class Connections:
         """Forget connections that are long gone, end those that have finished no message for long, and count what libzmq saw."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
-            self._shares.forget(now, self._endpoint.sessions)
-            self._cut(self._shares.mute(self._router.connections(), now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
+            connected = self._router.connections()
+            self._shares.forget(now, self._endpoint.sessions, connected)
+            self._cut(self._shares.mute(connected, now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
         for event in self._router.events():
             self._counters.add(f"connections.{event.name}")
 

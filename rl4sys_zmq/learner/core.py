@@ -1,6 +1,6 @@
 """The learner's core: everything that the gateway thread decides, without a socket, a thread or a clock of its own.
 
-Messages of actors, words of learner threads and the time go in; what follows from them leaves through `Ports`, the ledger and
+Messages of actors, words of learner threads and the time go in; what follows from them leaves through `Ports`, the journal and
 the sink. The gateway thread drives it with sockets, the simulator with a network of its own.
 """
 
@@ -15,17 +15,17 @@ from typing import Any, assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, Restored
+from rl4sys_zmq.delivery import Journal, Restored
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import SEGMENT_QUARANTINED
 from rl4sys_zmq.learner.client import Client, ClientState, new_topic
+from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.operator import Operator, OperatorParts
 from rl4sys_zmq.learner.ports import Ports
-from rl4sys_zmq.learner.publisher import BEACON_TOPIC, WEIGHTS_TOPIC
-from rl4sys_zmq.learner.recorder import Sink
-from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.weight_history import BEACON_TOPIC, WEIGHTS_TOPIC
 from rl4sys_zmq.security import AccessList, Authorizer
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import (
@@ -44,7 +44,7 @@ from rl4sys_zmq.wire.messages import (
     Ready,
     ToActor,
     ToLearner,
-    ToThread,
+    ToWorker,
     Verdict,
 )
 
@@ -61,33 +61,33 @@ class LearnerCore:
 
     Attributes:
         counters: The learner's.
-        roster: The clients.
+        registry: The clients.
         endpoint: The sessions of their actors; messages of actors go in there.
         published: Held while clients and versions change, and notified then: other threads wait for that.
     """
 
-    def __init__(self, config: LearnerConfig, ledger: Ledger, sink: Sink, guard: Authorizer, ports: Ports) -> None:
+    def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, guard: Authorizer, ports: Ports) -> None:
         """Make it, without clients.
 
         Args:
             config: The learner's.
-            ledger: Where accepted segments go. Its owner closes it.
+            journal: Where accepted segments go. Its owner closes it.
             sink: Where figures and events go.
             guard: Rights and quotas.
             ports: The world outside.
         """
         self.counters = Counters()
         self.published = threading.Condition()
-        self._ledger, self._sink, self._guard, self._ports = ledger, sink, guard, ports
-        self.roster = Roster(config, ledger, ports)
-        self._feeder = Feeder(self.roster, ledger, self.counters, sink)
-        self.endpoint = ActorEndpoint(config, self.roster, ledger, guard, self.counters, sink, ports)
+        self._journal, self._sink, self._guard, self._ports = journal, sink, guard, ports
+        self.registry = ClientRegistry(config, journal, ports)
+        self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
+        self.endpoint = ActorEndpoint(config, self.registry, journal, guard, self.counters, sink, ports)
         self._operator = Operator(
             OperatorParts(
-                roster=self.roster,
+                registry=self.registry,
                 endpoint=self.endpoint,
-                feeder=self._feeder,
-                ledger=ledger,
+                dispatcher=self._dispatcher,
+                journal=journal,
                 counters=self.counters,
                 sink=sink,
                 published=self.published,
@@ -95,22 +95,22 @@ class LearnerCore:
                 idle_client_s=config.idle_client_s,
             )
         )
-        self._feeder.heard = self._operator.heard
+        self._dispatcher.heard = self._operator.heard
         self.endpoint.obey, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
     def restore(self, restored: Restored) -> None:
-        """Make the clients that the ledger remembers, and start their learner threads.
+        """Make the clients that the journal remembers, and start their learner threads.
 
         Raises:
             ConfigError: When the configuration of one contradicts what it was.
         """
-        self.roster.restore(restored)
+        self.registry.restore(restored)
 
     # ---- learner threads
 
     def on_worker(self, frames: Sequence[Frame]) -> None:
         """Take what a learner thread says: its key, then a message. The last words of an earlier life are not for anybody."""
-        client = self.roster.speaking(bytes(frames[0]))
+        client = self.registry.speaking(bytes(frames[0]))
         if client is None:
             return
         try:
@@ -133,14 +133,14 @@ class LearnerCore:
                 client.note(message)
                 self._sink.metrics(client.client_id, message)
             case Checkpointed():
-                self._feeder.checkpointed(client, message)
+                self._dispatcher.checkpointed(client, message)
             case DeadLetter():
                 self._sink.dead_letter(client.client_id, message)
             case Alarm():
                 client.alarms.note(message.name, message.text, message.count)
             case Failed():
                 self._on_failed(client, message)
-            case ToLearner() | ToActor() | ToThread():
+            case ToLearner() | ToActor() | ToWorker():
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} from a learner thread")
             case _:
                 assert_never(message)
@@ -161,14 +161,14 @@ class LearnerCore:
 
     def _on_published(self, client: Client, message: Published) -> None:
         with self.published:
-            out = client.publications.publish(message)
+            out = client.weight_history.publish(message)
             first, client.state = client.state is not ClientState.RUNNING, ClientState.RUNNING
             self.published.notify_all()
         if first:
             client.known = True
-            self._ledger.put_client(client.row())
+            self._journal.put_client(client.row())
         self._ports.publish(WEIGHTS_TOPIC + client.topic, out)
-        if client.spec is not None and self._ports.offer_policy(client.client_id, client.spec, client.publications.newest):
+        if client.spec is not None and self._ports.offer_policy(client.client_id, client.spec, client.weight_history.newest):
             self._beacon(client)  # an actor that acts by the service hears of a version by its beacon alone
         self.endpoint.admit_waiting(client, self._ports.clock.monotonic())
 
@@ -189,7 +189,7 @@ class LearnerCore:
 
     def _on_failed(self, client: Client, message: Failed) -> None:
         with self.published:
-            stillborn = self.roster.fail(client, message)
+            stillborn = self.registry.fail(client, message)
             self.published.notify_all()
         self.counters.add("clients_failed")
         self._sink.event("client_failed", client_id=client.client_id, error=message.error)
@@ -198,25 +198,25 @@ class LearnerCore:
             if peer is not None:
                 self.endpoint.refuse(peer, Refusal.CONFIG if stillborn else Refusal.FAILED, message.error)
         client.waiting.clear()
-        self._feeder.give_up(client, message.error)
+        self._dispatcher.give_up(client, message.error)
 
     # ---- turns and the clock
 
-    def on_ledger(self) -> None:
-        """Hand on what the ledger has committed or read to the learner threads, and what waits for room in their queues."""
-        self._feeder.dispatch()
+    def on_journal(self) -> None:
+        """Hand on what the journal has committed or read to the learner threads, and what waits for room in their queues."""
+        self._dispatcher.dispatch()
 
     def turn(self) -> None:
         """Carry on with commands, grant credit, and send the acks and alarms that are due."""
         self._operator.turn()
-        room_bytes = self._feeder.room_bytes()
-        for client in self.roster:
+        room_bytes = self._dispatcher.room_bytes()
+        for client in self.registry:
             self.endpoint.settle(client, room_bytes)
             self._sound(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
         """Return for how long there is nothing to do unless something comes, at most `most_s` seconds."""
-        for client in self.roster:
+        for client in self.registry:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             if client.dirty:
@@ -224,12 +224,12 @@ class LearnerCore:
         return max(0.0, most_s)
 
     def each_second(self, now: float) -> None:
-        """Do what is due once a second: beacons, leases, silent actors, stalls, checkpoints for a ledger that fills up."""
-        self._feeder.relieve()
-        self._feeder.check(now)
+        """Do what is due once a second: beacons, leases, silent actors, stalls, checkpoints for a journal that fills up."""
+        self._dispatcher.relieve()
+        self._dispatcher.check(now)
         self._hide_from(self._guard.lapsed(self._ports.clock.unix()))
         self._operator.expire(now)
-        for client in self.roster:
+        for client in self.registry:
             if client.is_wanted:
                 client.busy_at = now
             if client.gone:
@@ -242,10 +242,10 @@ class LearnerCore:
             for stream in client.table.silent(now):
                 peer = client.table.peer_of(stream)
                 if peer is not None:
-                    self.endpoint.hang_up(peer, client, stream)
+                    self.endpoint.close_session(peer, client, stream)
                     self._sink.event("actor_silent", client_id=client.client_id, actor_id=stream.actor_id)
             client.dirty.update(s.actor_id for s in client.table.live())
-            self._feeder.expire(client, now)
+            self._dispatcher.expire(client, now)
 
     def _sound(self, client: Client) -> None:
         """Says a client's alarms in the log, and to its actors, if they are due."""
@@ -263,7 +263,7 @@ class LearnerCore:
 
     def wanted_by(self, topic: bytes) -> Client | None:
         """Return the client whose weights or beacons have this topic."""
-        return self.roster.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
+        return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: Client, topic: bytes) -> None:
         """Give a new subscriber a beacon at once: what was published before it was there is invisible to it."""
@@ -281,7 +281,7 @@ class LearnerCore:
         self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
     def _hide_from(self, losers: set[str]) -> None:
-        for client in self.roster if losers else ():
+        for client in self.registry if losers else ():
             client.topic = new_topic()
             self.endpoint.dismiss(client, "the rights have changed: say HELLO again")
 
@@ -292,31 +292,31 @@ class LearnerCore:
         return self._operator.do(command)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Ask all clients for a checkpoint; see `Feeder.save`."""
-        return self._feeder.save(partial=partial)
+        """Ask all clients for a checkpoint; see `SegmentDispatcher.save`."""
+        return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
-        """Return the state of the ledger and of all clients, as a JSON document."""
+        """Return the state of the journal and of all clients, as a JSON document."""
         return {
-            "ledger": asdict(self._ledger.state()),
-            "clients": {client.client_id: client.report(now) for client in self.roster},
+            "journal": asdict(self._journal.state()),
+            "clients": {client.client_id: client.report(now) for client in self.registry},
         }
 
     # ---- the end
 
-    def say_goodbye(self, error: Exception) -> None:
+    def close_sessions(self, error: Exception) -> None:
         """End commands with this error, tell learner threads to finish, and tell the actors that the learner ends."""
         self._operator.close(error)  # before a learner thread ends that a command waits for
-        for client in self.roster:
+        for client in self.registry:
             client.end_thread()
-        self.endpoint.say_goodbye()
+        self.endpoint.close_sessions()
 
     def close(self, error: Exception) -> None:
         """End everything that is still under way with this error, and record what stays behind."""
-        pending = {c.client_id: c.table.pending for c in self.roster if c.table.pending}
+        pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:
             self._sink.event("closed_with_pending_segments", pending=pending)
-        for client in self.roster:
+        for client in self.registry:
             client.end_thread()
-        self._feeder.close(error)
+        self._dispatcher.close(error)
         self._operator.close(error)

@@ -25,7 +25,7 @@ from rl4sys_zmq.names import file_name
 from rl4sys_zmq.private import make_private, open_private
 from rl4sys_zmq.wire.messages import DeadLetter, Frame
 
-__all__ = ["DeadLetters", "Letter", "list_letters", "read_letter"]
+__all__ = ["DeadLetterFolder", "StoredDeadLetter", "list_letters", "read_letter"]
 
 MAX_LETTERS = 1_000
 MAX_BYTES = 256 << 20
@@ -34,7 +34,7 @@ _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class StoredDeadLetter:
     """One letter.
 
     Attributes:
@@ -55,7 +55,7 @@ class Letter:
     nbytes: int
 
 
-class DeadLetters:
+class DeadLetterFolder:
     """Writes letters, one at a time, and keeps the folder within its bounds. Used in one thread."""
 
     def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
@@ -102,14 +102,14 @@ class DeadLetters:
         return self._held
 
 
-def list_letters(folder: Path) -> list[Letter]:
+def list_letters(folder: Path) -> list[StoredDeadLetter]:
     """All letters of a folder (``RUN/dead``), oldest first; those without a readable description are left out."""
     letters = []
     for path in folder.glob("*/*.msg"):
         try:
             about = json.loads(path.with_suffix(".json").read_text())
             whose = str(about["client_id"]), str(about["actor_id"]), int(about["origin"]), int(about["seq"])
-            letters.append(Letter(path, *whose, str(about["reason"]), float(about["at_unix_s"]), path.stat().st_size))
+            letters.append(StoredDeadLetter(path, *whose, str(about["reason"]), float(about["at_unix_s"]), path.stat().st_size))
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(letters, key=lambda letter: (letter.at_unix_s, letter.path))

@@ -11,17 +11,17 @@ from typing import assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, Load, Stream, take_submit
+from rl4sys_zmq.delivery import Journal, Load, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
-from rl4sys_zmq.learner.learning import MAX_SEGMENT_STEPS
+from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.ports import Ports
-from rl4sys_zmq.learner.recorder import Sink
-from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.train_loop import MAX_SEGMENT_STEPS
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.security import Authorizer, User
-from rl4sys_zmq.transports import Address, Sent
+from rl4sys_zmq.transports import Address, SendResult
 from rl4sys_zmq.wire import decode, encode, read_heads
 from rl4sys_zmq.wire.messages import (
     Bye,
@@ -29,7 +29,7 @@ from rl4sys_zmq.wire.messages import (
     CommandDone,
     Fetch,
     Frame,
-    FromThread,
+    FromWorker,
     Heartbeat,
     Hello,
     Message,
@@ -38,7 +38,7 @@ from rl4sys_zmq.wire.messages import (
     StatusRequest,
     Submit,
     ToActor,
-    ToThread,
+    ToWorker,
     Verdict,
     Welcome,
 )
@@ -86,25 +86,25 @@ class ActorEndpoint:
     def __init__(
         self,
         config: LearnerConfig,
-        roster: Roster,
-        ledger: Ledger,
+        registry: ClientRegistry,
+        journal: Journal,
         guard: Authorizer,
         counters: Counters,
-        sink: Sink,
+        sink: EventSink,
         ports: Ports,
     ) -> None:
         """Makes it.
 
         Args:
             config: the learner's.
-            roster: the clients.
-            ledger: where accepted segments go.
+            registry: the clients.
+            journal: where accepted segments go.
             guard: rights and quotas.
             counters: the learner's.
             sink: where events go.
             ports: the world outside.
         """
-        self._config, self._roster, self._ledger, self._guard = config, roster, ledger, guard
+        self._config, self._registry, self._journal, self._guard = config, registry, journal, guard
         self._counters, self._sink, self._ports = counters, sink, ports
         self._clock = ports.clock.monotonic
         self.sessions: dict[bytes, tuple[Client, Stream]] = {}
@@ -157,7 +157,7 @@ class ActorEndpoint:
         except ProtocolError as exc:
             session = self.sessions.get(peer)
             if exc.code is Refusal.FORBIDDEN and session is not None:
-                self.hang_up(peer, *session)
+                self.close_session(peer, *session)
             raise
 
     def _on_message(
@@ -177,7 +177,7 @@ class ActorEndpoint:
                 return None
             case Submit() | Heartbeat() | Fetch() | Bye():
                 return self._on_session_message(peer, sender, message, frames, now)
-            case ToActor() | ToThread() | FromThread():
+            case ToActor() | ToWorker() | FromWorker():
                 raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} is not for a learner")
             case _:
                 assert_never(message)
@@ -205,7 +205,7 @@ class ActorEndpoint:
                 if had_credit and stream.received > received:
                     return EARNED
             case Heartbeat():
-                stream.wish(client.believed(stream, message.want_steps))
+                stream.request_credit(client.believed(stream, message.want_steps))
                 client.dirty.add(stream.actor_id)
             case Fetch():
                 try:
@@ -213,9 +213,9 @@ class ActorEndpoint:
                 except ProtocolError as exc:  # it may submit all the same
                     self.refuse(peer, exc.code, exc.detail)
                     return None
-                self._send(peer, client.publications.catch_up(message.held_generation, message.held_version))
+                self._send(peer, client.weight_history.catch_up(message.held_generation, message.held_version))
             case Bye():
-                self.hang_up(peer, client, stream)
+                self.close_session(peer, client, stream)
             case _:
                 assert_never(message)
         return None
@@ -241,7 +241,7 @@ class ActorEndpoint:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
-        stream.wish(client.believed(stream, message.want_steps))
+        stream.request_credit(client.believed(stream, message.want_steps))
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
@@ -251,7 +251,7 @@ class ActorEndpoint:
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
             client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
-            self._ledger.append([intake.entry])
+            self._journal.append([intake.entry])
 
     def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:
         self._guard.check_role(sender, "admin")
@@ -287,7 +287,7 @@ class ActorEndpoint:
         code = Refusal.CONFIG
         try:
             check_hello(hello)
-            client = self._roster.get(hello.client_id)
+            client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
                 self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
@@ -314,7 +314,7 @@ class ActorEndpoint:
 
     def _found(self, hello: Hello, now: float) -> Client:
         self.make_room(now)
-        client = self._roster.found(hello)
+        client = self._registry.found(hello)
         settings = client.settings
         self._sink.event("client_started", client_id=client.client_id, algorithm=settings.algorithm_name, seed=settings.seed)
         return client
@@ -325,7 +325,7 @@ class ActorEndpoint:
             raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
         before = self.sessions.get(peer)
         if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
-            self.hang_up(peer, *before)  # a peer speaks for one actor
+            self.close_session(peer, *before)  # a peer speaks for one actor
         spoke = client.table.speaks(hello.actor_id)
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
@@ -335,24 +335,24 @@ class ActorEndpoint:
         self._live[user] += 1
         for gone in opened.evicted:
             self._counters.add("actors_evicted")
-            self._ledger.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
+            self._journal.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
         if opened.old_peer is not None:
             self.sessions.pop(opened.old_peer, None)
         before = self.sessions.get(peer)
         if before is not None and before[1] is not stream:  # a connection speaks for one actor
-            self.hang_up(peer, *before)
+            self.close_session(peer, *before)
         self.sessions[peer] = client, stream
         if opened.gap:
             self._on_gap(client, stream, opened.gap)
         else:
-            self._ledger.put_stream(client.stream_row(stream))
+            self._journal.put_stream(client.stream_row(stream))
         client.pool.reclaim(stream)
         client.dirty.add(stream.actor_id)
-        pub, settings = client.publications, client.settings
+        pub, settings = client.weight_history, client.settings
         answer = Welcome(
             policy_id=client.policy_id,
             topic=client.topic,
-            ledger_id=self._ledger.ledger_id,
+            journal_id=self._journal.journal_id,
             gap=opened.gap,
             generation=pub.generation,
             version=pub.version,
@@ -377,32 +377,32 @@ class ActorEndpoint:
         self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
     def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
-        """Segments that were acknowledged are unknown to this ledger: an older one was put in its place, or none."""
+        """Segments that were acknowledged are unknown to this journal: an older one was put in its place, or none."""
         log.error("client %s: %d acknowledged segments of actor %s are gone", client.client_id, gap, stream.actor_id)
         client.accepted += gap
         client.gap += gap
         client.rolled_back += gap
-        self._ledger.add_gap(client.client_id, gap, client.stream_row(stream))
+        self._journal.add_gap(client.client_id, gap, client.stream_row(stream))
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
-    def hang_up(self, peer: bytes, client: Client, stream: Stream) -> None:
+    def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
         """Ends a session; its credit goes to others."""
         self.sessions.pop(peer, None)
         if client.table.speaks(stream.actor_id):
             self._live[stream.owner] -= 1
-        client.table.hang_up(stream)
+        client.table.close_session(stream)
         client.pool.reclaim(stream)
 
     def dismiss(self, client: Client, reason: str) -> None:
         """Ends the sessions of all its actors, which are to say HELLO again."""
         for stream in client.table.live():
-            self.send_away(client, stream, reason)
+            self.remove_actor(client, stream, reason)
 
-    def send_away(self, client: Client, stream: Stream, reason: str) -> None:
+    def remove_actor(self, client: Client, stream: Stream, reason: str) -> None:
         """Ends the session of one of its actors, which is to say HELLO again."""
         peer = client.table.peer_of(stream)
         if peer is not None:
-            self.hang_up(peer, client, stream)
+            self.close_session(peer, client, stream)
             self.refuse(peer, Refusal.NO_SESSION, reason)
 
     def admit_waiting(self, client: Client, now: float) -> None:
@@ -414,7 +414,7 @@ class ActorEndpoint:
             except ProtocolError as exc:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
-    def say_goodbye(self) -> None:
+    def close_sessions(self) -> None:
         """Tells every actor that the learner ends."""
         for peer in list(self.sessions):
             self.refuse(peer, Refusal.CLOSING, "the learner is shutting down")
@@ -426,7 +426,7 @@ class ActorEndpoint:
 
         Args:
             client: whose actors.
-            room_bytes: what the ledger has room for.
+            room_bytes: what the journal has room for.
         """
         if not client.dirty or (began := self._clock()) < client.settles_at:
             return
@@ -453,12 +453,12 @@ class ActorEndpoint:
 
     def _send_frames(self, peer: bytes, frames: Sequence[Frame]) -> None:
         sent = self._ports.send(peer, frames)
-        if sent is Sent.OK:
+        if sent is SendResult.OK:
             return
         self._counters.add(f"replies_dropped.{sent.value}")
         session = self.sessions.get(peer)
-        if sent is Sent.GONE and session is not None:
-            self.hang_up(peer, *session)
+        if sent is SendResult.GONE and session is not None:
+            self.close_session(peer, *session)
 
 
 @functools.lru_cache

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.aging import Form, Series
+from rl4sys_zmq.learner.record_series import RecordFormat, RecordSeries
 from rl4sys_zmq.learner.thinning import Record
 from rl4sys_zmq.names import folder_name
 
-__all__ = ["EVENT_FILES", "TENSORBOARD", "EventForm", "event_series"]
+__all__ = ["EVENT_FILES", "TENSORBOARD", "EventFileFormat", "event_series"]
 
 TENSORBOARD = "tensorboard"
 """The folder in a run directory that holds a folder for each client, and nothing else."""
@@ -25,7 +25,7 @@ MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
 
 
-class EventForm(Form):
+class EventFileFormat(RecordFormat):
     """TFRecords of TensorBoard's `Event`. The kind of a record is the list of its tags.
 
     Raises:
@@ -76,6 +76,6 @@ class EventForm(Form):
         return b""
 
 
-def event_series(run_dir: Path, client_id: str, form: EventForm, max_bytes: int) -> Series:
+def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
     """What writes the event files of one client."""
-    return Series(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+    return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Ledger, Restored
+from rl4sys_zmq.delivery import Journal, Restored
 from rl4sys_zmq.errors import Closed, RL4SysError
 from rl4sys_zmq.learner.client import ClientState
 from rl4sys_zmq.learner.connections import Connections
@@ -24,16 +24,16 @@ from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.endpoint import MAX_MESSAGE_BYTES
 from rl4sys_zmq.learner.inference import PolicyService
 from rl4sys_zmq.learner.ports import SYSTEM_CLOCK, Ports, WorkerPort
-from rl4sys_zmq.learner.publisher import Publications
-from rl4sys_zmq.learner.recorder import Sink
+from rl4sys_zmq.learner.recorder import EventSink
+from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.learner.worker_pipe import AbandonCheckpoints, WorkerPipe
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer
-from rl4sys_zmq.transports import Address, Poller, Sent, Socket, TooManyFrames, Wakeup, read_subscription
+from rl4sys_zmq.transports import Address, Poller, SendResult, Socket, TooManyFrames, Wakeup, read_subscription
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Command, CommandDone, Frame
 
-__all__ = ["Gateway", "Sink"]
+__all__ = ["Gateway", "EventSink"]
 
 PUB_HWM = 32
 BEACON_S = 1.0
@@ -52,8 +52,8 @@ class Gateway(Worker):
     def __init__(
         self,
         config: LearnerConfig,
-        sink: Sink,
-        ledger: Ledger,
+        sink: EventSink,
+        journal: Journal,
         restored: Restored | None = None,
         door: Authenticator | None = None,
     ) -> None:
@@ -62,7 +62,7 @@ class Gateway(Worker):
         Args:
             config: the learner's.
             sink: where figures and events go.
-            ledger: opened, and owned by the caller, who makes it call `wake` when there is something to hear from it.
+            journal: opened, and owned by the caller, who makes it call `wake` when there is something to hear from it.
             restored: what it knew when it was opened.
             door: keys and rights; None lets everybody do everything.
         """
@@ -94,7 +94,7 @@ class Gateway(Worker):
             forget_policy=self._forget_policy,
             status=self.status,
         )
-        self._core = LearnerCore(config, ledger, sink, self._guard, ports)
+        self._core = LearnerCore(config, journal, sink, self._guard, ports)
         self.published = self._core.published
 
     # ---- for other threads
@@ -124,21 +124,21 @@ class Gateway(Worker):
         return future
 
     def wake(self) -> None:
-        """Makes the thread look at the ledger; from any thread."""
+        """Makes the thread look at the journal; from any thread."""
         self._wakeup.set()
 
-    def publications(self, client_id: str) -> Publications | None:
+    def weight_history(self, client_id: str) -> WeightHistory | None:
         """What a client has published, or None; read under `published`."""
-        client = self._core.roster.get(client_id)
-        return client.publications if client is not None and client.state is not ClientState.STARTING else None
+        client = self._core.registry.get(client_id)
+        return client.weight_history if client is not None and client.state is not ClientState.STARTING else None
 
     def failure(self, client_id: str) -> RL4SysError | None:
         """Why a client has stopped, or could not be built; None when neither is so."""
-        return self._core.roster.failure(client_id)
+        return self._core.registry.failure(client_id)
 
     def learner_threads(self) -> list[WorkerPort]:
         """All learner threads that may still run."""
-        return self._core.roster.workers()
+        return self._core.registry.workers()
 
     def stop(self) -> None:
         """Ends the gateway and its learner threads."""
@@ -174,7 +174,7 @@ class Gateway(Worker):
                     poller.register(self._wakeup)
                     self._open.set()
                     self._loop(poller)
-                self._core.say_goodbye(Closed("the learner is closed"))
+                self._core.close_sessions(Closed("the learner is closed"))
                 self._drain()
         finally:
             closed = Closed("the learner is closed")
@@ -233,7 +233,7 @@ class Gateway(Worker):
             self._read_upstream()
             self._connections.read()
             self._read_subscriptions()
-            self._core.on_ledger()
+            self._core.on_journal()
             self._core.turn()
             now = time.monotonic()
             if now >= next_beacon:
@@ -287,7 +287,7 @@ class Gateway(Worker):
 
     # ---- the ports of the core
 
-    def _send(self, peer: bytes, frames: Sequence[Frame]) -> Sent:
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         return self._router.send([peer, *frames])
 
     def _publish(self, topic: bytes, frames: Sequence[Frame]) -> None:
@@ -320,7 +320,7 @@ class Gateway(Worker):
         return self._connections.relieve(everybody=everybody)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """See `Feeder.save`."""
+        """See `SegmentDispatcher.save`."""
         return self._core.save(partial=partial)
 
     def change_access(self, access: AccessList) -> None:

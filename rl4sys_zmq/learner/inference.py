@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.calls import Batching, Refuse, Server
 from rl4sys_zmq.errors import CallbackStuck, CallRefusal, MaskError
 from rl4sys_zmq.policies import Policy, Sampler, build_policy
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.rpc import Batching, Refuse, Server
 from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["PolicyService", "method_of"]
@@ -55,7 +55,7 @@ class PolicyService(Resource):
         self._server = Server(bind, name="inference", keys=keys, users=users, insecure=insecure)
         self._offered: dict[str, tuple[PolicySpec, PolicySnapshot]] = {}
         self._policies: dict[str, Policy] = {}
-        self._lanes: dict[str, str] = {}
+        self._concurrency_groups: dict[str, str] = {}
         self._lock = threading.Lock()
         self._sampler = Sampler(secrets.randbits(64))
 
@@ -74,17 +74,21 @@ class PolicyService(Resource):
         self._offered[client_id] = spec, snapshot
         if first:
             act = functools.partial(self._act, client_id)
-            lane = next(f"policy-{n}" for n in itertools.count(1) if f"policy-{n}" not in self._lanes.values())
-            self._lanes[client_id] = lane
-            self._server.register(method_of(client_id), act, lane=lane, batching=BATCHING, client_id=client_id)
+            concurrency_group = next(
+                f"policy-{n}" for n in itertools.count(1) if f"policy-{n}" not in self._concurrency_groups.values()
+            )
+            self._concurrency_groups[client_id] = concurrency_group
+            self._server.register(
+                method_of(client_id), act, concurrency_group=concurrency_group, batching=BATCHING, client_id=client_id
+            )
 
     def forget(self, client_id: str) -> None:
-        """Takes a client's policy away; its lane is the next one's."""
+        """Takes a client's policy away; its concurrency group is the next one's."""
         if self._offered.pop(client_id, None) is not None:
             self._server.unregister(method_of(client_id))
             self._policies.pop(client_id, None)
             self.asked.discard(client_id)
-            del self._lanes[client_id]
+            del self._concurrency_groups[client_id]
 
     def report(self) -> dict[str, Any]:
         """For the learner's status."""

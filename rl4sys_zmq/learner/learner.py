@@ -12,16 +12,16 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import MemoryLedger
-from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery import MemoryJournal
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_loss import Loss
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError, LearnerUnavailable, MemoryExceeded
 from rl4sys_zmq.learner.gateway import Gateway
-from rl4sys_zmq.learner.layout import tidy
 from rl4sys_zmq.learner.memory_watch import MemoryWatch
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
-from rl4sys_zmq.learner.recorder import NullSink, Recorder, Sink
-from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_ledger
+from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_journal
+from rl4sys_zmq.learner.run_paths import tidy
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
@@ -65,7 +65,7 @@ class Learner(Resource):
         self.resumed_clients: tuple[str, ...] = ()
         self._gateway: Gateway | None = None
         self._authenticator: Authenticator | None = None
-        self._ledger: Journal | MemoryLedger | None = None
+        self._journal: DiskJournal | MemoryJournal | None = None
         self._recorder: Recorder | None = None
         self._memory: MemoryWatch | None = None
         self._closed = False
@@ -89,20 +89,20 @@ class Learner(Resource):
             if self._gateway is not None:
                 return self
             import_plugins(self.config.plugins)
-            sink: Sink = NullSink()
+            sink: EventSink = NullEventSink()
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             try:
                 self._tidy(sink)
-                self._ledger, restored = open_ledger(self.config, self._wake)
-                self.loss = self._ledger.loss if isinstance(self._ledger, Journal) else None
+                self._journal, restored = open_journal(self.config, self._wake)
+                self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
                 if self.loss is not None:
                     sink.event("loss_accepted", **self.loss.figures())
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
                 self.rollback = go_back(self.config)
                 if self.config.keys is not None:
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
-                self._gateway = Gateway(self.config, sink, self._ledger, restored, self._authenticator)
+                self._gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
                 self._gateway.warnings = self._others_can_write(sink)
                 self._gateway.start()
                 self._gateway.wait_open()
@@ -162,9 +162,9 @@ class Learner(Resource):
         deadline = time.monotonic() + timeout_s
         with gateway.published:
             while True:
-                publications = gateway.publications(client_id)
-                if publications is not None and publications.version >= version:
-                    return publications.version
+                weight_history = gateway.weight_history(client_id)
+                if weight_history is not None and weight_history.version >= version:
+                    return weight_history.version
                 failure = gateway.failure(client_id)
                 if failure is not None:
                     raise failure
@@ -172,7 +172,7 @@ class Learner(Resource):
                     raise Closed("the learner was closed")
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    held = "nothing" if publications is None else f"version {publications.version}"
+                    held = "nothing" if weight_history is None else f"version {weight_history.version}"
                     raise LearnerUnavailable(
                         gateway.address, f"version {version} of client {client_id!r}; it has {held}", timeout_s
                     )
@@ -186,8 +186,8 @@ class Learner(Resource):
         """
         gateway = self._running
         with gateway.published:
-            publications = gateway.publications(client_id)
-            found = publications.digest_of(version) if publications is not None else None
+            weight_history = gateway.weight_history(client_id)
+            found = weight_history.digest_of(version) if weight_history is not None else None
         if found is None:
             raise KeyError(f"no digest of version {version} of client {client_id!r}")
         return found
@@ -317,8 +317,8 @@ class Learner(Resource):
             self._memory.raise_if_dead()
         if self._authenticator is not None:
             self._authenticator.raise_if_dead()
-        if isinstance(self._ledger, Journal):
-            self._ledger.raise_if_dead()
+        if isinstance(self._journal, DiskJournal):
+            self._journal.raise_if_dead()
         if self._recorder is not None:
             self._recorder.raise_if_dead()
 
@@ -333,8 +333,8 @@ class Learner(Resource):
         atexit.unregister(self.close)
 
     def _end(self) -> None:
-        gateway, recorder, ledger, memory = self._gateway, self._recorder, self._ledger, self._memory
-        self._gateway = self._recorder = self._ledger = self._memory = None
+        gateway, recorder, journal, memory = self._gateway, self._recorder, self._journal, self._memory
+        self._gateway = self._recorder = self._journal = self._memory = None
         authenticator, self._authenticator = self._authenticator, None
         if memory is not None:
             memory.stop()
@@ -352,20 +352,20 @@ class Learner(Resource):
             memory.join(RELIEF_S)
         if authenticator is not None:
             authenticator.close()
-        if ledger is not None:
-            ledger.stop()
-            ledger.join(max(0.5, deadline - time.monotonic()))
+        if journal is not None:
+            journal.stop()
+            journal.join(max(0.5, deadline - time.monotonic()))
         if recorder is not None:
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
 
-    def _tidy(self, sink: Sink) -> None:
+    def _tidy(self, sink: EventSink) -> None:
         """Moves what an earlier version left in the way, and says so."""
         if self.config.run_dir is not None:
             for source, target in tidy(self.config.run_dir):
                 sink.event("moved", source=source, target=target)
 
-    def _others_can_write(self, sink: Sink) -> tuple[str, ...]:
+    def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
         """What of the run directory others may change, said once."""
         if self.config.run_dir is None:
             return ()

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.aging import Form, Series, list_parts
+from rl4sys_zmq.learner.record_series import RecordFormat, RecordSeries, list_parts
 from rl4sys_zmq.learner.thinning import Record
 
-__all__ = ["LOG", "LOG_FOLDER", "LineForm", "log_series", "read_log"]
+__all__ = ["LOG", "LOG_FOLDER", "JsonLineFormat", "log_series", "read_log"]
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
 THINNED = "thinned"
@@ -23,7 +23,7 @@ TRIES = 8
 _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": ("(?:[^"\\]|\\.)*"))?')
 
 
-class LineForm(Form):
+class JsonLineFormat(RecordFormat):
     """JSON, one record a line. All events but ``metrics`` are lasting; those of one client and event are a kind."""
 
     suffix = ".jsonl"
@@ -56,9 +56,9 @@ class LineForm(Form):
             return {}
 
 
-def log_series(run_dir: Path, max_bytes: int) -> Series:
+def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
     """What writes the log of a run."""
-    return Series(run_dir / LOG_FOLDER, LineForm(), max_bytes, active=run_dir / LOG)
+    return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -105,7 +105,7 @@ def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
     newest: BinaryIO | None = None
     with contextlib.suppress(FileNotFoundError):  # it has just become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))
-    found = [part.path for part in list_parts(run_dir / LOG_FOLDER, LineForm())[0]]
+    found = [part.path for part in list_parts(run_dir / LOG_FOLDER, JsonLineFormat())[0]]
     files: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in found]
     if newest is None:
         return files

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Page, Restored
-from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery import JournalPage, Restored
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_manifest
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, no_such
-from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_ledger
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
@@ -56,7 +56,7 @@ def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
 class _Directory:
     """A run directory whose journal is open."""
 
-    def __init__(self, run_dir: Path, journal: Journal, restored: Restored, news: threading.Event) -> None:
+    def __init__(self, run_dir: Path, journal: DiskJournal, restored: Restored, news: threading.Event) -> None:
         self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
 
     def carry_out(self, command: Command) -> CommandDone:
@@ -100,7 +100,7 @@ class _Directory:
 
     def _pending(self, client_id: str, newest: Manifest | None, actor_id: str | None = None) -> int:
         """How many segments the journal holds beyond the newest checkpoint, of one actor or of all."""
-        ours = newest is not None and newest.ledger_id == self._restored.ledger_id
+        ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True
         while more:
@@ -113,7 +113,7 @@ class _Directory:
             after, more = page.last_row, page.more
         return count
 
-    def _ask(self, client_id: str, after_row: int) -> Page:
+    def _ask(self, client_id: str, after_row: int) -> JournalPage:
         """A page of a client's entries, once all that was asked before is on the disk."""
         self._journal.read(client_id, 1, after_row, PAGE_BYTES)
         deadline = time.monotonic() + COMMIT_S
@@ -121,7 +121,7 @@ class _Directory:
             self._news.wait(LOOK_S)
             self._news.clear()
             for found in self._journal.committed():
-                if isinstance(found, Page):
+                if isinstance(found, JournalPage):
                     return found
             self._journal.raise_if_dead()
             if time.monotonic() >= deadline:
@@ -136,10 +136,10 @@ def _opened(run_dir: Path) -> Iterator[_Directory]:
     news = threading.Event()
     config = LearnerConfig(run_dir=run_dir, fsync="always")
     try:
-        journal, restored = open_ledger(config, news.set)
+        journal, restored = open_journal(config, news.set)
     except JournalError as exc:
         raise ConfigError(f"{exc}; a learner that runs on it is to be given by its address", key="address") from exc
-    assert isinstance(journal, Journal) and restored is not None  # since there is a run directory
+    assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
     try:
         yield _Directory(run_dir, journal, restored, news)
     finally:

@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Ledger, Page
+from rl4sys_zmq.delivery import Journal, JournalPage
 from rl4sys_zmq.errors import CheckpointError, ClientFailed, ConfigError, ProtocolError, Refusal
 from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.ports import AbandonTask, Ports
-from rl4sys_zmq.learner.recorder import Sink
-from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
 __all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "no_such"]
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RESTART, GIVE_UP, FORGET, DROP_ACTOR = "restart", "give-up-pending", "forget", "drop-actor"
 
 FIRST_TOKEN = 1 << 32
-"""Of the ledger's pages that say that all before them is safe; those that feed a learner thread have small numbers."""
+"""Of the journal's pages that say that all before them is safe; those that feed a learner thread have small numbers."""
 
 LAST_ROW = 1 << 62
 MAX_RUNNING = 64
@@ -43,23 +43,23 @@ class OperatorParts:
     """What an `Operator` works on.
 
     Attributes:
-        roster: the clients.
+        registry: the clients.
         endpoint: of their actors.
-        feeder: of their learner threads.
-        ledger: where their segments are.
+        dispatcher: of their learner threads.
+        journal: where their segments are.
         counters: the learner's.
         sink: where events go.
-        published: held while the roster changes, since other threads look at it.
+        published: held while the client registry changes, since other threads look at it.
         ports: the world outside.
         idle_client_s: after how long an idle client without data expires, in seconds.
     """
 
-    roster: Roster
+    registry: ClientRegistry
     endpoint: ActorEndpoint
-    feeder: Feeder
-    ledger: Ledger
+    dispatcher: SegmentDispatcher
+    journal: Journal
     counters: Counters
-    sink: Sink
+    sink: EventSink
     published: threading.Condition
     ports: Ports
     idle_client_s: float
@@ -119,8 +119,8 @@ class Operator:
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
         self._errands = [errand for errand in self._errands if not errand.done]
 
-    def heard(self, page: Page) -> bool:
-        """Takes a page of the ledger, if it is the answer to a question of ours."""
+    def heard(self, page: JournalPage) -> bool:
+        """Takes a page of the journal, if it is the answer to a question of ours."""
         if page.token < FIRST_TOKEN:
             return False
         self._safe.add(page.token)
@@ -157,9 +157,9 @@ class Operator:
         raise no_such("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """A condition: all that was asked of the ledger about a client is done, and outlasts this process if the ledger does."""
+        """Return a condition: the journal has done all it was asked about the client, and durably if it is on disk."""
         token = next(self._tokens)
-        self._parts.ledger.read(client_id, token, LAST_ROW, 1)
+        self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
         def safe() -> bool:
             found = token in self._safe
@@ -169,16 +169,16 @@ class Operator:
         return safe
 
     def _client(self, client_id: str) -> Client:
-        client = self._parts.roster.get(client_id)
+        client = self._parts.registry.get(client_id)
         if client is None:
-            raise no_such("client", client_id, [c.client_id for c in self._parts.roster])
+            raise no_such("client", client_id, [c.client_id for c in self._parts.registry])
         return client
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
         parts, client = self._parts, self._client(client_id)
         before = client.rolled_back
         with parts.published:
-            gone = parts.roster.restart(client, give_up_pending=give_up_pending)
+            gone = parts.registry.restart(client, give_up_pending=give_up_pending)
             parts.published.notify_all()
         parts.endpoint.dismiss(client, "the client was restarted: say HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
@@ -188,8 +188,8 @@ class Operator:
         if client.state is ClientState.FAILED:
             raise ClientFailed(client_id, client.error)
         figures = {
-            "generation": client.publications.generation,
-            "version": max(0, client.publications.version),
+            "generation": client.weight_history.generation,
+            "version": max(0, client.weight_history.version),
             "checkpoint": client.saved.number,
             "fed_again": client.replayed,
             "rolled_back": max(0, client.rolled_back - before),
@@ -212,12 +212,12 @@ class Operator:
             if errand.problem:
                 problem = f"it could not be forgotten: {errand.problem}"
                 with parts.published:
-                    parts.roster.put_back(client, problem)
+                    parts.registry.put_back(client, problem)
                 raise CheckpointError(client.checkpoints, problem)
             figures["checkpoints"] = errand.count
-        parts.ledger.drop_client(client_id)
+        parts.journal.drop_client(client_id)
         yield self._until_safe(client_id)
-        parts.roster.release(client)
+        parts.registry.release(client)
         parts.counters.add("clients_forgotten")
         parts.counters.add("segments_forgotten", figures["pending"])
         parts.sink.event("client_forgotten", client_id=client_id, **figures)
@@ -237,11 +237,11 @@ class Operator:
             raise no_such("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
-            parts.endpoint.send_away(client, stream, "an operator dropped this actor: say HELLO again")
+            parts.endpoint.remove_actor(client, stream, "an operator dropped this actor: say HELLO again")
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
-        parts.ledger.retire_actor(client_id, actor_id)
-        parts.feeder.expire(client, parts.ports.clock.monotonic())
+        parts.journal.retire_actor(client_id, actor_id)
+        parts.dispatcher.expire(client, parts.ports.clock.monotonic())
         yield self._until_safe(client_id)
         parts.counters.add("actors_dropped")
         parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
@@ -256,14 +256,14 @@ class Operator:
 
     def expire(self, now: float) -> None:
         """Lets the clients go that have been idle for too long."""
-        for client in self._parts.roster:
+        for client in self._parts.registry:
             if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
                 self._let_go(client, now)
 
     def make_room(self, now: float) -> None:
         """A client is to be founded: where there are too many, the one that has been idle for longest goes at once."""
-        if self._parts.roster.full:
-            idle = [client for client in self._parts.roster if client.is_expendable]
+        if self._parts.registry.full:
+            idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
                 self._let_go(min(idle, key=lambda client: client.busy_at), now)
 
@@ -271,8 +271,8 @@ class Operator:
         """Forgets a client that has no data, no checkpoint and no live actor: nothing has to be waited for."""
         self._detach(client, "the client was idle: say HELLO again")
         if client.known:
-            self._parts.ledger.drop_client(client.client_id)
-        self._parts.roster.release(client)
+            self._parts.journal.drop_client(client.client_id)
+        self._parts.registry.release(client)
         self._parts.counters.add("clients_expired")
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
@@ -280,12 +280,12 @@ class Operator:
         """Ends a client's sessions and its learner thread. Its name stays taken until it is released."""
         parts = self._parts
         with parts.published:
-            parts.roster.detach(client)
+            parts.registry.detach(client)
             parts.published.notify_all()
         parts.endpoint.dismiss(client, reason)
         for peer in client.waiting:
             parts.endpoint.refuse(peer, Refusal.NO_SESSION, reason)
         client.waiting.clear()
-        parts.feeder.give_up(client, "the client was forgotten")
+        parts.dispatcher.give_up(client, "the client was forgotten")
         parts.ports.forget_policy(client.client_id)
         parts.sink.forget(client.client_id)

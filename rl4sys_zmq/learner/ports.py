@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rl4sys_zmq.transports import Sent
+from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import PolicySnapshot, PolicySpec
 from rl4sys_zmq.wire.messages import Frame
 
@@ -73,7 +73,7 @@ class AbandonTask(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Everything that the core does to the world outside, apart from the ledger and the sink of events.
+    """Everything that the core does to the world outside, apart from the journal and the sink of events.
 
     Attributes:
         clock: The time. Inputs carry their own; this one measures durations and stamps what is made in between.
@@ -88,7 +88,7 @@ class Ports:
     """
 
     clock: Clock
-    send: Callable[[bytes, Sequence[Frame]], Sent]
+    send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], None]
     start_worker: Callable[[str, bytes], WorkerPort]
     hear_workers: Callable[[], None]

@@ -1,4 +1,4 @@
-"""What the state of an algorithm has disposed of: the marks that make a checkpoint and the ledger agree."""
+"""What the state of an algorithm has disposed of: the marks that make a checkpoint and the journal agree."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Progress:
     """Marks by stream, as of the last *barrier*: a moment at which the state has disposed of all that it was given.
 
     What came since is kept apart. A checkpoint carries the marks of the barrier, because the state of an on-policy algorithm
-    leaves out what waits for the next update; the ledger still has that.
+    leaves out what waits for the next update; the journal still has that.
 
     Attributes:
         verdicts: the client's totals at the barrier, of streams that were forgotten since among them.
@@ -78,7 +78,7 @@ class Progress:
         self._since.clear()
 
     def forget(self, key: Key) -> None:
-        """Nothing of this stream is in the ledger any more."""
+        """Nothing of this stream is in the journal any more."""
         self._marks.pop(key, None)
 
     def marks(self) -> tuple[Mark, ...]:

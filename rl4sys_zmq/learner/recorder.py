@@ -16,7 +16,7 @@ from rl4sys_zmq.learner.run_files import RunFiles
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
-__all__ = ["NullSink", "Recorder", "Sink"]
+__all__ = ["NullEventSink", "Recorder", "EventSink"]
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ QUEUE_RECORDS = 10_000
 FLUSH_S = 1.0
 
 
-class Sink(Protocol):
+class EventSink(Protocol):
     """Where figures for people go; must not block."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
@@ -40,7 +40,7 @@ class Sink(Protocol):
         """No more figures of a client will come, unless it is founded anew."""
 
 
-class NullSink:
+class NullEventSink:
     """Keeps nothing: a learner without a run directory."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import MemoryLedger, Restored
-from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery import MemoryJournal, Restored
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Recovery
 from rl4sys_zmq.delivery.journal_loss import Witness
 from rl4sys_zmq.delivery.journal_marks import marks_path
@@ -29,7 +29,7 @@ __all__ = [
     "Rollback",
     "go_back",
     "has_state",
-    "open_ledger",
+    "open_journal",
     "state_dir",
 ]
 
@@ -119,12 +119,12 @@ def _newest(store: CheckpointStore) -> Manifest | None:
     return None
 
 
-def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journal | MemoryLedger, Restored | None]:
-    """The ledger that a configuration asks for, open, and what it remembers.
+def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, Restored | None]:
+    """The journal that a configuration asks for, open, and what it remembers.
 
     Args:
         config: the learner's.
-        wake: called, from the ledger's thread, when there is something to hear from it.
+        wake: called, from the journal's thread, when there is something to hear from it.
 
     Raises:
         JournalLost: when it, or a part of it, is gone, and ``resume`` is not ``accept-loss``.
@@ -132,7 +132,7 @@ def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journa
         RunDirectoryError: when the directory cannot be written.
     """
     if not config.durable or config.run_dir is None:
-        return MemoryLedger(), None
+        return MemoryJournal(), None
     run_dir = config.run_dir
     try:
         make_private(run_dir)
@@ -143,7 +143,7 @@ def open_ledger(config: LearnerConfig, wake: Callable[[], None]) -> tuple[Journa
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
     recovery = Recovery(config.resume == ACCEPT_LOSS, _witnesses(run_dir), MEND)
-    journal = Journal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
+    journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     return journal, journal.open()
 
 
@@ -161,7 +161,7 @@ def _witnesses(run_dir: Path) -> list[Witness]:
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
-            found.append(Witness(manifest.client_id, manifest.ledger_id, judged, marks))
+            found.append(Witness(manifest.client_id, manifest.journal_id, judged, marks))
     return found
 
 

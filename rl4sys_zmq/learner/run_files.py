@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.learner.aging import Series
-from rl4sys_zmq.learner.deadletters import DeadLetters
-from rl4sys_zmq.learner.event_files import EventForm, event_series
-from rl4sys_zmq.learner.layout import CONFIG, DEAD
+from rl4sys_zmq.learner.deadletters import DeadLetterFolder
+from rl4sys_zmq.learner.event_files import EventFileFormat, event_series
 from rl4sys_zmq.learner.log_files import log_series
+from rl4sys_zmq.learner.record_series import RecordSeries
+from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
 from rl4sys_zmq.private import make_private, write_private
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
@@ -39,10 +39,10 @@ class RunFiles(Resource):
         """
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
-        self._form = EventForm()
+        self._form = EventFileFormat()
         self._log = log_series(run_dir, config["log_max_bytes"])
-        self._curves: dict[str, Series] = {}
-        self._dead = DeadLetters(run_dir / DEAD)
+        self._curves: dict[str, RecordSeries] = {}
+        self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self) -> None:
         """Makes the directory and ``config.json``.
@@ -136,7 +136,7 @@ class RunFiles(Resource):
             figures = {"charts/episodic_return": total, "charts/episodic_length": length}
             self._write(series, self._form.record(at_unix_s, int(step), figures), at_unix_s)
 
-    def _write(self, series: Series, record: bytes, at_unix_s: float) -> None:
+    def _write(self, series: RecordSeries, record: bytes, at_unix_s: float) -> None:
         before = series.dropped
         if not series.write(record, at_unix_s):
             self.counters.add("records_too_long")

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from rl4sys_zmq.delivery import Key
-from rl4sys_zmq.learner.taken import Held, streams_of
+from rl4sys_zmq.learner.held_segments import HeldSegment, streams_of
 from rl4sys_zmq.private import make_private
 
-__all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "Suspects"]
+__all__ = ["ENDS_ALONE", "ENDS_TOGETHER", "CrashSuspects"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ Range = tuple[Key, int, int]
 Number = tuple[str, int, int]
 
 
-class Suspects:
+class CrashSuspects:
     """What is in hand in this process, and what may have ended the ones before. One thread uses it, but for `excuse`.
 
     Attributes:
@@ -109,7 +109,7 @@ class Suspects:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
-    def begin(self, held: Sequence[Held]) -> None:
+    def begin(self, held: Sequence[HeldSegment]) -> None:
         """These segments are in hand, and no others."""
         if self._muted:
             return
@@ -131,7 +131,7 @@ class Suspects:
             self._acquit({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
-    def acquit(self, held: Iterable[Held]) -> None:
+    def acquit(self, held: Iterable[HeldSegment]) -> None:
         """These segments were trained on, and the process is still there."""
         if self._suspected:
             self._acquit({(*one.key, one.seq) for one in held})
@@ -151,7 +151,7 @@ class Suspects:
         """Why a segment is condemned; empty if it is not."""
         return self._condemned.get((*key, seq), "") if self._condemned else ""
 
-    def parts(self, held: Sequence[Held]) -> list[list[Held]]:
+    def parts(self, held: Sequence[HeldSegment]) -> list[list[HeldSegment]]:
         """The suspects among segments, as parts to be tried apart."""
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import TrainingDiverged
 from rl4sys_zmq.learner.algorithms import Algorithm, Undoable
-from rl4sys_zmq.learner.content import is_finite
-from rl4sys_zmq.learner.suspects import Suspects
-from rl4sys_zmq.learner.taken import Held
+from rl4sys_zmq.learner.held_segments import HeldSegment
+from rl4sys_zmq.learner.suspects import CrashSuspects
+from rl4sys_zmq.learner.validation import is_finite
 from rl4sys_zmq.weights import digest
 
 __all__ = ["Outcome", "Trainer"]
@@ -47,8 +47,8 @@ class Outcome:
     """
 
     metrics: Mapping[str, float] | None = None
-    used: list[Held] = field(default_factory=list)
-    culprits: list[Held] = field(default_factory=list)
+    used: list[HeldSegment] = field(default_factory=list)
+    culprits: list[HeldSegment] = field(default_factory=list)
     reason: str = ""
     unchanged: bool = False
 
@@ -61,7 +61,7 @@ class Trainer:
         updates: how many were done; those that were undone left out.
     """
 
-    def __init__(self, algorithm: Algorithm, suspects: Suspects, updates: int = 0) -> None:
+    def __init__(self, algorithm: Algorithm, suspects: CrashSuspects, updates: int = 0) -> None:
         """Makes it.
 
         Args:
@@ -70,11 +70,11 @@ class Trainer:
             updates: how many its state has done.
         """
         self.updates = updates
-        self.held: list[Held] = []
+        self.held: list[HeldSegment] = []
         self._algorithm, self._suspects = algorithm, suspects
         self._onpolicy = algorithm.kind == "onpolicy"
         self._hooks = algorithm if isinstance(algorithm, Undoable) else None
-        self._recent: OrderedDict[int, Held] = OrderedDict()
+        self._recent: OrderedDict[int, HeldSegment] = OrderedDict()
         self._kept: OrderedDict[int, int] = OrderedDict()
         self._kept_bytes = self._observed = 0
         self._careful = 0
@@ -83,7 +83,7 @@ class Trainer:
 
     # ---- in
 
-    def observe(self, one: Held) -> None:
+    def observe(self, one: HeldSegment) -> None:
         """Gives a segment to the algorithm; raises what that raises."""
         self._algorithm.observe(one.segment, correct=one.correct)
         if self._onpolicy:
@@ -91,7 +91,7 @@ class Trainer:
         elif self._hooks is not None:
             self._remember(one)
 
-    def _remember(self, one: Held) -> None:
+    def _remember(self, one: HeldSegment) -> None:
         number = self._observed
         self._observed += 1
         self._recent[number] = one
@@ -215,7 +215,7 @@ class Trainer:
         self.held = rest
         return Outcome(culprits=culprits, reason=reason)
 
-    def _find(self, batch: list[Held]) -> list[Held]:
+    def _find(self, batch: list[HeldSegment]) -> list[HeldSegment]:
         """Of a batch whose update fails, the fewest segments that halving can tell; all of them if only their sum fails."""
         if len(batch) <= 1 or self._trials >= MAX_TRIALS:
             return batch
@@ -223,7 +223,7 @@ class Trainer:
         failing = [part for part in (batch[:half], batch[half:]) if self._fails(part)]
         return [one for part in failing for one in self._find(part)] if failing else batch
 
-    def _fails(self, part: list[Held]) -> bool:
+    def _fails(self, part: list[HeldSegment]) -> bool:
         """Tries an update on a part of a batch, from the kept state."""
         self._trials += 1
         self._restore()

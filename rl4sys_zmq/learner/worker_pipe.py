@@ -10,7 +10,7 @@ from rl4sys_zmq.errors import CheckpointError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore
 from rl4sys_zmq.learner.client import QUEUE_MESSAGES
 from rl4sys_zmq.learner.ports import WorkerPort
-from rl4sys_zmq.learner.thread import LearnerThread
+from rl4sys_zmq.learner.trainer_worker import TrainerWorker
 from rl4sys_zmq.resource import Worker
 from rl4sys_zmq.transports import Socket
 from rl4sys_zmq.wire import encode
@@ -37,7 +37,7 @@ class WorkerPipe:
         """
         down = f"{up}-{key.hex()}"
         self._push: Socket | None = Socket.push(bind=down, hwm=QUEUE_MESSAGES)
-        self._thread = LearnerThread(f"rl4sys-learner-{client_id}", key, down, up)
+        self._thread = TrainerWorker(f"rl4sys-learner-{client_id}", key, down, up)
         try:
             self._thread.start()
         except BaseException:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.addresses import dial_uri
 from rl4sys_zmq.errors import Refusal, RL4SysError
-from rl4sys_zmq.ops.asking import ask, evaluating_hello, next_beacon, until
+from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
 from rl4sys_zmq.ops.status import handshake_words
 from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
 from rl4sys_zmq.security import UserKeys, curve_client
@@ -50,13 +50,13 @@ class Finding:
         stage: of `STAGES`.
         state: ``ok``, ``FAIL``, ``skipped`` or ``not reached``.
         text: what was found; of a failure, the cause.
-        mend: what to do about it; empty unless it failed.
+        remedy: what to do about it; empty unless it failed.
     """
 
     stage: str
     state: str
     text: str = ""
-    mend: str = ""
+    remedy: str = ""
 
 
 class _Skipped(Exception):
@@ -77,7 +77,7 @@ def diagnose(
     Raises:
         Unfit, TransportError: for text that is no address.
     """
-    patient = _Patient(Address.parse(dial_uri(address)), keys, config, timeout_s)
+    patient = _Diagnosis(Address.parse(dial_uri(address)), keys, config, timeout_s)
     failed = False
     try:
         for stage in STAGES:
@@ -90,7 +90,7 @@ def diagnose(
                 yield Finding(stage, "skipped", str(exc))
             except Unreachable as exc:
                 failed = True
-                yield Finding(stage, "FAIL", exc.cause, exc.mend)
+                yield Finding(stage, "FAIL", exc.cause, exc.remedy)
             except RL4SysError as exc:
                 failed = True
                 yield Finding(stage, "FAIL", str(exc), "see the log of the learner")
@@ -98,7 +98,7 @@ def diagnose(
         patient.close()
 
 
-class _Patient:
+class _Diagnosis:
     """The state from one stage to the next; a method for each, which returns what was found."""
 
     def __init__(self, address: Address, keys: UserKeys | None, config: AgentConfig | None, timeout_s: float) -> None:
@@ -146,7 +146,7 @@ class _Patient:
             raise _Skipped("inproc has no keys")
         wanted = self._greeting.mechanism
         if wanted not in ("NULL", "CURVE"):
-            raise Unreachable(f"it asks for {wanted!r}, which is none of ours", "it is no learner: mend the port")
+            raise Unreachable(f"it asks for {wanted!r}, which is none of ours", "it is no learner: correct the port")
         if wanted == "CURVE" and self._keys is None:
             raise Unreachable(
                 "the learner asks for keys, and we have none",
@@ -179,8 +179,8 @@ class _Patient:
             return None
 
         if not until(look, self._timeout_s):
-            cause, _, mend = (failures[-1] if failures else silent).partition("; ")
-            raise Unreachable(cause, mend or "mend the port: the learner's first line says it")
+            cause, _, remedy = (failures[-1] if failures else silent).partition("; ")
+            raise Unreachable(cause, remedy or "correct the port: the learner's first line says it")
 
     # ---- what it says
 
@@ -233,8 +233,8 @@ class _Patient:
                 greet(pub, self._timeout_s)
             found = self._listen(pub)
         except Unreachable as exc:
-            mend = f"{exc.mend}; the learner's --advertise HOST and --pub ADDRESS say where actors look for weights"
-            raise Unreachable(f"{exc.cause}: it is where actors would look for weights", mend) from exc
+            remedy = f"{exc.remedy}; the learner's --advertise HOST and --pub ADDRESS say where actors look for weights"
+            raise Unreachable(f"{exc.cause}: it is where actors would look for weights", remedy) from exc
         finally:
             self._say_bye()
         return found
@@ -266,11 +266,11 @@ class _Patient:
 def _refused(answer: Refused) -> Unreachable:
     mends = {
         Refusal.MISMATCH: "make both sides say the same, or give the client another name",
-        Refusal.IDENTITY: "list this client under the key's client_ids on the learner, or mend client_id",
+        Refusal.IDENTITY: "list this client under the key's client_ids on the learner, or correct client_id",
         Refusal.FORBIDDEN: "give the key that role on the learner, in users.toml",
-        Refusal.FAILED: "mend what its learner thread died of, and restart the client",
+        Refusal.FAILED: "find out why its learner thread ended, and restart the client",
         Refusal.QUOTA: "wait until another actor has ended, or raise the limit on the learner",
-        Refusal.CONFIG: f"mend {answer.field}" if answer.field else "mend the configuration",
+        Refusal.CONFIG: f"correct {answer.field}" if answer.field else "correct the configuration",
     }
     code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.INTERNAL
     field = f", {answer.field}" if answer.field else ""

@@ -49,19 +49,21 @@ def _disposed(client: Mapping[str, Any]) -> dict[str, int]:
 
 def _whole(report: Mapping[str, Any]) -> Iterator[str]:
     """What is the learner's, and of no client."""
-    if ledger := report.get("ledger"):
-        limit = f" of {byte_text(ledger['max_bytes'])}" if ledger["max_bytes"] else ""
-        kind = "on disk" if ledger["durable"] else "in memory: what is not trained on is lost with the process"
-        used = f", {byte_text(ledger['used_bytes'])}{limit} used, {ledger['queued_items']:,} queued" if ledger["durable"] else ""
-        yield f"ledger {kind}{used}"
-        if ledger["error"]:
-            yield f"!! ledger: {ledger['error']}"
-        if ledger["damaged"]:
-            yield f"!! ledger: {ledger['damaged']:,} damaged entries"
-        if lost := ledger.get("lost", 0):
-            yield f"!! ledger: {lost:,} acknowledged segments were gone from it at the start, which was accepted"
-        if rescued := ledger.get("rescued", 0):
-            yield f"!! ledger: its file was deleted, moved or replaced {rescued:,} times under the learner, and made anew"
+    if journal := report.get("journal"):
+        limit = f" of {byte_text(journal['max_bytes'])}" if journal["max_bytes"] else ""
+        kind = "on disk" if journal["durable"] else "in memory: what is not trained on is lost with the process"
+        used = (
+            f", {byte_text(journal['used_bytes'])}{limit} used, {journal['queued_items']:,} queued" if journal["durable"] else ""
+        )
+        yield f"journal {kind}{used}"
+        if journal["error"]:
+            yield f"!! journal: {journal['error']}"
+        if journal["damaged"]:
+            yield f"!! journal: {journal['damaged']:,} damaged entries"
+        if lost := journal.get("lost", 0):
+            yield f"!! journal: {lost:,} acknowledged segments were gone from it at the start, which was accepted"
+        if rescued := journal.get("rescued", 0):
+            yield f"!! journal: its file was deleted, moved or replaced {rescued:,} times under the learner, and made anew"
     security = report.get("security")
     for warning in (*report.get("warnings", ()), *(security or {}).get("warnings", ())):
         yield f"!! {warning}"

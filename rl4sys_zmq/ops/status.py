@@ -88,13 +88,13 @@ def _request(address: str, message: StatusRequest | Command, timeout_s: float, k
 
 
 def handshake_words(event: MonitorEvent, have_keys: bool) -> str:
-    """Why a handshake failed: cause and mend, from the side that dials."""
+    """Why a handshake failed: cause and remedy, from the side that dials."""
     if event.is_final and event.name == "handshake_failed.protocol":
         if have_keys:
             return "we have keys, and the learner has none; leave the keys away, or start it with --keys DIR"
         return "the learner asks for keys, and we have none; give --keys NAME.keys"
     if have_keys and event.name == "handshake_failed.no_detail" and event.detail != errno.EAGAIN:
-        return "it hangs up: most likely its key is not the learner's key in our NAME.keys; copy it again, or mend the port"
+        return "it hangs up: most likely its key is not the learner's key in our NAME.keys; copy it again, or correct the port"
     return explain(event, "actor")
 
 

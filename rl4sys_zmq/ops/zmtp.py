@@ -26,12 +26,12 @@ _HELLO = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 _PROBE_S = 0.5
 _HTTP_PROBE = b"GET / HTTP/1.0\r\n\r\n"
 
-_MENDS = {
-    errno.ECONNREFUSED: ("nobody listens there", "start the learner, or mend the port"),
-    errno.ENETUNREACH: ("there is no route to that network", "mend the host, or this machine's network"),
-    errno.EHOSTUNREACH: ("there is no route to that host", "mend the host, or see whether that machine is up"),
-    errno.ETIMEDOUT: ("nothing answers", "mend the host and port, or open the port in the firewall"),
-    errno.ENOENT: ("there is no such socket", "start the learner, or mend the path"),
+_REMEDIES = {
+    errno.ECONNREFUSED: ("nobody listens there", "start the learner, or correct the port"),
+    errno.ENETUNREACH: ("there is no route to that network", "correct the host, or this machine's network"),
+    errno.EHOSTUNREACH: ("there is no route to that host", "correct the host, or see whether that machine is up"),
+    errno.ETIMEDOUT: ("nothing answers", "correct the host and port, or open the port in the firewall"),
+    errno.ENOENT: ("there is no such socket", "start the learner, or correct the path"),
     errno.EACCES: ("this user may not use it", "run this as the learner's user, or use tcp"),
 }
 
@@ -41,12 +41,12 @@ class Unreachable(RL4SysError):
 
     Attributes:
         cause: what is so.
-        mend: what to do about it.
+        remedy: what to do about it.
     """
 
-    def __init__(self, cause: str, mend: str) -> None:
-        self.cause, self.mend = cause, mend
-        super().__init__(f"{cause}; {mend}")
+    def __init__(self, cause: str, remedy: str) -> None:
+        self.cause, self.remedy = cause, remedy
+        super().__init__(f"{cause}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +82,11 @@ def look_up(address: Address, timeout_s: float) -> list[tuple[int, tuple[str, in
     thread = threading.Thread(target=ask, name="rl4sys-doctor-name", daemon=True)
     thread.start()
     thread.join(timeout_s)
-    mend = "mend the name, or add it to the DNS or to /etc/hosts; an IP address does too"
+    remedy = "correct the name, or add it to the DNS or to /etc/hosts; an IP address does too"
     if thread.is_alive():
-        raise Unreachable(f"the name {address.host!r} was not resolved within {timeout_s:g} s", mend)
+        raise Unreachable(f"the name {address.host!r} was not resolved within {timeout_s:g} s", remedy)
     if failures:
-        raise Unreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", mend)
+        raise Unreachable(f"the name {address.host!r} has no address ({failures[0].strerror or failures[0]})", remedy)
     # As libzmq does it: a name means IPv4, only an address in brackets IPv6.
     usable = [pair for pair in dict.fromkeys(found) if address.is_v6 or pair[0] == socket.AF_INET]
     if not usable:
@@ -135,10 +135,10 @@ def _dial_path(path: str, timeout_s: float) -> socket.socket:
 
 def _unreachable(error: OSError, where: str, timeout_s: float) -> Unreachable:
     if isinstance(error, TimeoutError):
-        what, mend = _MENDS[errno.ETIMEDOUT]
-        return Unreachable(f"{what} at {where} within {timeout_s:g} s", mend)
-    what, mend = _MENDS.get(error.errno or 0, (error.strerror or str(error), "mend the address"))
-    return Unreachable(f"{where}: {what} ({errno.errorcode.get(error.errno or 0, 'error')})", mend)
+        what, remedy = _REMEDIES[errno.ETIMEDOUT]
+        return Unreachable(f"{what} at {where} within {timeout_s:g} s", remedy)
+    what, remedy = _REMEDIES.get(error.errno or 0, (error.strerror or str(error), "correct the address"))
+    return Unreachable(f"{where}: {what} ({errno.errorcode.get(error.errno or 0, 'error')})", remedy)
 
 
 def greet(address: Address, timeout_s: float) -> Greeting:
@@ -151,9 +151,9 @@ def greet(address: Address, timeout_s: float) -> Greeting:
         heard, hung_up = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
         if heard[10] < 3:
-            raise Unreachable(f"ZeroMQ of ZMTP {heard[10]}.{heard[11]}; 3 is needed", "it is no learner of ours: mend the port")
+            raise Unreachable(f"ZeroMQ of ZMTP {heard[10]}.{heard[11]}; 3 is needed", "it is no learner of ours: correct the port")
         return Greeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
-    raise Unreachable(_what_said(address, heard, hung_up, timeout_s), "it is no learner: mend the host and the port")
+    raise Unreachable(_what_said(address, heard, hung_up, timeout_s), "it is no learner: correct the host and the port")
 
 
 def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:

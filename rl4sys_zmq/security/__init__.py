@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.late import load_late
+from rl4sys_zmq._lazy import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access

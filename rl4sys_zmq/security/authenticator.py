@@ -37,7 +37,7 @@ class AccessWatcher(Worker):
         access: the list in force; replaced whole.
         problem: why the file on disk is not in force, or an empty string.
         loads: how many times a list has come into force.
-        warnings: what others may change, each with the mend.
+        warnings: what others may change, each with the remedy.
     """
 
     def __init__(self, path: Path) -> None:

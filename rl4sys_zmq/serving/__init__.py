@@ -9,14 +9,14 @@
 - `DataStoreBase`, the contract of a data store, and three that keep it: `QueuedDataStore`, `ReplayBuffer`, `TrajectoryBuffer`.
   What they need beside them is in `rl4sys_zmq.serving.data`.
 
-Over `rl4sys_zmq.calls`: payloads are trees of numpy arrays, scalars, strings and bytes; nothing is ever pickled or unpickled.
+Over `rl4sys_zmq.rpc`: payloads are trees of numpy arrays, scalars, strings and bytes; nothing is ever pickled or unpickled.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq.late import load_late
+from rl4sys_zmq._lazy import load_late
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving.action import ActionClient, ActionServer

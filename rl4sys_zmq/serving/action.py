@@ -2,7 +2,7 @@
 
 The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` says what is different. Methods on the wire:
 ``obs`` (a list of keys; answered with a dict) and ``act`` (``{key, payload, images}``; answered with a dict, run at most once),
-both in the lane ``robot``; the topic ``obs`` is what is published. A dict that has coded images travels as a tuple of the dict
+both in the concurrency group ``robot``; the topic ``obs`` is what is published. A dict that has coded images travels as a tuple of the dict
 and of the images.
 """
 
@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.calls import Client, Refuse, Server, Subscription
-from rl4sys_zmq.calls.session import HELLO
 from rl4sys_zmq.errors import AnswerError, CallRefusal, CallRefused, CallTimeout, ConfigError, PayloadError, ProtocolError
 from rl4sys_zmq.errors import Refusal as WireRefusal
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.rpc import Caller, Refuse, Server, Subscription
+from rl4sys_zmq.rpc.session import HELLO
 from rl4sys_zmq.serving.action_config import ActionConfig
-from rl4sys_zmq.serving.pictures import code_images, read_images
+from rl4sys_zmq.serving.image_coding import code_images, read_images
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["ActCallback", "ActionClient", "ActionServer", "ObsCallback"]
@@ -82,8 +82,8 @@ class ActionServer(Resource):
             users=users,
             insecure=insecure,
         )
-        self._server.register(OBS, self._obs, lane=LANE)
-        self._server.register(ACT, self._act, lane=LANE)
+        self._server.register(OBS, self._obs, concurrency_group=LANE)
+        self._server.register(ACT, self._act, concurrency_group=LANE)
 
     def start(self, threaded: bool = False) -> None:
         """Binds and serves.
@@ -139,7 +139,7 @@ class ActionServer(Resource):
             raise PayloadError(exc.path.replace("payload[0]", "payload", 1) if images else exc.path, exc.problem) from exc
 
     def status(self) -> dict[str, Any]:
-        """What it has done: see `rl4sys_zmq.calls.Server.status`; and ``config``, what clients must agree with."""
+        """What it has done: see `rl4sys_zmq.rpc.Server.status`; and ``config``, what clients must agree with."""
         return {**self._server.status(), "config": self.config.terms()}
 
     def stop(self, timeout_s: float = 5.0) -> None:
@@ -250,7 +250,7 @@ class ActionClient(Resource):
         self.config, self.task_id = config, task_id
         timeout_s = config.timeout_s if timeout_ms is None else timeout_ms / 1000
         self._codecs = config.codecs
-        self._client = Client(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
+        self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
             self._meet(wait_for_server)
         except BaseException:
@@ -343,7 +343,7 @@ class ActionClient(Resource):
         return self._client.subscribe(OBS, lambda payload, number: callback(_answer(payload)))
 
     def stats(self) -> dict[str, Any]:
-        """Its counters; see `rl4sys_zmq.calls.Client`."""
+        """Its counters; see `rl4sys_zmq.rpc.Caller`."""
         return self._client.stats()
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """A server of environments: any Gymnasium environment, stepped by clients elsewhere, each by one client at a time.
 
 Its methods: ``describe`` says what is served, ``take``, ``keep`` and ``give`` are about leases (`rl4sys_zmq.serving.leases`);
-``reset.I``, ``step.I`` and ``render.I`` act on all environments of a lease, whose first is I. Environment I has the lane I:
+``reset.I``, ``step.I`` and ``render.I`` act on all environments of a lease, whose first is I. Environment I has the concurrency group I:
 one that hangs holds up its own client and nobody else.
 """
 
@@ -17,9 +17,9 @@ from typing import Any, Self
 
 import gymnasium
 
-from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.rpc import Refuse, Server
 from rl4sys_zmq.serving.addresses import listening
 from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace
 from rl4sys_zmq.serving.leases import LeaseTable
@@ -43,7 +43,7 @@ Env = gymnasium.Env[Any, Any]
 
 
 @dataclass(slots=True)
-class _Seat:
+class _EnvSlot:
     """One environment and what became of it.
 
     Attributes:
@@ -95,7 +95,7 @@ class GymEnvServer(Resource):
             lease_s: after how many seconds of silence another client may take an environment.
             check_observations: refuse an observation that is outside the environment's space. Without it arrays are only given
                 their space's dtype.
-            keys: see `rl4sys_zmq.calls.Server`.
+            keys: see `rl4sys_zmq.rpc.Server`.
             insecure: see there.
 
         Raises:
@@ -110,11 +110,11 @@ class GymEnvServer(Resource):
         self.count = count
         self._check = check_observations
         self._owned = not isinstance(env, gymnasium.Env)
-        self._seats: list[_Seat] = []
+        self._seats: list[_EnvSlot] = []
         try:
             with _told_as_config(env):
                 for made in _make(env, count, dict(make_kwargs or {})):
-                    self._seats.append(_Seat(made))
+                    self._seats.append(_EnvSlot(made))
                 first = self._seats[0].env
                 self.observation_space: GymSpace = first.observation_space
                 self.action_space: GymSpace = first.action_space
@@ -133,12 +133,12 @@ class GymEnvServer(Resource):
             raise
         self._leases = LeaseTable(count, lease_s)
         register = self._server.register
-        register("describe", lambda payload: self._about, lane="leases")
+        register("describe", lambda payload: self._about, concurrency_group="leases")
         for name, run in (("take", self._take), ("keep", self._keep), ("give", self._give)):
-            register(name, run, lane="leases")
+            register(name, run, concurrency_group="leases")
         for i in range(count):
             for name, act in (("reset", self._reset), ("step", self._step), ("render", self._render)):
-                register(f"{name}.{i}", partial(self._run, act), lane=f"env.{i}")
+                register(f"{name}.{i}", partial(self._run, act), concurrency_group=f"env.{i}")
 
     def start(self) -> Self:
         """Binds and serves in threads of its own.
@@ -254,7 +254,7 @@ class GymEnvServer(Resource):
 
     # ---- environments
 
-    def _run(self, act: Callable[[list[tuple[int, _Seat]], Tree], Tree], payload: Tree) -> Tree:
+    def _run(self, act: Callable[[list[tuple[int, _EnvSlot]], Tree], Tree], payload: Tree) -> Tree:
         """One call on the environments of one lease."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
@@ -264,7 +264,7 @@ class GymEnvServer(Resource):
                     seat.token, seat.pending = token, "this client has not reset it yet"
             return act(seats, payload)
 
-    def _reset(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
+    def _reset(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         """Resets those that `only` names, with a seed each; their observations, infos and the seeds of their generators."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(seats) or len(seeds) != len(seats):
@@ -273,14 +273,14 @@ class GymEnvServer(Resource):
         chosen = zip(seats, only, numbers, strict=True)
         return [self._reset_one(i, seat, number, options) if wanted else None for (i, seat), wanted, number in chosen]
 
-    def _reset_one(self, index: int, seat: _Seat, seed: int | None, options: Tree) -> Tree:
+    def _reset_one(self, index: int, seat: _EnvSlot, seed: int | None, options: Tree) -> Tree:
         with _callback(seat, "its reset failed"):
             observation, info = seat.env.reset(seed=seed, options=None if options is None else copy_tree(options))
             self._server.counters.add("resets")
             used = getattr(seat.env.unwrapped, "_np_random_seed", None)
             return self._observation(index, seat, observation), self._info(info), str(used) if isinstance(used, int) else None
 
-    def _step(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
+    def _step(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         """Steps each with its action; one that `anew` names is reset instead, as `AutoresetMode.NEXT_STEP` says."""
         actions, anew = _fields(payload, actions=list, anew=list)
         if len(actions) != len(seats) or len(anew) != len(seats):
@@ -300,7 +300,7 @@ class GymEnvServer(Resource):
                 out.append(self._step_one(index, seat, self._read_action(action)))
         return out
 
-    def _step_one(self, index: int, seat: _Seat, action: Any) -> Tree:
+    def _step_one(self, index: int, seat: _EnvSlot, action: Any) -> Tree:
         with _callback(seat, "its last step failed"):
             observation, reward, terminated, truncated, info = seat.env.step(action)
             seat.steps += 1
@@ -310,10 +310,10 @@ class GymEnvServer(Resource):
                 self._server.counters.add("episodes")
             return self._observation(index, seat, observation), reward, terminated, truncated, self._info(info)
 
-    def _render(self, seats: list[tuple[int, _Seat]], payload: Tree) -> Tree:
+    def _render(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         return [seat.env.render() for _, seat in seats]
 
-    def _observation(self, index: int, seat: _Seat, observation: Any) -> Tree:
+    def _observation(self, index: int, seat: _EnvSlot, observation: Any) -> Tree:
         space = self.observation_space
         if self._check and not space.contains(observation):
             seat.pending = "its last observation was outside its space"
@@ -333,7 +333,7 @@ class GymEnvServer(Resource):
 
 
 @contextmanager
-def _callback(seat: _Seat, problem: str) -> Iterator[None]:
+def _callback(seat: _EnvSlot, problem: str) -> Iterator[None]:
     """What an environment does: unless all goes well it must be reset."""
     seat.pending = problem
     yield

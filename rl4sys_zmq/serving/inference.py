@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.calls import Batching, Client, Server
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.rpc import Batching, Caller, Server
 from rl4sys_zmq.serving.addresses import dialled, listening
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.wire.trees import Tree
@@ -139,7 +139,7 @@ class InferenceClient(Resource):
             ConfigError: for a port, a time or keys that are none.
             TransportError: for an address that is none.
         """
-        self._client = Client(dialled(server_ip, port_num), timeout_s=timeout_s, keys=keys)
+        self._client = Caller(dialled(server_ip, port_num), timeout_s=timeout_s, keys=keys)
 
     def interfaces(self) -> set[str]:
         """The names that the server offers.

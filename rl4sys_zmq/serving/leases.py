@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic
 
-from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.rpc import Refuse
 
 __all__ = ["Lease", "LeaseTable"]
 

@@ -9,7 +9,7 @@ import gymnasium
 from gymnasium.utils import seeding
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.serving.tenancy import Tenancy
+from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.values.trees import copy_tree
 
 __all__ = ["RemoteEnv", "seeded_as"]
@@ -52,17 +52,17 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             ConfigError: for a time that is none, or keys that can't be read.
             TransportError: for an address that nobody can be at.
         """
-        self._tenancy = Tenancy(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
-        self.observation_space = self._tenancy.observation_space
-        self.action_space = self._tenancy.action_space
-        self.metadata = self._tenancy.metadata
-        self.render_mode = self._tenancy.render_mode
-        self.spec = self._tenancy.spec()
+        self._env_lease = EnvLease(address, count=1, index=env_index, timeout_s=timeout_s, keys=keys)
+        self.observation_space = self._env_lease.observation_space
+        self.action_space = self._env_lease.action_space
+        self.metadata = self._env_lease.metadata
+        self.render_mode = self._env_lease.render_mode
+        self.spec = self._env_lease.spec()
 
     @property
     def env_index(self) -> int:
         """Which of the server's environments this is. After a restart of the server it may be another."""
-        return self._tenancy.seats[0]
+        return self._env_lease.seats[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begins an episode; takes an environment anew when the server does not know this client any more.
@@ -74,10 +74,10 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         """
         super().reset(seed=seed)
         payload = {"only": [True], "seeds": [None if seed is None else str(seed)], "options": options}
-        ((observation, info, used),) = self._tenancy.reset(payload)
+        ((observation, info, used),) = self._env_lease.reset(payload)
         if seeded_as(used) not in (None, self._np_random_seed):
             self._np_random, self._np_random_seed = seeding.np_random(seeded_as(used))
-        return self._tenancy.read_observation(observation), copy_tree(info)
+        return self._env_lease.read_observation(observation), copy_tree(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step.
@@ -90,9 +90,9 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
             CallLost: the server was started again meanwhile; whether it ran is unknown.
             PayloadError: for an action that cannot travel.
         """
-        payload = {"actions": [self._tenancy.actions.to_tree(action)], "anew": [False]}
-        ((observation, reward, terminated, truncated, info),) = self._tenancy.call("step", payload)
-        return self._tenancy.read_observation(observation), reward, terminated, truncated, copy_tree(info)
+        payload = {"actions": [self._env_lease.actions.to_tree(action)], "anew": [False]}
+        ((observation, reward, terminated, truncated, info),) = self._env_lease.call("step", payload)
+        return self._env_lease.read_observation(observation), reward, terminated, truncated, copy_tree(info)
 
     def render(self) -> Any:
         """What the environment renders in the server's render mode.
@@ -100,15 +100,15 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         Raises:
             CallError: as `step`.
         """
-        (frame,) = self._tenancy.call("render", {})
+        (frame,) = self._env_lease.call("render", {})
         return copy_tree(frame)
 
     def close(self) -> None:
         """Gives the environment back. A second call does nothing."""
-        self._tenancy.close()
+        self._env_lease.close()
 
     def __str__(self) -> str:
-        return f"<RemoteEnv {self.env_index} at {self._tenancy.client.address}>"
+        return f"<RemoteEnv {self.env_index} at {self._env_lease.client.address}>"
 
 
 def seeded_as(text: Any) -> int | None:

@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
 from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError
+from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, seeded_as
-from rl4sys_zmq.serving.tenancy import Tenancy
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["RemoteVectorEnv"]
@@ -54,7 +54,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             CallRefused: ``OCCUPIED`` when there are not as many free ones.
             CallError, TransportError: as `RemoteEnv`.
         """
-        self._parts: list[Tenancy] = []
+        self._parts: list[EnvLease] = []
         self._unsure = True
         """Not all episodes are known to stand where the last observations say."""
         addresses = [address] if isinstance(address, str) else list(address)
@@ -65,7 +65,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             for where in addresses:
                 left = None if num_envs is None else num_envs - self.num_envs
                 if left != 0:
-                    self._parts.append(Tenancy(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
+                    self._parts.append(EnvLease(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
                     self.num_envs += len(self._parts[-1].seats)
             if num_envs is not None and self.num_envs < num_envs:
                 text = f"{num_envs} wanted; there are {self.num_envs} environments in all"
@@ -196,7 +196,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         for part in self._parts:
             part.close()
 
-    def _ask_all(self, verb: str, asked: list[tuple[Tenancy, dict[str, Tree]]]) -> list[Tree]:
+    def _ask_all(self, verb: str, asked: list[tuple[EnvLease, dict[str, Tree]]]) -> list[Tree]:
         """One call for each server, all at the same time."""
         if len(asked) == 1:
             part, payload = asked[0]
@@ -225,7 +225,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 raise ConfigError(f"the seed {one!r:.60} is no number from 0 on", key="seed")
         return [None if one is None else str(int(one)) for one in seed]
 
-    def _slices(self) -> list[tuple[Tenancy, slice]]:
+    def _slices(self) -> list[tuple[EnvLease, slice]]:
         out, at = [], 0
         for part in self._parts:
             out.append((part, slice(at, at + len(part.seats))))

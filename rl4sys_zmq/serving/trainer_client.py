@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.calls import Client
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import (
     CallFailed,
@@ -27,6 +26,7 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
@@ -60,7 +60,7 @@ class UpdateResult:
     dropped_at_source: int = 0
 
 
-class _Feed:
+class _StoreFeed:
     """One data store of a client, and what is known of it at the server."""
 
     def __init__(self, store: DataStoreBase) -> None:
@@ -104,7 +104,7 @@ class TrainerClient(Resource):
         network_version: the number of the newest network that came; 0 before.
         last_error: what the last update in the background raised; None when it went well.
         counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot travel), ``updates``,
-            ``update_failed``, ``requests``, ``refused.rate``, and those of `rl4sys_zmq.calls.Client` in `stats`.
+            ``update_failed``, ``requests``, ``refused.rate``, and those of `rl4sys_zmq.rpc.Caller` in `stats`.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -157,13 +157,13 @@ class TrainerClient(Resource):
         self.network_version = 0
         self.last_error: RL4SysError | None = None
         self.counters = Counters()
-        self._feeds = {key: _Feed(store) for key, store in stores.items()}
+        self._feeds = {key: _StoreFeed(store) for key, store in stores.items()}
         self._lock = threading.Lock()
         self._bucket = TokenBucket(config.rate_limit, time.monotonic()) if config.rate_limit is not None else None
         self._on_network: Callable[[Any], object] | None = None
         self._updater: _Updater | None = None
         self._stopped = False
-        self._client = Client(config.dial_address(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
+        self._client = Caller(config.dial_address(server_ip), timeout_s=timeout_ms / 1000, terms=config.terms(), keys=keys)
         try:
             self._begin(wait_for_server)
         except BaseException:
@@ -358,14 +358,14 @@ class TrainerClient(Resource):
             raise trouble
         return done
 
-    def _feed(self, name: str) -> _Feed:
+    def _feed(self, name: str) -> _StoreFeed:
         feed = self._feeds.get(name)
         if feed is None:
             known = ", ".join(sorted(self._feeds)) or "none"
             raise ConfigError(f"this client has no data store {name!r:.60}; it has {known}", key=str(name)[:100])
         return feed
 
-    def _send_all(self, name: str, feed: _Feed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
+    def _send_all(self, name: str, feed: _StoreFeed, from_id: int) -> tuple[UpdateResult, RL4SysError | None]:
         """Sends up to what the store holds now, message by message; what went wrong without ending it comes back."""
         acked, target = from_id, feed.latest()
         items = dropped = 0
@@ -394,7 +394,7 @@ class TrainerClient(Resource):
         self._count("dropped_at_source", dropped)
         return UpdateResult(items, {name: acked}, dropped), trouble
 
-    def _send(self, name: str, feed: _Feed, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
+    def _send(self, name: str, feed: _StoreFeed, after: int, first: int, batch: list[Any]) -> dict[str, Any]:
         payload = {
             **pack_items(batch),
             "client": self.name,
@@ -464,7 +464,7 @@ def _border(store: DataStoreBase) -> Iterator[None]:
         raise StoreError(type(store).__qualname__, f"cannot be read: {type(exc).__name__}: {exc}") from exc
 
 
-def _cut(batch: list[Any], feed: _Feed) -> list[Any]:
+def _cut(batch: list[Any], feed: _StoreFeed) -> list[Any]:
     """As many items as one message takes, and how many to read the next time."""
     size = 0
     for count, item in enumerate(batch):

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.rpc import Refuse
 from rl4sys_zmq.values.spaces import MAX_DIMENSIONS
 from rl4sys_zmq.values.trees import MAX_ITEMS, Tree, flatten, unflatten_each
 

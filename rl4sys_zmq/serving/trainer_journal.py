@@ -1,9 +1,9 @@
 """What trainers' stores have accepted, on disk: the learner's journal, by another set of names.
 
-One file, ``RUN_DIR/stores.db``, with the tables of `rl4sys_zmq.delivery.Journal`. There a *client* is a data store of the server,
-an *actor* a trainer client, an *origin* the lineage of that client's data store, and a *sequence number* the number of an item
-there. So the mark of a stream is the acknowledged id plus one, and what is missing between the count of its items and its mark
-was dropped at the source. An entry is one update, written as a message of calls.
+One file, ``RUN_DIR/stores.db``, with the tables of `rl4sys_zmq.delivery.DiskJournal`. There a *client* is a data store of the
+server, an *actor* a trainer client, an *origin* the lineage of that client's data store, and a *sequence number* the number of
+an item there. So the mark of a stream is the acknowledged id plus one, and what is missing between the count of its items and
+its mark was dropped at the source. An entry is one update, written as a message of calls.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.calls import Refuse
-from rl4sys_zmq.delivery import Entry, LedgerState, Page, StreamRow
-from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery import JournalEntry, JournalPage, JournalState, StreamRow
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Fsync
 from rl4sys_zmq.errors import CallRefusal, JournalError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.private import make_private
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.rpc import Refuse
 from rl4sys_zmq.serving.trainer_items import pack_items, unpack_items
-from rl4sys_zmq.wire.calls import Call, decode_call, encode_call
+from rl4sys_zmq.wire.rpc import Call, decode_call, encode_call
 
-__all__ = ["Place", "StoreJournal", "StreamKey", "Update"]
+__all__ = ["StorePosition", "StoreJournal", "StreamKey", "StoreUpdate"]
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ StreamKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StorePosition:
     """Where in the server's store an update goes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class StoreUpdate:
     """Items that one client has sent to one store.
 
     Attributes:
@@ -67,7 +67,7 @@ class Update:
     stream: StreamKey
     first_id: int
     items: list[Any]
-    place: Place
+    place: StorePosition
 
 
 class StoreJournal(Resource):
@@ -86,13 +86,13 @@ class StoreJournal(Resource):
             raise RunDirectoryError(f"the run directory {run_dir} cannot be made: {exc.strerror}") from exc
         self._news = threading.Condition()
         self._waiting: set[int] = set()
-        self._pages: dict[int, Page] = {}
+        self._pages: dict[int, JournalPage] = {}
         self._tokens = itertools.count(1)
         self._closing = False
-        self._journal = Journal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._take_news)
+        self._journal = DiskJournal(run_dir / "stores.db", fsync=fsync, max_bytes=NO_LIMIT, wake=self._take_news)
         self.streams: tuple[StreamRow, ...] = self._journal.open().streams
 
-    def commit(self, update: Update) -> int:
+    def commit(self, update: StoreUpdate) -> int:
         """Writes an update down; returns when it is safe, and how many bytes it takes.
 
         Raises:
@@ -111,12 +111,12 @@ class StoreJournal(Resource):
                 raise Refuse(CallRefusal.CLOSING, "the trainer stops before its journal has the data")
         return entry.nbytes
 
-    def note(self, update: Update) -> None:
+    def note(self, update: StoreUpdate) -> None:
         """Has an update written down after those before it; nobody waits for it."""
         with self._news:
             self._journal.append([_entry(update)])
 
-    def updates(self, store: str) -> Iterator[tuple[Update, int]]:
+    def updates(self, store: str) -> Iterator[tuple[StoreUpdate, int]]:
         """What it has of a store, in the order of the commits, each with its bytes. Damaged entries are left out and logged.
 
         Raises:
@@ -136,7 +136,7 @@ class StoreJournal(Resource):
         with self._news:
             self._journal.trim(store, marks)
 
-    def state(self) -> LedgerState:
+    def state(self) -> JournalState:
         """How it fares."""
         return self._journal.state()
 
@@ -152,7 +152,7 @@ class StoreJournal(Resource):
         self._journal.stop()
         self._journal.join()
 
-    def _page(self, store: str, after: int) -> Page:
+    def _page(self, store: str, after: int) -> JournalPage:
         with self._news:
             token = next(self._tokens)
             self._journal.read(store, token, after, PAGE_BYTES)
@@ -170,16 +170,16 @@ class StoreJournal(Resource):
         """Called in the journal's thread."""
         with self._news:
             for safe in self._journal.committed():
-                if isinstance(safe, Page):
+                if isinstance(safe, JournalPage):
                     self._pages[safe.token] = safe
                 else:
                     self._waiting.discard(id(safe))
             self._news.notify_all()
 
 
-def _entry(update: Update) -> Entry:
+def _entry(update: StoreUpdate) -> JournalEntry:
     (client, lineage), count = update.stream, len(update.items)
-    return Entry(
+    return JournalEntry(
         client_id=update.store,
         actor_id=client,
         origin=lineage,
@@ -192,14 +192,14 @@ def _entry(update: Update) -> Entry:
     )
 
 
-def _encode(update: Update) -> list[Any]:
+def _encode(update: StoreUpdate) -> list[Any]:
     place = update.place
     payload = {**pack_items(update.items), "place": [place.lineage, place.number]}
     _, lineage = update.stream
     return encode_call(Call(update.first_id, lineage, 0, 0, True, update.store, payload))
 
 
-def _decode(entry: Entry) -> Update:
+def _decode(entry: JournalEntry) -> StoreUpdate:
     """An entry's bytes have been verified: what they do not decode to is another version's.
 
     Raises:
@@ -207,8 +207,8 @@ def _decode(entry: Entry) -> Update:
     """
     try:
         payload = decode_call(entry.frames).payload
-        place = Place(*payload["place"])
-        return Update(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
+        place = StorePosition(*payload["place"])
+        return StoreUpdate(entry.client_id, (entry.actor_id, entry.origin), entry.first_seq, unpack_items(payload), place)
     except (ProtocolError, Refuse, KeyError, TypeError) as exc:
         raise JournalError(
             "stores.db", f"has an entry that is no update ({exc})", "open it with the version that wrote it"

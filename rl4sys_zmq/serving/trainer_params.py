@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.calls.server import MAX_FRAME_BYTES
 from rl4sys_zmq.errors import PayloadError
+from rl4sys_zmq.rpc.server import MAX_FRAME_BYTES
 from rl4sys_zmq.values import DTYPES
 from rl4sys_zmq.values.trees import Path, Tree, keys_of, map_tree
 

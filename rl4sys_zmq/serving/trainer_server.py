@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError
 from rl4sys_zmq.names import MAX_NAME, check_name
 from rl4sys_zmq.resource import Resource
+from rl4sys_zmq.rpc import Refuse, Server
 from rl4sys_zmq.security import TokenBucket
 from rl4sys_zmq.serving.data import DataStoreBase
+from rl4sys_zmq.serving.store_ingest import InsertedItems, InsertRequest, StoreIngest
 from rl4sys_zmq.serving.trainer_config import TrainerConfig, check_config
 from rl4sys_zmq.serving.trainer_items import payload_bytes, unpack_items
 from rl4sys_zmq.serving.trainer_journal import StoreJournal, StreamKey
 from rl4sys_zmq.serving.trainer_params import params_as_arrays
-from rl4sys_zmq.serving.trainer_shelf import Arrival, Offer, Shelf
 from rl4sys_zmq.wire.trees import Tree
 
 __all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
@@ -99,7 +99,7 @@ class TrainerServer(Resource):
         self._journal_bytes = journal_bytes
         self._lock = threading.Lock()
         self._counters = Counters()
-        self._shelves: dict[str, Shelf] = {}
+        self._ingests: dict[str, StoreIngest] = {}
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
         self._version = 0
         self._stopped = False
@@ -118,10 +118,10 @@ class TrainerServer(Resource):
             if self._journal is not None:
                 self._journal.close()
             raise
-        self._server.register(STORES, lambda _: sorted(self._shelves))
+        self._server.register(STORES, lambda _: sorted(self._ingests))
         self._server.register(MARK, self._mark, role=SUBMIT_ROLE)
         for kind in self.config.request_types:
-            self._server.register(REQUEST + kind, partial(self._request, kind), lane="requests")
+            self._server.register(REQUEST + kind, partial(self._request, kind), concurrency_group="requests")
 
     def register_data_store(self, name: str, data_store: DataStoreBase) -> None:
         """Has clients feed a data store; with a journal, after what the journal has was put into it.
@@ -144,19 +144,19 @@ class TrainerServer(Resource):
                 "again: give run_dir from the start, or an empty store (in an empty folder)",
                 key="data_store",
             )
-        shelf = Shelf(name, data_store, self._journal, self._journal_bytes)
+        ingest = StoreIngest(name, data_store, self._journal, self._journal_bytes)
         with self._lock:
             if self._stopped:
                 raise Closed("the trainer was stopped")
-            if name in self._shelves:
+            if name in self._ingests:
                 raise ConfigError(f"there is a data store {name!r} already", key="name")
-            other = next((s.name for s in self._shelves.values() if s.store is data_store), None)
+            other = next((s.name for s in self._ingests.values() if s.store is data_store), None)
             if other is not None:
                 raise ConfigError(f"{name!r} is the data store {other!r} already; each name has its own", key="data_store")
             if self._journal is not None:
-                shelf.refill(self._journal.streams)
-            self._shelves[name] = shelf
-        self._server.register(INSERT + name, partial(self._insert, shelf), role=SUBMIT_ROLE)
+                ingest.refill(self._journal.streams)
+            self._ingests[name] = ingest
+        self._server.register(INSERT + name, partial(self._insert, ingest), role=SUBMIT_ROLE)
 
     def data_store(self, name: str) -> DataStoreBase:
         """A registered data store.
@@ -164,11 +164,11 @@ class TrainerServer(Resource):
         Raises:
             ConfigError: when there is none of that name.
         """
-        return self._shelf(name).store
+        return self._ingest(name).store
 
     def store_names(self) -> set[str]:
         """The names of the registered data stores."""
-        return set(self._shelves)
+        return set(self._ingests)
 
     def publish_network(self, params: object) -> int:
         """Gives a network to every client that wants one, also to those that come later; the newest wins.
@@ -247,13 +247,13 @@ class TrainerServer(Resource):
         counters = dict.fromkeys(
             ("accepted", "duplicates", "dropped_at_source", "forgotten", "updates", "requests", "bytes"), 0.0
         )
-        for part in (status["counters"], self._counters.snapshot(), *(s.counters.snapshot() for s in self._shelves.values())):
+        for part in (status["counters"], self._counters.snapshot(), *(s.counters.snapshot() for s in self._ingests.values())):
             for name, value in part.items():
                 counters[name] = counters.get(name, 0.0) + value
         journal = self._journal.state() if self._journal is not None else None
         return {
             **status,
-            "stores": {name: shelf.status() for name, shelf in self._shelves.items()},
+            "stores": {name: ingest.status() for name, ingest in self._ingests.items()},
             "network_version": self._version,
             "journal": None if journal is None else {"used_bytes": journal.used_bytes, "error": journal.error},
             "counters": counters,
@@ -261,45 +261,47 @@ class TrainerServer(Resource):
 
     # ---- what clients call
 
-    def _shelf(self, name: object) -> Shelf:
-        shelf = self._shelves.get(name) if isinstance(name, str) else None
-        if shelf is None:
-            known = ", ".join(sorted(self._shelves)) or "none"
+    def _ingest(self, name: object) -> StoreIngest:
+        ingest = self._ingests.get(name) if isinstance(name, str) else None
+        if ingest is None:
+            known = ", ".join(sorted(self._ingests)) or "none"
             raise ConfigError(f"there is no data store {name!r:.60}; there is {known}", key=str(name)[:MAX_NAME])
-        return shelf
+        return ingest
 
     def _mark(self, payload: Tree) -> Tree:
         said = _map(payload)
         try:
-            shelf = self._shelf(said.get("store"))
+            ingest = self._ingest(said.get("store"))
         except ConfigError as exc:
             raise Refuse(CallRefusal.UNKNOWN, str(exc)) from exc
-        return shelf.mark(_stream(said))
+        return ingest.mark(_stream(said))
 
-    def _insert(self, shelf: Shelf, payload: Tree) -> Tree:
+    def _insert(self, ingest: StoreIngest, payload: Tree) -> Tree:
         said = _map(payload)
-        offer = Offer(_stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said))
+        offer = InsertRequest(
+            _stream(said), _number(said, "after"), _number(said, "known"), _number(said, "first"), unpack_items(said)
+        )
         if offer.first <= -1 or offer.after >= offer.first:
             raise Refuse(CallRefusal.INVALID, f"items from {offer.first} on, after {offer.after}")
-        self._tell(shelf, shelf.settle())
-        taken = shelf.take(offer)
+        self._tell(ingest, ingest.settle())
+        taken = ingest.take(offer)
         with self._lock:
             self._counters.add("updates")
             self._counters.add("bytes", payload_bytes(said["columns"]))
-        trouble = self._tell(shelf, taken.arrival)
+        trouble = self._tell(ingest, taken.arrival)
         error = taken.error if trouble is None else trouble
         said_error = None if error is None else [type(error).__name__, str(error)[:1000]]
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
-    def _tell(self, shelf: Shelf, arrival: Arrival | None) -> Exception | None:
+    def _tell(self, ingest: StoreIngest, arrival: InsertedItems | None) -> Exception | None:
         """Calls the callback for data; returns what it raises. The items are in: nobody sends them again."""
         if self._data_callback is not None and arrival is not None:
             try:
-                self._data_callback(shelf.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})
+                self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})
             except Exception as exc:
                 with self._lock:
                     self._counters.add("callback_failed")
-                log.exception("the callback for data of %s failed", shelf.name)
+                log.exception("the callback for data of %s failed", ingest.name)
                 return exc
         return None
 

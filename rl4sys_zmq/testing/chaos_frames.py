@@ -47,7 +47,7 @@ class ChaosFrames:
         corrupt: that a copy is damaged.
         max_delay: how many messages may pass one that comes late.
         """
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._drop, self._duplicate, self._reorder, self._corrupt = drop, duplicate, reorder, corrupt
         self._max_delay = max_delay
         self._held: list[_Held] = []
@@ -61,7 +61,7 @@ class ChaosFrames:
             if self._happens(self._corrupt, "corrupted"):
                 self._flip(copy)
             if self._happens(self._reorder, "reordered"):
-                self._held.append(_Held(self._dice.randint(1, self._max_delay) + 1, copy))
+                self._held.append(_Held(self._rng.randint(1, self._max_delay) + 1, copy))
             else:
                 arriving.append(copy)
         for held in self._held:
@@ -75,7 +75,7 @@ class ChaosFrames:
         """All that is still held back, in a random order."""
         late = [held.message for held in self._held]
         self._held = []
-        self._dice.shuffle(late)
+        self._rng.shuffle(late)
         self.counters.add("passed", len(late))
         return late
 
@@ -85,7 +85,7 @@ class ChaosFrames:
         return 2 if self._happens(self._duplicate, "duplicated") else 1
 
     def _happens(self, probability: float, name: str) -> bool:
-        happens = self._dice.random() < probability
+        happens = self._rng.random() < probability
         if happens:
             self.counters.add(name)
         return happens
@@ -93,7 +93,7 @@ class ChaosFrames:
     def _flip(self, message: list[bytes]) -> None:
         filled = [index for index, frame in enumerate(message) if frame]
         if filled:
-            index = self._dice.choice(filled)
+            index = self._rng.choice(filled)
             frame = bytearray(message[index])
-            frame[self._dice.randrange(len(frame))] ^= 1 << self._dice.randrange(8)
+            frame[self._rng.randrange(len(frame))] ^= 1 << self._rng.randrange(8)
             message[index] = bytes(frame)

@@ -79,11 +79,11 @@ class ChaosLoop(Worker):
     """The proxy's thread."""
 
     def __init__(
-        self, upstream: Address, dice: random.Random, faults: Faults, counters: Counters, listen: tuple[str, int]
+        self, upstream: Address, rng: random.Random, faults: Faults, counters: Counters, listen: tuple[str, int]
     ) -> None:
         super().__init__("rl4sys-chaos")
         self._upstream = upstream
-        self._dice = dice
+        self._rng = rng
         self._counters = counters
         self.faults = faults
         self.paused = False
@@ -213,12 +213,12 @@ class ChaosLoop(Worker):
             self._counters.add("swallowed_bytes", len(data))
             return
         faults, cut = self.faults, False
-        if self._dice.random() < faults.corrupt_probability:
-            at = self._dice.randrange(len(data))
-            data = data[:at] + bytes([data[at] ^ 1 << self._dice.randrange(8)]) + data[at + 1 :]
+        if self._rng.random() < faults.corrupt_probability:
+            at = self._rng.randrange(len(data))
+            data = data[:at] + bytes([data[at] ^ 1 << self._rng.randrange(8)]) + data[at + 1 :]
             self._counters.add("corrupted")
-        if self._dice.random() < faults.cut_probability:
-            data, cut = data[: self._dice.randrange(len(data))], True
+        if self._rng.random() < faults.cut_probability:
+            data, cut = data[: self._rng.randrange(len(data))], True
         start = max(self._now, flow.free_at)
         flow.free_at = start + (len(data) / faults.rate_bytes_s if faults.rate_bytes_s else 0.0)
         flow.chunks.append((flow.free_at + faults.latency_s, data, cut))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from rl4sys_zmq.errors import AddressInUse, Closed, TransportError
-from rl4sys_zmq.transports import LARGE_FRAME_BYTES, Frame, Frames, Poller, Sent, Socket, open_sockets, read_subscription
+from rl4sys_zmq.transports import LARGE_FRAME_BYTES, Frame, Frames, Poller, SendResult, Socket, open_sockets, read_subscription
 
 __all__ = ["CHECKS", "check_transport"]
 
@@ -101,11 +101,11 @@ def unknown_peers_are_gone(make: Make, via: Via) -> None:
     """A router says GONE to a peer it never had, and to one that has closed."""
     with ExitStack() as stack:
         router, dealer = _router_and_dealer(stack, make, via)
-        assert router.send([b"nobody", b""]) is Sent.GONE, "a message to an unknown peer was not GONE"
+        assert router.send([b"nobody", b""]) is SendResult.GONE, "a message to an unknown peer was not GONE"
         _send(dealer, [b"hello"])
         peer, _ = _recv(router)
         dealer.close()
-        _eventually(lambda: router.send([peer, b"still there?"]) is Sent.GONE, "a peer that has closed never became GONE")
+        _eventually(lambda: router.send([peer, b"still there?"]) is SendResult.GONE, "a peer that has closed never became GONE")
 
 
 def a_full_queue_never_blocks(make: Make, via: Via) -> None:
@@ -118,7 +118,7 @@ def a_full_queue_never_blocks(make: Make, via: Via) -> None:
         queued = _fill(lambda n: router.send([peer, n.to_bytes(4, "little"), _BODY]))
         numbers = [int.from_bytes(bytes(_recv(dealer)[0]), "little") for _ in range(queued)]
         assert numbers == list(range(queued)), f"of {queued} messages that were OK these arrived: {numbers[:20]}..."
-        _eventually(lambda: router.send([peer, b"again"]) is Sent.OK, "a queue that was emptied stayed FULL")
+        _eventually(lambda: router.send([peer, b"again"]) is SendResult.OK, "a queue that was emptied stayed FULL")
         _same(_recv(dealer), [b"again"])
 
 
@@ -177,7 +177,7 @@ def pipelines_flow(make: Make, via: Via) -> None:
     """A bound push feeds a dialling pull, a dialling push a bound pull; a push with no peer is FULL."""
     with ExitStack() as stack:
         push = stack.enter_context(Socket.push(bind=make()))
-        assert push.send([b"x"]) is Sent.FULL, "a push with no peer took a message"
+        assert push.send([b"x"]) is SendResult.FULL, "a push with no peer took a message"
         pull = stack.enter_context(Socket.pull(connect=via(push.bound.uri)))
         sink = stack.enter_context(Socket.pull(bind=make()))
         source = stack.enter_context(Socket.push(connect=via(sink.bound.uri)))
@@ -294,7 +294,7 @@ def _recv(socket: Socket) -> list[Frame]:
 
 
 def _send(socket: Socket, message: Frames) -> None:
-    _eventually(lambda: socket.send(message) is Sent.OK, f"no room to send from {socket}")
+    _eventually(lambda: socket.send(message) is SendResult.OK, f"no room to send from {socket}")
 
 
 def _notice(publisher: Socket) -> tuple[bool, bytes]:
@@ -304,7 +304,7 @@ def _notice(publisher: Socket) -> tuple[bool, bytes]:
     return notice
 
 
-def _fill(send: Callable[[int], Sent]) -> int:
+def _fill(send: Callable[[int], SendResult]) -> int:
     """Sends numbered messages until the queue has been full for a while; returns how many were OK."""
     queued, full_since = 0, None
     for _ in range(_MANY_SENDS):
@@ -312,7 +312,7 @@ def _fill(send: Callable[[int], Sent]) -> int:
         sent = send(queued)
         now = time.monotonic()
         assert now - start < _PROMPT_S, "a send to a peer that does not read blocked"
-        assert sent is not Sent.GONE, "a peer that does not read is GONE"
+        assert sent is not SendResult.GONE, "a peer that does not read is GONE"
         if sent:
             queued, full_since = queued + 1, None
         elif full_since is None:

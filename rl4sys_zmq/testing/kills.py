@@ -39,7 +39,7 @@ class KillLoop(Resource):
             folder: where what the children print goes.
         """
         self.children: dict[str, Child] = {}
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._folder = Path(folder)
         self._pause = threading.Event()
 
@@ -104,14 +104,14 @@ class KillLoop(Resource):
             for victim in victims:
                 victim.prepare()
             self.until(lambda b=before: progress() - b >= least, timeout_s, f"{least} more before kill {number} of {kills}")  # type: ignore[misc]
-            self.wait(self._dice.uniform(0.0, spread_s))
-            victim = self._dice.choice(list(victims))
+            self.wait(self._rng.uniform(0.0, spread_s))
+            victim = self._rng.choice(list(victims))
             victim.kill()
             victim.start()
 
     def uniform(self, low: float, high: float) -> float:
         """A random number from the loop's seed."""
-        return self._dice.uniform(low, high)
+        return self._rng.uniform(low, high)
 
     @property
     def kills(self) -> int:

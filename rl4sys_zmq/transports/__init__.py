@@ -2,7 +2,7 @@
 
 - `Address`: where, as a value, parsed and checked once.
 - `Socket`: made by role (`Socket.router`, `dealer`; `xpub`, `sub`; `push`, `pull`) with every option set before it binds or
-  dials. `send` (`Sent.OK`, `FULL` or `GONE`) and `recv` (a list of frames or None) never block; it knows its thread, and
+  dials. `send` (`SendResult.OK`, `FULL` or `GONE`) and `recv` (a list of frames or None) never block; it knows its thread, and
   never looks inside a frame.
 - `Socket.user`: the user that sent a message, on a socket that authenticates its peers; keys are in `security`.
 - `Socket.events`, `explain`: what happened to connections, in words.
@@ -17,7 +17,15 @@ from __future__ import annotations
 
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.context import context, open_sockets
-from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames, read_subscription
+from rl4sys_zmq.transports.frames import (
+    LARGE_FRAME_BYTES,
+    MAX_FRAMES,
+    Frame,
+    Frames,
+    SendResult,
+    TooManyFrames,
+    read_subscription,
+)
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, MonitorEvent, explain
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.peers import MAX_UNGRANTED
@@ -39,7 +47,7 @@ __all__ = [
     "Poller",
     "ROUTER_MAX_FRAME_BYTES",
     "Secure",
-    "Sent",
+    "SendResult",
     "Socket",
     "Source",
     "TooManyFrames",

@@ -28,7 +28,7 @@ _RETRY_S = 0.002
 _released: dict[str, float] = {}
 _released_lock = threading.Lock()
 
-_MENDS = {
+_REMEDIES = {
     errno.EACCES: "permission denied; choose a port above 1023, or a path in a folder that you own",
     errno.ENODEV: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
     errno.EADDRNOTAVAIL: "no interface of this machine has that address; use one of its IP addresses, or * for all of them",
@@ -101,7 +101,7 @@ def dial_socket(raw: zmq.Socket[bytes], address: Address) -> None:
     try:
         raw.connect(address.uri)
     except zmq.ZMQError as exc:
-        raise TransportError(f"cannot dial {address.uri}: {_MENDS.get(exc.errno or 0, exc.strerror)}") from exc
+        raise TransportError(f"cannot dial {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
 
 
 def _bind_waiting(raw: zmq.Socket[bytes], address: Address) -> None:
@@ -111,7 +111,7 @@ def _bind_waiting(raw: zmq.Socket[bytes], address: Address) -> None:
             return
         except zmq.ZMQError as exc:
             if exc.errno != errno.EADDRINUSE:
-                raise TransportError(f"cannot bind {address.uri}: {_MENDS.get(exc.errno or 0, exc.strerror)}") from exc
+                raise TransportError(f"cannot bind {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
             if not _just_released(address.uri):
                 raise AddressInUse(address.uri) from exc
         time.sleep(_RETRY_S)
@@ -148,7 +148,7 @@ class _IpcClaim(Resource):
             self._check_vacant()
         except OSError as exc:
             self._let_go()
-            raise TransportError(f"cannot bind {address.uri}: {_MENDS.get(exc.errno or 0, exc.strerror)}") from exc
+            raise TransportError(f"cannot bind {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
         except TransportError:
             self._let_go()
             raise

@@ -15,12 +15,12 @@ import zmq
 
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["Tracked", "context", "open_sockets", "track", "untrack"]
+__all__ = ["TrackedSocket", "context", "open_sockets", "track", "untrack"]
 
 MAX_SOCKETS = 8192
 
 
-class Tracked(Resource):
+class TrackedSocket(Resource):
     """An open socket as this register sees it."""
 
     owner: int
@@ -38,7 +38,7 @@ class _Process:
         self.pid = os.getpid()
         self.lock = threading.Lock()
         self.context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self.open: set[Tracked] = set()
+        self.open: set[TrackedSocket] = set()
 
 
 _process = _Process()
@@ -57,13 +57,13 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
         return _process.context
 
 
-def track(socket: Tracked) -> None:
+def track(socket: TrackedSocket) -> None:
     """Registers an open socket. The strong reference keeps the garbage collector from closing it in a foreign thread."""
     with _process.lock:
         _process.open.add(socket)
 
 
-def untrack(socket: Tracked) -> None:
+def untrack(socket: TrackedSocket) -> None:
     """Removes a closed socket."""
     with _process.lock:
         _process.open.discard(socket)

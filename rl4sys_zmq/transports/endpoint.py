@@ -12,10 +12,10 @@ import zmq
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
 from rl4sys_zmq.transports.binding import Binding
-from rl4sys_zmq.transports.context import Tracked, track, untrack
-from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, Sent, TooManyFrames
+from rl4sys_zmq.transports.context import TrackedSocket, track, untrack
+from rl4sys_zmq.transports.frames import LARGE_FRAME_BYTES, MAX_FRAMES, Frame, Frames, SendResult, TooManyFrames
 from rl4sys_zmq.transports.monitor import MAX_EVENTS, Monitor, MonitorEvent
-from rl4sys_zmq.transports.peers import Grants, connections, cut_off, descriptor_of, user_of
+from rl4sys_zmq.transports.peers import SubscriptionGrants, connections, cut_off, descriptor_of, user_of
 
 __all__ = ["Endpoint"]
 
@@ -24,7 +24,7 @@ _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 """Flags of the last frame of a message and of those before. As numbers: to combine flags costs as much as to send a frame."""
 
 
-class Endpoint(Tracked):
+class Endpoint(TrackedSocket):
     """Frames in, frames out, in the thread that made it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Endpoint(Tracked):
         self._authenticated = False
         self._first: zmq.Frame | None = None
         self._monitor: Monitor | None = None
-        self._grants: Grants | None = None
+        self._grants: SubscriptionGrants | None = None
         self._closed = False
         self._timeout_ms = -1
         track(self)
@@ -74,7 +74,7 @@ class Endpoint(Tracked):
         """True when `user` names the sender of every message: bound with a ZAP domain, and not on inproc."""
         return self._authenticated
 
-    def send(self, frames: Frames) -> Sent:
+    def send(self, frames: Frames) -> SendResult:
         """Queues one message, whole or not at all, and never blocks.
 
         Frames are copied, so a buffer may be reused at once; but what `recv` gave as a view goes on as it is, without a copy.
@@ -93,13 +93,13 @@ class Endpoint(Tracked):
             # A publisher learns only about once per millisecond that a queue has drained, and meanwhile drops messages
             # to subscribers that keep up; asking for its state makes it look first.
             self.raw.getsockopt(zmq.EVENTS)
-        result = Sent.OK
+        result = SendResult.OK
         for index, frame in enumerate(frames):
             try:
                 held = frame if type(frame) is bytes else _shared(frame)
                 self.raw.send(held, _LAST if index == last else _MORE)
             except zmq.Again:
-                result = Sent.FULL
+                result = SendResult.FULL
                 if index == 0:
                     break
                 # The peer vanished within the message: libzmq has rolled it back and swallows its remaining frames, but
@@ -107,10 +107,10 @@ class Endpoint(Tracked):
             except zmq.ZMQError as exc:
                 if exc.errno != errno.EHOSTUNREACH:
                     raise TransportError(f"cannot send on the {self.role} at {self._address.uri}: {exc.strerror}") from exc
-                return Sent.GONE
+                return SendResult.GONE
         return result
 
-    def send_wait(self, frames: Frames, timeout_s: float | None) -> Sent:
+    def send_wait(self, frames: Frames, timeout_s: float | None) -> SendResult:
         """Like `send`, but waits for room, at most `timeout_s` seconds (None: for ever). Only for a thread that may stand still.
 
         Raises:
@@ -120,7 +120,7 @@ class Endpoint(Tracked):
         if self.role == "router":
             raise TransportError("a router cannot wait for one peer; try again when something happens")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while (sent := self.send(frames)) is Sent.FULL:
+        while (sent := self.send(frames)) is SendResult.FULL:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 break

@@ -7,7 +7,7 @@ from enum import Enum
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 
-__all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "Sent", "TooManyFrames", "read_subscription"]
+__all__ = ["LARGE_FRAME_BYTES", "MAX_FRAMES", "Frame", "Frames", "SendResult", "TooManyFrames", "read_subscription"]
 
 Frame = bytes | memoryview
 Frames = Sequence[Frame]
@@ -20,7 +20,7 @@ LARGE_FRAME_BYTES = 64 * 1024
 """From this size on a received frame is a read-only view of libzmq's buffer; below it, copying costs less."""
 
 
-class Sent(Enum):
+class SendResult(Enum):
     """What became of a message. Only `OK` is true, so ``if not socket.send(frames)`` reads as it should."""
 
     OK = "ok"  # it is in libzmq's queue; whether it arrives is for the protocol above to learn
@@ -28,7 +28,7 @@ class Sent(Enum):
     GONE = "gone"  # nothing was queued: the router knows no such peer
 
     def __bool__(self) -> bool:
-        return self is Sent.OK
+        return self is SendResult.OK
 
 
 class TooManyFrames(ProtocolError):

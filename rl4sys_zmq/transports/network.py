@@ -12,22 +12,22 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, Sent
+from rl4sys_zmq.transports.frames import MAX_FRAMES, Frame, Frames, SendResult
 from rl4sys_zmq.transports.monitor import MonitorEvent
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, Secure
 from rl4sys_zmq.transports.poller import HasFileno, Poller
 from rl4sys_zmq.transports.sockets import Socket
 
-__all__ = ["Keys", "Line", "LinePoller", "LocalNetwork", "Network", "curve", "secure_with"]
+__all__ = ["Keys", "Connection", "ConnectionPoller", "LocalNetwork", "Network", "curve", "secure_with"]
 
 Keys = tuple[str, str, str]
 """CURVE keys of a dialling socket as Z85 text: its public one, its secret one, the learner's public one."""
 
 
-class Line(Protocol):
+class Connection(Protocol):
     """A dialling socket, wherever it lives. What each call means is said in `Socket`."""
 
-    def send(self, frames: Frames) -> Sent:
+    def send(self, frames: Frames) -> SendResult:
         """Queues one message, whole or not at all, and never blocks."""
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
@@ -50,13 +50,13 @@ class Line(Protocol):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
 
 
-class LinePoller(Protocol):
+class ConnectionPoller(Protocol):
     """Waits on the lines of one network and on plain descriptors. What each call means is said in `Poller`."""
 
-    def register(self, source: Line | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
+    def register(self, source: Connection | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
         """Adds a source, or changes what is waited for."""
 
-    def unregister(self, source: Line | HasFileno | int) -> None:
+    def unregister(self, source: Connection | HasFileno | int) -> None:
         """Removes a source, before it is closed."""
 
     def poll(self, timeout_s: float | None) -> Collection[object]:
@@ -82,17 +82,17 @@ class Network(Resource):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> Line:
+    ) -> Connection:
         """A dialling dealer, as `Socket.dealer` makes it; with `keys` it speaks CURVE."""
 
     @abstractmethod
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> Line:
+    ) -> Connection:
         """A dialling subscriber, as `Socket.sub` makes it; with `keys` it speaks CURVE."""
 
     @abstractmethod
-    def poller(self) -> LinePoller:
+    def poller(self) -> ConnectionPoller:
         """A poller for this network's lines (and for no other's)."""
 
 
@@ -107,7 +107,7 @@ class LocalNetwork(Network):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> Line:
+    ) -> Connection:
         """See `Network.dealer`."""
         secure = secure_with(keys)
         return Socket.dealer(
@@ -116,13 +116,13 @@ class LocalNetwork(Network):
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> Line:
+    ) -> Connection:
         """See `Network.sub`."""
         return Socket.sub(connect, hwm=hwm, max_frame_bytes=max_frame_bytes, secure=secure_with(keys))
 
-    def poller(self) -> LinePoller:
+    def poller(self) -> ConnectionPoller:
         """See `Network.poller`."""
-        return cast(LinePoller, Poller())  # the only lines that it is given are sockets
+        return cast(ConnectionPoller, Poller())  # the only lines that it is given are sockets
 
     def close(self) -> None:
         """Does nothing; each socket is closed by who asked for it."""

@@ -41,7 +41,7 @@ _COMMON: Options = {
 _RECONNECT_MS = (50, 500)
 _RECONNECT_MAX_MS = (2_000, 4_000)  # an actor is back within 5 s of a healed network
 
-_dice = random.SystemRandom()  # not the global generator: a forked actor would draw its parent's numbers
+_rng = random.SystemRandom()  # not the global generator: a forked actor would draw its parent's numbers
 
 _KINDS = {
     "router": zmq.ROUTER,
@@ -82,6 +82,6 @@ def _redialling() -> Options:
     """Random per socket: libzmq's back-off doubles without jitter, so equal sockets would redial in one herd."""
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
-        zmq.RECONNECT_IVL: _dice.randint(*_RECONNECT_MS),
-        zmq.RECONNECT_IVL_MAX: _dice.randint(*_RECONNECT_MAX_MS),
+        zmq.RECONNECT_IVL: _rng.randint(*_RECONNECT_MS),
+        zmq.RECONNECT_IVL_MAX: _rng.randint(*_RECONNECT_MAX_MS),
     }

@@ -14,7 +14,7 @@ import zmq
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["MAX_UNGRANTED", "Grants", "connections", "cut_off", "descriptor_of", "user_of"]
+__all__ = ["MAX_UNGRANTED", "SubscriptionGrants", "connections", "cut_off", "descriptor_of", "user_of"]
 
 MAX_UNGRANTED = 64
 """How many subscriptions that are not granted a connection may send before it is cut.
@@ -23,7 +23,7 @@ libzmq keeps what was asked for until the connection ends, granted or not: 200,0
 100 bytes 257 MiB."""
 
 
-class Grants:
+class SubscriptionGrants:
     """The open question of an xpub: which topic its last notice asked for, and how often each connection asked in vain."""
 
     def __init__(self, raw: zmq.Socket[bytes], address: Address) -> None:

@@ -10,12 +10,12 @@ import threading
 
 from rl4sys_zmq.errors import Closed, TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.context import Tracked, track, untrack
+from rl4sys_zmq.transports.context import TrackedSocket, track, untrack
 from rl4sys_zmq.transports.frames import Frames
-from rl4sys_zmq.transports.network import Keys, LinePoller, Network
+from rl4sys_zmq.transports.network import ConnectionPoller, Keys, Network
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES
-from rl4sys_zmq.transports.relay_line import RelayedLine, RelayPoller
-from rl4sys_zmq.transports.relay_pipe import LIMITS, Command
+from rl4sys_zmq.transports.relay_pipe import LIMITS, RelayCommand
+from rl4sys_zmq.transports.relayed_connection import RelayedConnection, RelayPoller
 from rl4sys_zmq.transports.sidecar import Sidecar
 
 __all__ = ["Relay"]
@@ -24,7 +24,7 @@ _NOBODY = -1
 _KEY_BYTES = 40
 
 
-class Relay(Network, Tracked):
+class Relay(Network, TrackedSocket):
     """One sidecar and the lines through it. Made, used and closed in one thread, like a `Socket`.
 
     When the sidecar dies, every call of it, its lines and its pollers raises `TransportError`, but for `close` and
@@ -38,7 +38,7 @@ class Relay(Network, Tracked):
             TransportError: when no process can be started.
         """
         self.owner = threading.get_ident()
-        self._lines: dict[int, RelayedLine] = {}
+        self._lines: dict[int, RelayedConnection] = {}
         self._opened = 0
         self._closed = False
         self._sidecar = Sidecar()
@@ -57,7 +57,7 @@ class Relay(Network, Tracked):
         recv_hwm: int = 64,
         max_frame_bytes: int = MAX_FRAME_BYTES,
         keys: Keys | None = None,
-    ) -> RelayedLine:
+    ) -> RelayedConnection:
         """A dialling dealer in the sidecar; see `Network.dealer`. What dialling itself shows is raised by its later calls.
 
         Raises:
@@ -67,15 +67,15 @@ class Relay(Network, Tracked):
 
     def sub(
         self, connect: Address | str, *, hwm: int = 16, max_frame_bytes: int = MAX_FRAME_BYTES, keys: Keys | None = None
-    ) -> RelayedLine:
+    ) -> RelayedConnection:
         """A dialling subscriber in the sidecar; see `Network.sub` and `dealer`."""
         return self._open("sub", connect, (0, hwm, max_frame_bytes), keys)
 
-    def poller(self) -> LinePoller:
+    def poller(self) -> ConnectionPoller:
         """A poller for lines of this relay and plain descriptors."""
         return RelayPoller(self)
 
-    def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedLine:
+    def _open(self, role: str, connect: Address | str, limits: tuple[int, int, int], keys: Keys | None) -> RelayedConnection:
         self.check_owner()
         address = Address.parse(connect)
         if address.is_fresh or address.host == "*" or address.scheme == "inproc":
@@ -85,9 +85,9 @@ class Relay(Network, Tracked):
         if keys is not None and any(len(key.encode()) != _KEY_BYTES for key in keys):
             raise TransportError(f"the CURVE keys are not three Z85 texts of {_KEY_BYTES} characters")
         self._opened += 1
-        line = RelayedLine(self, self._opened, role, address)
+        line = RelayedConnection(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
-        self.say(Command.OPEN, line.number, frames)
+        self.say(RelayCommand.OPEN, line.number, frames)
         self._lines[line.number] = line
         return line
 
@@ -102,7 +102,7 @@ class Relay(Network, Tracked):
         """How much the sidecar has not read yet and the pair has no room for."""
         return self._sidecar.unsent_bytes
 
-    def say(self, command: Command, line: int, frames: Frames = ()) -> None:
+    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
         """Tells the sidecar something."""
         self.check_owner()
         self._sidecar.say(command, line, frames)
@@ -122,7 +122,7 @@ class Relay(Network, Tracked):
         self._lines.pop(number, None)
         if not self._closed:
             with contextlib.suppress(TransportError):  # it is dead, and the line with it
-                self._sidecar.say(Command.CLOSE, number)
+                self._sidecar.say(RelayCommand.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raises TransportError in a thread that did not make it."""

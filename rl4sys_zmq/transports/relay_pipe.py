@@ -28,10 +28,10 @@ __all__ = [
     "RECEIVE_WINDOW_BYTES",
     "SEND_WINDOW_BYTES",
     "TOTAL",
-    "Command",
-    "Inlet",
-    "Outlet",
-    "Said",
+    "RelayCommand",
+    "InputBuffer",
+    "OutputBuffer",
+    "RelayMessage",
     "cost_bytes",
     "frame_bytes",
     "size_fault",
@@ -57,7 +57,7 @@ _MESSAGE_COST_BYTES = 64
 _MAX_CHUNKS = 64
 
 
-class Command(IntEnum):
+class RelayCommand(IntEnum):
     """What is said. The frames of each are listed beside it."""
 
     OPEN = 1  # host: role, address, LIMITS, then no or three keys
@@ -73,7 +73,7 @@ class Command(IntEnum):
     FAILED = 11  # sidecar: why this line is of no use any more
 
 
-class Said(NamedTuple):
+class RelayMessage(NamedTuple):
     """One command as it came."""
 
     command: int
@@ -97,14 +97,14 @@ def size_fault(sizes: Sequence[int]) -> str | None:
     return None
 
 
-class Outlet:
+class OutputBuffer:
     """What waits to be written to the pair."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._chunks: deque[memoryview] = deque()
 
-    def put(self, command: Command, line: int, frames: Frames = ()) -> None:
+    def put(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
         """Adds one command; the frames are copied."""
         sizes = list(map(frame_bytes, frames))
         head = _HEAD.pack(command, line, len(sizes)) + struct.pack(f"<{len(sizes)}I", *sizes)
@@ -133,7 +133,7 @@ class Outlet:
                 written -= len(chunk)
 
 
-class Inlet:
+class InputBuffer:
     """What has been read from the pair and is not complete yet.
 
     Small frames pass through one buffer; a large one is read into a buffer of its own, which whoever receives it keeps.
@@ -142,12 +142,12 @@ class Inlet:
     def __init__(self) -> None:
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._begin = self._end = 0
-        self._said: Said | None = None
+        self._said: RelayMessage | None = None
         self._sizes: tuple[int, ...] = ()
         self._large: memoryview | None = None
         self._filled = 0
 
-    def read(self, pair: socket.socket) -> list[Said] | None:
+    def read(self, pair: socket.socket) -> list[RelayMessage] | None:
         """Reads once.
 
         Returns:
@@ -171,7 +171,7 @@ class Inlet:
             raise EOFError from exc
         if not got:
             raise EOFError
-        done: list[Said] = []
+        done: list[RelayMessage] = []
         while (said := self._next()) is not None:
             done.append(said)
         return done
@@ -182,7 +182,7 @@ class Inlet:
             self._stage[:left] = bytes(self._stage[self._begin : self._end])
             self._begin, self._end = 0, left
 
-    def _next(self) -> Said | None:
+    def _next(self) -> RelayMessage | None:
         if self._said is None and not self._read_head():
             return None
         said = self._said
@@ -208,7 +208,7 @@ class Inlet:
         if fault := size_fault(self._sizes):
             raise ProtocolError(Refusal.TOO_LARGE, fault)
         self._begin += _HEAD.size + 4 * count
-        self._said = Said(command, line, [])
+        self._said = RelayMessage(command, line, [])
         return True
 
     def _read_frame(self, size: int) -> Frame | None:

@@ -25,10 +25,10 @@ from rl4sys_zmq.transports.relay_pipe import (
     RECEIVE_WINDOW_BYTES,
     SEND_WINDOW_BYTES,
     TOTAL,
-    Command,
-    Inlet,
-    Outlet,
-    Said,
+    InputBuffer,
+    OutputBuffer,
+    RelayCommand,
+    RelayMessage,
     cost_bytes,
     size_fault,
 )
@@ -44,7 +44,7 @@ _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
 
 
-class _Line:
+class _Connection:
     """One zmq socket, and what it could not take yet."""
 
     def __init__(self, number: int, socket: Socket) -> None:
@@ -61,8 +61,8 @@ class _Sidecar:
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
-        self._inlet, self._outlet = Inlet(), Outlet()
-        self._lines: dict[int, _Line] = {}
+        self._inlet, self._outlet = InputBuffer(), OutputBuffer()
+        self._lines: dict[int, _Connection] = {}
         self._done = False
 
     def serve(self) -> None:
@@ -73,7 +73,7 @@ class _Sidecar:
         """
         with Poller() as poller:
             self._poller = poller
-            self._outlet.put(Command.PONG, 0)
+            self._outlet.put(RelayCommand.PONG, 0)
             while not self._done:
                 self._outlet.flush(self._pair)
                 self._arrange()
@@ -99,7 +99,7 @@ class _Sidecar:
             else:
                 self._poller.unregister(line.socket)
 
-    def _may_receive(self, line: _Line) -> bool:
+    def _may_receive(self, line: _Connection) -> bool:
         return self._outlet.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
     # ---- from the host
@@ -112,35 +112,35 @@ class _Sidecar:
             for said in done:
                 self._do(said)
 
-    def _do(self, said: Said) -> None:
-        if said.command == Command.OPEN:
+    def _do(self, said: RelayMessage) -> None:
+        if said.command == RelayCommand.OPEN:
             self._open(said)
-        elif said.command == Command.QUIT:
+        elif said.command == RelayCommand.QUIT:
             self._done = True
-        elif said.command == Command.PING:
-            self._outlet.put(Command.PONG, 0)
+        elif said.command == RelayCommand.PING:
+            self._outlet.put(RelayCommand.PONG, 0)
         elif (line := self._lines.get(said.line)) is not None:  # else it has failed, and the host will hear of it
             try:
                 self._do_on_line(line, said)
             except TransportError as exc:
                 self._fail(line, exc)
 
-    def _do_on_line(self, line: _Line, said: Said) -> None:
-        if said.command == Command.MESSAGE:
+    def _do_on_line(self, line: _Connection, said: RelayMessage) -> None:
+        if said.command == RelayCommand.MESSAGE:
             if line.held or not line.socket.send(said.frames):
                 line.held.append(said.frames)
             else:
                 self._take(line, said.frames)
-        elif said.command == Command.TAKEN:
+        elif said.command == RelayCommand.TAKEN:
             (line.confirmed_bytes,) = TOTAL.unpack(said.frames[0])
-        elif said.command == Command.SUBSCRIBE:
+        elif said.command == RelayCommand.SUBSCRIBE:
             line.socket.subscribe(bytes(said.frames[0]))
-        elif said.command == Command.UNSUBSCRIBE:
+        elif said.command == RelayCommand.UNSUBSCRIBE:
             line.socket.unsubscribe(bytes(said.frames[0]))
-        elif said.command == Command.CLOSE:
+        elif said.command == RelayCommand.CLOSE:
             self._close(line)
 
-    def _open(self, said: Said) -> None:
+    def _open(self, said: RelayMessage) -> None:
         role, address, limits, *keys = (bytes(frame) for frame in said.frames)
         send_hwm, recv_hwm, most = LIMITS.unpack(limits)
         secure = secure_with((keys[0].decode(), keys[1].decode(), keys[2].decode())) if keys else None
@@ -151,20 +151,20 @@ class _Sidecar:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._outlet.put(Command.FAILED, said.line, [str(exc).encode()])
+            self._outlet.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
             return
-        self._lines[said.line] = _Line(said.line, made)
+        self._lines[said.line] = _Connection(said.line, made)
 
-    def _take(self, line: _Line, frames: list[Frame]) -> None:
+    def _take(self, line: _Connection, frames: list[Frame]) -> None:
         """Counts a message that zmq has, and reports seldom: the host waits for it only with a full window."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
-            self._outlet.put(Command.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
+            self._outlet.put(RelayCommand.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
 
     # ---- to the host
 
-    def _attend(self, line: _Line) -> None:
+    def _attend(self, line: _Connection) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
                 self._take(line, line.held.popleft())
@@ -174,7 +174,7 @@ class _Sidecar:
         except TransportError as exc:
             self._fail(line, exc)
 
-    def _receive(self, line: _Line) -> bool:
+    def _receive(self, line: _Connection) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
         except TooManyFrames as exc:  # it does not say how many
@@ -186,19 +186,19 @@ class _Sidecar:
             self._refuse(line, 0, bytes(frames[0][:64]))
             return True
         line.sent_bytes += cost_bytes(frames)
-        self._outlet.put(Command.MESSAGE, line.number, frames)
+        self._outlet.put(RelayCommand.MESSAGE, line.number, frames)
         return True
 
-    def _refuse(self, line: _Line, count: int, first: bytes) -> None:
+    def _refuse(self, line: _Connection, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
-        self._outlet.put(Command.REFUSED, line.number, frames)
+        self._outlet.put(RelayCommand.REFUSED, line.number, frames)
 
-    def _fail(self, line: _Line, error: TransportError) -> None:
-        self._outlet.put(Command.FAILED, line.number, [str(error).encode()])
+    def _fail(self, line: _Connection, error: TransportError) -> None:
+        self._outlet.put(RelayCommand.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
-    def _close(self, line: _Line) -> None:
+    def _close(self, line: _Connection) -> None:
         self._poller.unregister(line.socket)
         line.socket.close()
         del self._lines[line.number]

@@ -22,7 +22,7 @@ from typing import NoReturn
 from rl4sys_zmq.errors import ProtocolError, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.frames import Frames
-from rl4sys_zmq.transports.relay_pipe import Command, Inlet, Outlet, Said
+from rl4sys_zmq.transports.relay_pipe import InputBuffer, OutputBuffer, RelayCommand, RelayMessage
 
 __all__ = ["Sidecar"]
 
@@ -56,7 +56,7 @@ class Sidecar(Resource):
         Raises:
             TransportError: when no process can be started.
         """
-        self._inlet, self._outlet = Inlet(), Outlet()
+        self._inlet, self._outlet = InputBuffer(), OutputBuffer()
         self._death: str | None = None
         self._closed = False
         self._pair, self._process = _start()
@@ -83,7 +83,7 @@ class Sidecar(Resource):
         if self._death is not None:
             raise TransportError(self._death)
 
-    def say(self, command: Command, line: int, frames: Frames = ()) -> None:
+    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
         """Queues one command, with copies of the frames, and writes what there is room for.
 
         Raises:
@@ -96,14 +96,14 @@ class Sidecar(Resource):
         except ConnectionError:
             self._die()
 
-    def pump(self) -> list[Said]:
+    def pump(self) -> list[RelayMessage]:
         """Writes and reads what goes without waiting, and returns what was read.
 
         Raises:
             TransportError: when it is dead.
         """
         self.check()
-        heard: list[Said] = []
+        heard: list[RelayMessage] = []
         progress = False
         try:
             self._outlet.flush(self._pair)
@@ -123,7 +123,7 @@ class Sidecar(Resource):
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and now - self._heard_at >= PING_S:
             self._answer_by = now + SILENCE_S
-            self.say(Command.PING, 0)
+            self.say(RelayCommand.PING, 0)
         elif self._answer_by is not None and now >= self._answer_by:
             self._die("it did not answer, and was killed")
 
@@ -143,7 +143,7 @@ class Sidecar(Resource):
         try:
             deadline = time.monotonic() + CLOSE_WAIT_S
             if self._death is None:
-                self._say_goodbye(deadline)
+                self._close_sessions(deadline)
                 self._reap(deadline)
                 self._death = "the sidecar is closed"
         finally:
@@ -155,11 +155,11 @@ class Sidecar(Resource):
         self._pair.close()
         self._process.returncode = 0  # it is the parent's to wait for
 
-    def _say_goodbye(self, deadline: float) -> None:
+    def _close_sessions(self, deadline: float) -> None:
         """The pair stays open while it ends: the end of file would end it before its last message has left."""
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
-        self._outlet.put(Command.QUIT, 0)
+        self._outlet.put(RelayCommand.QUIT, 0)
         with contextlib.suppress(ConnectionError):
             while self._outlet.nbytes and (left_s := deadline - time.monotonic()) > 0:
                 room.poll(math.ceil(left_s * 1000))

@@ -12,7 +12,7 @@ from rl4sys_zmq.transports.binding import bind_socket, dial_socket
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
-from rl4sys_zmq.transports.peers import Grants
+from rl4sys_zmq.transports.peers import SubscriptionGrants
 
 __all__ = ["Socket"]
 
@@ -81,7 +81,7 @@ class Socket(Endpoint):
             options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _NOTICE_HWM}
         made = cls._make("xpub", options, bind=bind, secure=secure, watch=watch)
         if grants:
-            made._grants = Grants(made.raw, made.bound)
+            made._grants = SubscriptionGrants(made.raw, made.bound)
         return made
 
     @classmethod

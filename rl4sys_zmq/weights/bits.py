@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import WeightsError
 
-__all__ = ["Buffer", "Integers", "Reader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
+__all__ = ["Buffer", "Integers", "BitReader", "pack_fields", "pack_flags", "pack_gaps", "rice_width", "varint"]
 
 Integers = NDArray[np.integer[Any]]
 Buffer = bytes | memoryview
@@ -80,7 +80,7 @@ def pack_low(values: Integers, width: int) -> bytes:
     return np.packbits(planes.astype(np.uint8), axis=None, bitorder="little").tobytes()
 
 
-class Reader:
+class BitReader:
     """Takes what was packed from the front of a payload, and nothing that is not there.
 
     Every method raises `WeightsError` (``reason="payload"``) when the bytes are not what a writer writes.

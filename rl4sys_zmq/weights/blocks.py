@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.weights.bits import Reader, pack_gaps, varint
+from rl4sys_zmq.weights.bits import BitReader, pack_gaps, varint
 
 __all__ = ["active", "read"]
 
@@ -32,7 +32,7 @@ def active(different: NDArray[np.bool_], count: int) -> tuple[NDArray[np.intp] |
     return np.flatnonzero(np.repeat(busy, BLOCK)[:size]), varint(numbers.size) + pack_gaps(numbers, blocks)
 
 
-def read(reader: Reader, size: int) -> NDArray[np.intp] | None:
+def read(reader: BitReader, size: int) -> NDArray[np.intp] | None:
     """What `active` wrote for a state of `size` elements.
 
     Raises:

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
-from rl4sys_zmq.weights.contexts import Groups
-from rl4sys_zmq.weights.forms import Form
+from rl4sys_zmq.weights.contexts import ElementGroups
+from rl4sys_zmq.weights.forms import IntegerForm
 from rl4sys_zmq.weights.symbols import symbols_of
 
 __all__ = ["WORTH", "estimated_bits", "prediction_helps"]
@@ -23,7 +23,7 @@ _CELL_BITS = 4.0
 """About what a table says of one symbol in one group."""
 
 
-def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: Form) -> bool:
+def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerForm) -> bool:
     """Whether what `new` differs by from `base` is shorter less what that differs by from `before`, in planes."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
@@ -40,7 +40,7 @@ def _magnitude_bits(words: Integers) -> float:
     return float(np.log2(magnitudes, out=magnitudes).sum()) + 2.0 * words.size
 
 
-def estimated_bits(differences: Integers, groups: Groups | None) -> float:
+def estimated_bits(differences: Integers, groups: ElementGroups | None) -> float:
     """About how many bits the differences take when each group, or the whole, has a code of its own."""
     step = 1 + differences.size // SAMPLE
     classes = symbols_of(np.abs(differences[::step].astype(np.int64)), 0)

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
-from rl4sys_zmq.weights.bits import Buffer, Integers, Reader, bad
+from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
 from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
-from rl4sys_zmq.weights.forms import FP32, Form, Grid
+from rl4sys_zmq.weights.forms import FP32, Grid, IntegerForm
 from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
-__all__ = ["Codec", "Decoded", "Diff", "Payload", "decode_diff", "encode_diff"]
+__all__ = ["Codec", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
 
 Payload = bytes | memoryview
 
@@ -63,7 +63,7 @@ class Codec(IntEnum):
         return self < Codec.SNAPSHOT
 
 
-class Known(IntEnum):
+class CodingContext(IntEnum):
     """What the groups of `Codec.GROUPS` go by beside the base, and what is coded."""
 
     NOTHING = 0
@@ -89,7 +89,7 @@ class Diff:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedState:
     """What a diff led to.
 
     Attributes:
@@ -102,7 +102,7 @@ class Decoded:
 
 
 def encode_diff(
-    base: FlatWeights, new: FlatWeights, *, form: Form = FP32, level: int = 1, before: FlatWeights | None = None,
+    base: FlatWeights, new: FlatWeights, *, form: IntegerForm = FP32, level: int = 1, before: FlatWeights | None = None,
     prefix: bytes = b"",
 ) -> Diff:  # fmt: skip
     """The diff that leads from `base` to `new`, both ``[n]``; never longer than the elements are on the wire.
@@ -120,7 +120,7 @@ def encode_diff(
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
-    settled = form.settle(base)
+    settled = form.canonical(base)
     different = settled.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
     if not count and (settled is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
@@ -142,9 +142,9 @@ def decode_diff(
     payload: Payload,
     base: FlatWeights,
     *,
-    form: Form = FP32,
+    form: IntegerForm = FP32,
     before: FlatWeights | None = None,
-) -> Decoded:
+) -> DecodedState:
     """The state that a diff leads to from `base`, bit for bit.
 
     Whatever the payload claims, no more than the state's own size is allocated, a few times.
@@ -159,10 +159,10 @@ def decode_diff(
     Raises:
         WeightsError: when the payload is not a diff of ``n`` elements (``reason="payload"``).
     """
-    reader = Reader(payload)
+    reader = BitReader(payload)
     if codec == Codec.UNCHANGED:
         reader.end()
-        return Decoded(base.copy(), base[:0])
+        return DecodedState(base.copy(), base[:0])
     if codec == Codec.RAW:
         raw = _raw_form(form)
         word = np.dtype(raw.word).newbyteorder("<")
@@ -171,7 +171,7 @@ def decode_diff(
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
     if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
-    settled = form.settle(base)
+    settled = form.canonical(base)
     where = blocks.read(reader, base.size)
     if where is None:
         decoded = _decode(reader, codec, settled, form, before)
@@ -180,7 +180,7 @@ def decode_diff(
     decoded = _decode(reader, codec, settled[where], form.select(where), inner)
     out = settled.copy()
     out[where] = decoded.flat
-    return Decoded(out, decoded.written if settled is base else out)
+    return DecodedState(out, decoded.written if settled is base else out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Coded:
 
 
 def _encode(
-    base: FlatWeights, new: FlatWeights, form: Form, level: int, before: FlatWeights | None,
+    base: FlatWeights, new: FlatWeights, form: IntegerForm, level: int, before: FlatWeights | None,
     different: NDArray[np.bool_], count: int,
 ) -> _Coded:  # fmt: skip
     if before is not None and base.size < _LEAST:
@@ -213,7 +213,7 @@ def _encode(
 
 
 def _encode_fast(
-    base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None, different: NDArray[np.bool_], count: int
+    base: FlatWeights, new: FlatWeights, form: IntegerForm, before: FlatWeights | None, different: NDArray[np.bool_], count: int
 ) -> _Coded:  # fmt: skip
     size = base.size
     if count > SPARSE_SHARE_OF_UNITS * size:
@@ -234,7 +234,7 @@ def _encode_fast(
     return sparse if dense is None or sparse.size <= dense.size else dense
 
 
-def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: FlatWeights | None) -> _Coded:
+def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> _Coded:
     if before is not None and not prediction_helps(before, base, new, form):
         before = None
 
@@ -252,8 +252,8 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: Form, before: Flat
     return _Coded(Codec.PLANES, packed, predicted=before is not None)
 
 
-def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: Form) -> _Coded:
-    known, groups = Known.NOTHING, contexts.group(base.view(np.int32), None)
+def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerForm) -> _Coded:
+    known, groups = CodingContext.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
         least = WORTH * estimated_bits(difference, groups)
         further = contexts.group(base.view(np.int32), moves)
@@ -261,7 +261,7 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
         if min(by_moves, by_both) < least:
             groups = further
-            known = Known.MOVES if by_moves <= by_both else Known.PREDICTED
+            known = CodingContext.MOVES if by_moves <= by_both else CodingContext.PREDICTED
             difference = difference if by_moves <= by_both else predicted
     ordered = difference[groups.order()]
     parts = [bytes([known])]
@@ -269,10 +269,10 @@ def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, fo
         part = ordered[begin:end]
         positions = np.flatnonzero(part)
         parts.append(pack_integers(positions, part[positions].astype(np.int64), end - begin))
-    return _Coded(Codec.GROUPS, parts, predicted=known != Known.NOTHING)
+    return _Coded(Codec.GROUPS, parts, predicted=known != CodingContext.NOTHING)
 
 
-def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before: FlatWeights | None) -> Decoded:
+def _decode(reader: BitReader, codec: Codec, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> DecodedState:
     match codec:
         case Codec.SPARSE:
             _require_needed(before, needed=False)
@@ -283,21 +283,21 @@ def _decode(reader: Reader, codec: Codec, base: FlatWeights, form: Form, before:
             return _fresh(_decode_groups(reader, base, form, before))
 
 
-def _fresh(flat: FlatWeights) -> Decoded:
-    return Decoded(flat, flat)
+def _fresh(flat: FlatWeights) -> DecodedState:
+    return DecodedState(flat, flat)
 
 
-def _decode_sparse(reader: Reader, base: FlatWeights, form: Form) -> Decoded:
+def _decode_sparse(reader: BitReader, base: FlatWeights, form: IntegerForm) -> DecodedState:
     positions, values = unpack_integers(reader, base.size)
     reader.end()
     there = form.select(positions)
     written = there.flat(_wrapped(there.integers(base[positions]) + values, form))
     out = base.copy()
     out[positions] = written
-    return Decoded(out, written)
+    return DecodedState(out, written)
 
 
-def _decode_planes(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> FlatWeights:
     differences = planes.unpack(reader, base.size, form.word)
     reader.end()
     out = np.empty_like(base)
@@ -311,11 +311,11 @@ def _decode_planes(reader: Reader, base: FlatWeights, form: Form, before: FlatWe
     return out
 
 
-def _decode_groups(reader: Reader, base: FlatWeights, form: Form, before: FlatWeights | None) -> FlatWeights:
+def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> FlatWeights:
     was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
     known = _known(reader)
-    _require_needed(before, needed=known != Known.NOTHING)
+    _require_needed(before, needed=known != CodingContext.NOTHING)
     difference = np.zeros(base.size, dtype=np.int32)
     groups = contexts.group(base.view(np.int32), moves)
     order = groups.order()
@@ -324,16 +324,16 @@ def _decode_groups(reader: Reader, base: FlatWeights, form: Form, before: FlatWe
         difference[order[begin:end][positions]] = values.astype(np.int32)
     reader.end()
     was += difference
-    if known == Known.PREDICTED and moves is not None:
+    if known == CodingContext.PREDICTED and moves is not None:
         was += moves
     return form.flat(_wrapped(was, form))
 
 
-def _known(reader: Reader) -> Known:
+def _known(reader: BitReader) -> CodingContext:
     value = reader.byte()
-    if value > max(Known):
+    if value > max(CodingContext):
         raise bad(f"groups by {value}")
-    return Known(value)
+    return CodingContext(value)
 
 
 def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
@@ -341,10 +341,10 @@ def _require_needed(before: FlatWeights | None, *, needed: bool) -> None:
         raise bad("it says otherwise than its header whether the version before the base is needed")
 
 
-def _raw_form(form: Form) -> Form:
+def _raw_form(form: IntegerForm) -> IntegerForm:
     """The form of differences that are not coded: multiples of unequal steps say nothing without the steps."""
     return FP32 if isinstance(form, Grid) else form
 
 
-def _wrapped(integers: Integers, form: Form) -> Words:
+def _wrapped(integers: Integers, form: IntegerForm) -> Words:
     return integers.astype(form.word, copy=False)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.weights.bits import Integers
 from rl4sys_zmq.weights.symbols import symbols_of
 
-__all__ = ["Groups", "group"]
+__all__ = ["ElementGroups", "group"]
 
 LEAST_MEMBERS = 256
 MOST_GROUPS = 32
@@ -27,7 +27,7 @@ _MOVES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class ElementGroups:
     """Which element is in which group.
 
     Attributes:
@@ -47,7 +47,7 @@ class Groups:
         return itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
 
 
-def group(base: NDArray[np.int32], moved: Integers | None) -> Groups:
+def group(base: NDArray[np.int32], moved: Integers | None) -> ElementGroups:
     """The groups of all elements.
 
     Args:
@@ -71,4 +71,4 @@ def group(base: NDArray[np.int32], moved: Integers | None) -> Groups:
             sizes.append(0)
         labels[key] = len(sizes) - 1
         sizes[-1] += int(counts[key])
-    return Groups(labels[keys], tuple(sizes))
+    return ElementGroups(labels[keys], tuple(sizes))

@@ -17,7 +17,7 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights.bits import Integers
 
-__all__ = ["BF16", "FP32", "Form", "Grid", "WireDtype", "form_of"]
+__all__ = ["BF16", "FP32", "IntegerForm", "Grid", "WireDtype", "form_of"]
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOW_HALF = np.int32(0xFFFF)
@@ -37,7 +37,7 @@ class WireDtype(IntEnum):
         return 2 if self is WireDtype.BF16 else 4
 
 
-class Form(ABC):
+class IntegerForm(ABC):
     """A way to see a state as integers.
 
     Attributes:
@@ -55,27 +55,27 @@ class Form(ABC):
         """The elements with these integers, in a fresh array."""
 
     @abstractmethod
-    def settle(self, flat: FlatWeights) -> FlatWeights:
+    def canonical(self, flat: FlatWeights) -> FlatWeights:
         """The state in which each element has the value that its integer stands for: itself where that is so anyway."""
 
-    def select(self, where: Integers | slice) -> Form:
+    def select(self, where: Integers | slice) -> IntegerForm:
         """The same for some of the elements."""
         return self
 
 
-class Fp32(Form):
+class Fp32(IntegerForm):
     """All float32 values: their bits, as integers of the same order (of negative floats all bits but the sign are flipped)."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """See `Form`."""
+        """See `IntegerForm`."""
         return _ordered(flat.view(np.int32))
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """See `Form`."""
+        """See `IntegerForm`."""
         return _ordered(integers.astype(np.int32, copy=False)).view(np.float32)
 
-    def settle(self, flat: FlatWeights) -> FlatWeights:
-        """See `Form`."""
+    def canonical(self, flat: FlatWeights) -> FlatWeights:
+        """See `IntegerForm`."""
         return flat
 
 
@@ -85,7 +85,7 @@ class Bf16(Fp32):
     word = np.int16
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """See `Form`.
+        """See `IntegerForm`.
 
         Raises:
             WeightsError: for a value that bf16 does not have (``reason="dtype"``).
@@ -98,14 +98,14 @@ class Bf16(Fp32):
         return out
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """See `Form`."""
+        """See `IntegerForm`."""
         upper = integers.astype(np.int16, copy=False).astype(np.int32)
         upper ^= (upper >> 31) & np.int32(0x7FFF)
         upper <<= 16
         return upper.view(np.float32)
 
 
-class Grid(Form):
+class Grid(IntegerForm):
     """Multiples of a power of two, which each tensor has its own of: the integers are the multiples."""
 
     def __init__(self, exponents: Integers) -> None:
@@ -117,28 +117,28 @@ class Grid(Form):
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """See `Form`. What lies between two multiples goes to the nearer, of two that are as near to the even one."""
+        """See `IntegerForm`. What lies between two multiples goes to the nearer, of two that are as near to the even one."""
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 
     def flat(self, integers: Integers) -> FlatWeights:
-        """See `Form`."""
+        """See `IntegerForm`."""
         with np.errstate(over="ignore"):
             return np.ldexp(integers.astype(np.float64), self._exponents).astype(np.float32)
 
-    def settle(self, flat: FlatWeights) -> FlatWeights:
-        """See `Form`."""
+    def canonical(self, flat: FlatWeights) -> FlatWeights:
+        """See `IntegerForm`."""
         return self.flat(self.integers(flat))
 
     def select(self, where: Integers | slice) -> Grid:
-        """See `Form`."""
+        """See `IntegerForm`."""
         return Grid(self._exponents[where])
 
 
 FP32, BF16 = Fp32(), Bf16()
 
 
-def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> Form:
+def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int] = ()) -> IntegerForm:
     """The form of a wire dtype.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rl4sys_zmq.weights import symbols
-from rl4sys_zmq.weights.bits import Integers, Reader, bad, pack_fields, pack_flags, pack_gaps, varint
+from rl4sys_zmq.weights.bits import BitReader, Integers, bad, pack_fields, pack_flags, pack_gaps, varint
 
 __all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "few", "pack_integers", "unpack_integers"]
 
@@ -45,7 +45,7 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
     return head + _pack_magnitudes(magnitudes - 1, MAX_DEPTH)
 
 
-def unpack_integers(reader: Reader, size: int) -> Sparse:
+def unpack_integers(reader: BitReader, size: int) -> Sparse:
     """What `pack_integers` wrote, with bounds on every number before anything is allocated.
 
     Raises:
@@ -78,7 +78,7 @@ def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
     return head + _pack_magnitudes(values - 1, depth - 1)
 
 
-def _unpack_magnitudes(reader: Reader, size: int, depth: int) -> NDArray[np.int64]:
+def _unpack_magnitudes(reader: BitReader, size: int, depth: int) -> NDArray[np.int64]:
     mode = reader.byte()
     out = np.zeros(size, dtype=np.int64)
     if mode == ZERO:
@@ -113,7 +113,7 @@ def _pack_symbols(positions: Integers, magnitudes: NDArray[np.int64], size: int,
     return b"".join((bytes([SYMBOLS + fine]), *symbols.pack_symbols(plane), pack_fields(fields, widths)))
 
 
-def _unpack_symbols(reader: Reader, mode: int, size: int, *, signed: bool) -> Sparse:
+def _unpack_symbols(reader: BitReader, mode: int, size: int, *, signed: bool) -> Sparse:
     fine = mode - SYMBOLS
     if not 0 <= fine <= symbols.MAX_FINE:
         raise bad(f"unknown mode {mode}")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.weights.bits import Buffer, Reader
+from rl4sys_zmq.weights.bits import BitReader, Buffer
 from rl4sys_zmq.weights.symbols import pack_symbols, unpack_symbols
 
 __all__ = ["Words", "pack", "pieces", "unpack"]
@@ -54,7 +54,7 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
     return [buffer for plane in planes for buffer in pack_symbols(plane)]
 
 
-def unpack(reader: Reader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
+def unpack(reader: BitReader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
     """What `pack` wrote of `size` integers of the type `word`, piece by piece; all is read before the first of them.
 
     Raises:

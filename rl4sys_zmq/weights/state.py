@@ -11,14 +11,14 @@ import xxhash
 from rl4sys_zmq.errors import ProtocolError, WeightsError
 from rl4sys_zmq.values import FlatWeights, PolicySnapshot
 from rl4sys_zmq.weights import planes
-from rl4sys_zmq.weights.bits import Reader, bad
-from rl4sys_zmq.weights.coder import Codec, Decoded, Diff, Payload, decode_diff, encode_diff
+from rl4sys_zmq.weights.bits import BitReader, bad
+from rl4sys_zmq.weights.coder import Codec, DecodedState, Diff, Payload, decode_diff, encode_diff
 from rl4sys_zmq.weights.digest import digest
-from rl4sys_zmq.weights.forms import BF16, FP32, Form, WireDtype, form_of
+from rl4sys_zmq.weights.forms import BF16, FP32, IntegerForm, WireDtype, form_of
 from rl4sys_zmq.weights.header import WeightsHeader
 from rl4sys_zmq.weights.rounding import LEAST_EXPONENT, Steps, steps_of
 
-__all__ = ["Writing", "apply_update", "encode_update"]
+__all__ = ["EncodingOptions", "apply_update", "encode_update"]
 
 SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
 """By level: a whole state is compressed only below this share of its size, for expanding it costs every actor time."""
@@ -30,7 +30,7 @@ _TABLED = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class EncodingOptions:
     """How updates are written.
 
     Attributes:
@@ -48,7 +48,7 @@ def encode_update(
     policy_id: bytes,
     base: PolicySnapshot | None,
     new: PolicySnapshot,
-    writing: Writing | None = None,
+    writing: EncodingOptions | None = None,
     *,
     before: PolicySnapshot | None = None,
 ) -> tuple[bytes, Payload]:
@@ -69,7 +69,7 @@ def encode_update(
         ProtocolError: a number does not fit the header.
     """
     _require_finite(new.flat)
-    writing = writing or Writing()
+    writing = writing or EncodingOptions()
     if base is None or base.generation != new.generation or not writing.level:
         diff, base_version = Diff(*_encode_snapshot(new.flat, writing)), new.version
     else:
@@ -150,7 +150,7 @@ def _precedes(before: PolicySnapshot, generation: int, version: int) -> bool:
     return (before.generation, before.version) == (generation, version - 1)
 
 
-def _encode_diff(base: FlatWeights, new: FlatWeights, writing: Writing, before: PolicySnapshot | None) -> Diff:
+def _encode_diff(base: FlatWeights, new: FlatWeights, writing: EncodingOptions, before: PolicySnapshot | None) -> Diff:
     steps: Steps = ()
     table = b""
     if writing.dtype is WireDtype.GRID:
@@ -165,20 +165,20 @@ def _encode_diff(base: FlatWeights, new: FlatWeights, writing: Writing, before: 
 
 def _decode_diff(
     head: WeightsHeader, payload: Payload, base: FlatWeights, before: FlatWeights | None, sizes: Sequence[int]
-) -> Decoded:
+) -> DecodedState:
     steps: Steps = ()
     if head.wire_dtype is WireDtype.GRID and head.codec in _TABLED:
-        steps = tuple(np.frombuffer(Reader(payload).take(len(sizes)), dtype=np.int8).tolist())
+        steps = tuple(np.frombuffer(BitReader(payload).take(len(sizes)), dtype=np.int8).tolist())
         payload = memoryview(payload)[len(sizes) :]
     form = form_of(head.wire_dtype, steps or (0,) * len(sizes), sizes)
     return decode_diff(head.codec, payload, base, form=form, before=before)
 
 
-def _snapshot_form(dtype: WireDtype) -> Form:
+def _snapshot_form(dtype: WireDtype) -> IntegerForm:
     return BF16 if dtype is WireDtype.BF16 else FP32
 
 
-def _encode_snapshot(flat: FlatWeights, writing: Writing) -> tuple[Codec, Payload]:
+def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[Codec, Payload]:
     """The whole state; compressed, where that gains enough, in the form of its bits, which needs no steps."""
     dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
@@ -202,7 +202,7 @@ def _planes_of(flat: FlatWeights, dtype: WireDtype) -> bytes:
 
 def _decode_snapshot(codec: Codec, payload: Payload, size: int, dtype: WireDtype) -> FlatWeights:
     if codec == Codec.SNAPSHOT_PLANES:
-        form, reader = _snapshot_form(dtype), Reader(payload)
+        form, reader = _snapshot_form(dtype), BitReader(payload)
         parts = planes.unpack(reader, size, form.word)
         reader.end()
         flat = np.empty(size, dtype=np.float32)

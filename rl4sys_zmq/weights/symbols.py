@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq import zstd
 from rl4sys_zmq.errors import WeightsError
-from rl4sys_zmq.weights.bits import Buffer, Reader, varint
+from rl4sys_zmq.weights.bits import BitReader, Buffer, varint
 
 __all__ = ["MAX_FINE", "bases", "best_fine", "coarser", "pack_symbols", "symbols_of", "unpack_symbols", "widths"]
 
@@ -76,7 +76,7 @@ def pack_symbols(symbols: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
     return (varint(len(packed)), packed) if len(packed) < _GAIN * symbols.size else (varint(_STORED), symbols.data)
 
 
-def unpack_symbols(reader: Reader, size: int) -> NDArray[np.uint8]:
+def unpack_symbols(reader: BitReader, size: int) -> NDArray[np.uint8]:
     """What `pack_symbols` wrote of so many symbols."""
     length = reader.varint(size)
     if length == _STORED:

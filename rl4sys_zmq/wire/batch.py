@@ -17,7 +17,7 @@ from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire.coding import plain_body
-from rl4sys_zmq.wire.columns import Group, Reader
+from rl4sys_zmq.wire.columns import ColumnReader, Group
 from rl4sys_zmq.wire.layout import parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 from rl4sys_zmq.wire.schema import SegmentSchema
@@ -65,7 +65,7 @@ class Batch:
         self.steps: NDArray[np.int64] = heads["steps"].astype(np.int64)
         self._raw = message.heads
         self._undecodable: dict[int, str] | None = None
-        self._groups = Reader(heads, self.steps, layouts, plain_body(message)).groups
+        self._groups = ColumnReader(heads, self.steps, layouts, plain_body(message)).groups
 
     def __len__(self) -> int:
         return len(self.heads)

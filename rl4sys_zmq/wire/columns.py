@@ -16,7 +16,7 @@ from rl4sys_zmq.wire.coding import CodedImages, Part
 from rl4sys_zmq.wire.layout import LETTERS, Column, Layout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
-__all__ = ["Group", "Reader", "Views"]
+__all__ = ["Group", "ColumnReader", "Views"]
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
 """Which of the counts of rows a column goes by: the steps, the observations, or the steps of those that say all versions."""
 
 
-class Reader:
+class ColumnReader:
     """Finds the columns in the body."""
 
     def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[Part]) -> None:

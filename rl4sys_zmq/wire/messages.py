@@ -31,7 +31,7 @@ __all__ = [
     "Fetch",
     "Forget",
     "Frame",
-    "FromThread",
+    "FromWorker",
     "Heartbeat",
     "Hello",
     "Message",
@@ -46,7 +46,7 @@ __all__ = [
     "Submit",
     "ToActor",
     "ToLearner",
-    "ToThread",
+    "ToWorker",
     "Verdict",
     "Weights",
     "Welcome",
@@ -83,13 +83,13 @@ class ToActor:
     __slots__ = ()
 
 
-class ToThread:
+class ToWorker:
     """A message from the gateway to a learner thread."""
 
     __slots__ = ()
 
 
-class FromThread:
+class FromWorker:
     """A message from a learner thread to the gateway."""
 
     __slots__ = ()
@@ -117,7 +117,7 @@ class Hello(ToLearner):
         submits: False for an evaluating actor, which only takes weights.
         library: name and version, for people.
         origin: the incarnation that began to number this actor's segments; 0: this one.
-        ledger_id: of the learner that last welcomed this origin; 0: none.
+        journal_id: of the learner that last welcomed this origin; 0: none.
         spooled: True when numbering and segments outlive the actor's process.
         weights: what the actor's configuration says of ``wire_dtype`` and ``level``.
         welcomed: a learner has welcomed this start before; without a spool: this origin.
@@ -138,7 +138,7 @@ class Hello(ToLearner):
     submits: bool = True
     library: str = ""
     origin: int = 0
-    ledger_id: int = 0
+    journal_id: int = 0
     spooled: bool = False
     weights: Document = field(default_factory=dict)
     welcomed: bool = False
@@ -230,8 +230,8 @@ class Welcome(ToActor):
     Attributes:
         policy_id: 8 bytes, in the header of each of this policy's weight updates.
         topic: 8 bytes: with a kind byte before it, the topic of this client on the PUB. It changes when a right is taken away.
-        ledger_id: of this learner's ledger, which is its memory of who sent what.
-        gap: how many segments the actor was told to forget that this ledger does not know.
+        journal_id: of this learner's journal, which is its memory of who sent what.
+        gap: how many segments the actor was told to forget that this journal does not know.
         generation: of the learner's policy.
         version: its current version.
         digest: of that version's flat bytes.
@@ -255,7 +255,7 @@ class Welcome(ToActor):
     KIND: ClassVar[int] = 17
     policy_id: bytes
     topic: bytes
-    ledger_id: int
+    journal_id: int
     gap: int
     generation: int
     version: int
@@ -284,7 +284,7 @@ class Ack(ToActor):
     Attributes:
         generation: of the client's policy; an ack of another life of the learner thread means nothing.
         received: the next sequence number expected; all below have been accepted.
-        durable: all below are in the ledger.
+        durable: all below are in the journal.
         trained: all below have been disposed of.
         checkpointed: all below are covered by a checkpoint.
         accepted_steps: the steps of all segments below `received`, in the units of `credit_steps`.
@@ -381,7 +381,7 @@ class CommandDone(ToActor):
 
 
 @dataclass(frozen=True, slots=True)
-class Assign(ToThread):
+class Assign(ToWorker):
     """The first message to a learner thread: which client it serves, and how.
 
     Attributes:
@@ -398,7 +398,7 @@ class Assign(ToThread):
         max_parameters: a larger policy is refused.
         checkpoints: the folder of this client's checkpoints, where the newest is taken up again; empty: none are kept.
         checkpoint_every_s: how often to write one.
-        ledger_id: noted in the checkpoints.
+        journal_id: noted in the checkpoints.
         wire_dtype: ``fp32``, ``bf16`` or ``grid``: what weights are on their way to the actors.
         weights_level: of the coder of diffs.
         max_magnitude: of an observation or a raw action, where the space has no bound of its own.
@@ -422,7 +422,7 @@ class Assign(ToThread):
     max_parameters: int
     checkpoints: str
     checkpoint_every_s: float
-    ledger_id: int
+    journal_id: int
     wire_dtype: str = "fp32"
     weights_level: int = 1
     max_magnitude: float = 1e15
@@ -431,7 +431,7 @@ class Assign(ToThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver(ToThread):
+class Deliver(ToWorker):
     """Segments accepted from one actor: the frames of its `Submit`, as they came.
 
     Attributes:
@@ -451,14 +451,14 @@ class Deliver(ToThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(ToThread):
+class Stop(ToWorker):
     """Finish what is in hand, then end."""
 
     KIND: ClassVar[int] = 34
 
 
 @dataclass(frozen=True, slots=True)
-class Save(ToThread):
+class Save(ToWorker):
     """Write a checkpoint now, and answer with `Checkpointed`.
 
     Attributes:
@@ -472,8 +472,8 @@ class Save(ToThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Forget(ToThread):
-    """Nothing of this stream is in the ledger any more: checkpoints need not carry its mark."""
+class Forget(ToWorker):
+    """Nothing of this stream is in the journal any more: checkpoints need not carry its mark."""
 
     KIND: ClassVar[int] = 36
     actor_id: str
@@ -484,7 +484,7 @@ class Forget(ToThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready(FromThread):
+class Ready(FromWorker):
     """The algorithm is built. The first `Published` (version 0) follows.
 
     Attributes:
@@ -510,7 +510,7 @@ class Ready(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Published(FromThread):
+class Published(FromWorker):
     """A new version.
 
     Attributes:
@@ -527,7 +527,7 @@ class Published(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Disposed(FromThread):
+class Disposed(FromWorker):
     """What became of segments of one actor: ``ranges`` of ``[first, end)`` with one `verdict`.
 
     Attributes:
@@ -549,7 +549,7 @@ class Disposed(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Demand(FromThread):
+class Demand(FromWorker):
     """The data that a learner thread has taken and can use.
 
     Attributes:
@@ -565,7 +565,7 @@ class Demand(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(FromThread):
+class Failed(FromWorker):
     """The learner thread stops on this exception."""
 
     KIND: ClassVar[int] = 52
@@ -574,7 +574,7 @@ class Failed(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Metrics(FromThread):
+class Metrics(FromWorker):
     """Scalars for people.
 
     Attributes:
@@ -594,14 +594,14 @@ class Metrics(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed(FromThread):
+class Checkpointed(FromWorker):
     """A checkpoint is on the disk, or could not be written.
 
     Attributes:
         token: of the `Save` that asked for it; 0 when nobody did.
         number: of the checkpoint; 0 when there is none.
         version: of the policy in it.
-        marks: ``[actor_id, origin, next_seq]`` of each stream: what is below needs no ledger any more.
+        marks: ``[actor_id, origin, next_seq]`` of each stream: what is below needs no journal any more.
         duration_s: how long it took.
         error: why it could not be written, or empty.
     """
@@ -616,7 +616,7 @@ class Checkpointed(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter(FromThread):
+class DeadLetter(FromWorker):
     """A segment that was quarantined, for a person to look at: its `Submit` alone, as frames in the body."""
 
     KIND: ClassVar[int] = 55
@@ -628,7 +628,7 @@ class DeadLetter(FromThread):
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm(FromThread):
+class Alarm(FromWorker):
     """Something went wrong that stops nothing, and that people should know of.
 
     Attributes:

@@ -234,10 +234,10 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
     Raises:
         ProtocolError: when they are not what `pack_tree` writes.
     """
-    return _Reader(frames).read(skeleton, 0)
+    return _ColumnReader(frames).read(skeleton, 0)
 
 
-class _Reader:
+class _ColumnReader:
     """One tree that comes in."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:

@@ -1,4 +1,4 @@
-"""What is put into a spool reaches each learner's ledger once and in order, whenever the process dies."""
+"""What is put into a spool reaches each learner's journal once and in order, whenever the process dies."""
 
 import os
 import random
@@ -159,11 +159,11 @@ def test_a_restart_goes_on_where_the_marks_say(opened, folder):
     first.put(segments(*range(10)))
     first.take(6, 1 << 20)
     first.release(2)
-    first.set_ledger(77)
+    first.set_journal(77)
     actor, origin, incarnation = first.actor_id, first.origin, first.incarnation
     copy = killed(first, folder)
     second = opened(copy)
-    assert (second.actor_id, second.origin, second.ledger_id) == (actor, origin, 77)
+    assert (second.actor_id, second.origin, second.journal_id) == (actor, origin, 77)
     assert second.incarnation > incarnation
     assert numbers(second.reconcile(5, 3)) == [3, 4]
     assert (second.base_seq, second.taken_items) == (3, 2)
@@ -263,7 +263,7 @@ def test_the_owner_drops_from_the_head(opened, folder):
     assert spool.drop_head(2, "lag") == 2
     assert numbers(spool.take(1, 1 << 20)) == [3]
     assert spool.drop_head(9, "lag") == 1
-    spool.set_ledger(1)
+    spool.set_journal(1)
     second = opened(killed(spool, folder))
     assert second.dropped == {"lag": 3}
     assert numbers(second.reconcile(1, 0)) == [0]
@@ -686,7 +686,7 @@ def test_a_killed_process_loses_nothing(opened, folder, seed):
 
 
 class Learner:
-    """The ledger of one stream: what it accepted, by number. None is a refused item or a gap."""
+    """The journal of one stream: what it accepted, by number. None is a refused item or a gap."""
 
     def __init__(self):
         self.accepted = []

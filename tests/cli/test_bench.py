@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rl4sys_zmq.bench import questions
+from rl4sys_zmq.bench import measurements
 from rl4sys_zmq.bench.infer import PERCEPTRONS
 from rl4sys_zmq.cli.bench import PARTS
 from rl4sys_zmq.cli.learner import main
 
 
 def test_every_question_belongs_to_one_part() -> None:
-    assert sorted(name for names in PARTS.values() for name in names) == sorted(questions.QUESTIONS)
+    assert sorted(name for names in PARTS.values() for name in names) == sorted(measurements.QUESTIONS)
 
 
 def test_the_fan_out_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "CASES", ((4, 2),))
-    monkeypatch.setattr(questions.Options, "__init__", _small(questions.Options.__init__))
+    monkeypatch.setattr(measurements, "CASES", ((4, 2),))
+    monkeypatch.setattr(measurements.BenchOptions, "__init__", _small(measurements.BenchOptions.__init__))
     done = CliRunner().invoke(main, ["bench", "--what", "fanout", "--pairs", "1", "--json", str(tmp_path / "found.json")])
     assert done.exit_code == 0, done.output
     assert "4 kB to 2 actors, level 0, ms" in done.output
@@ -39,10 +39,10 @@ def _small(init: Any) -> Callable[..., Any]:
 
 def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, cases in {"P1_CASES": ((4, 1),), "LARGE": (), "DURABLE_BATCHES": (4,)}.items():
-        monkeypatch.setattr(questions, name, cases)
-    options = questions.Options(pairs=1, seconds=0.5, folder=tmp_path)
+        monkeypatch.setattr(measurements, name, cases)
+    options = measurements.BenchOptions(pairs=1, seconds=0.5, folder=tmp_path)
     said: list[str] = []
-    record = questions.measure(["ingress", "durable"], options, said.append)
+    record = measurements.measure(["ingress", "durable"], options, said.append)
     found = [*record["results"]["ingress"].values(), *record["results"]["durable"].values()]
     assert len(found) == 2
     assert all(case["ours"] > 0 and case["baseline"] > 0 and case["better"] == "higher" for case in found)
@@ -50,11 +50,11 @@ def test_ingress_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_remote_inference_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "PERCEPTRONS", PERCEPTRONS[:1])
-    monkeypatch.setattr(questions, "DEVICES", ())
-    monkeypatch.setattr(questions, "INFER_PAUSES_S", (0.001,))
+    monkeypatch.setattr(measurements, "PERCEPTRONS", PERCEPTRONS[:1])
+    monkeypatch.setattr(measurements, "DEVICES", ())
+    monkeypatch.setattr(measurements, "INFER_PAUSES_S", (0.001,))
     said: list[str] = []
-    record = questions.measure(["infer"], questions.Options(pairs=1, seconds=0.1), said.append)
+    record = measurements.measure(["infer"], measurements.BenchOptions(pairs=1, seconds=0.1), said.append)
     trip, calls = record["results"]["infer"].values()
     assert all(case["ours"] > 0 and case["baseline"] > 0 for case in (trip, calls))
     assert (trip["better"], calls["better"]) == ("lower", "higher")

@@ -198,7 +198,7 @@ def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:
         assert result.exit_code == 0 and said in result.stdout and result.stdout.count("\n") == 2, result.output
 
 
-def test_a_ledger_in_memory_knows_the_commands_too(stack: ExitStack) -> None:
+def test_a_journal_in_memory_knows_the_commands_too(stack: ExitStack) -> None:
     learner = start(stack, None)
     agent = join(stack, learner)
     play(agent, 11)

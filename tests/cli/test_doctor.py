@@ -20,8 +20,8 @@ from rl4sys_zmq.cli import look
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
-from rl4sys_zmq.ops.asking import ask, evaluating_hello
 from rl4sys_zmq.ops.doctor import STAGES, diagnose
+from rl4sys_zmq.ops.requests import ask, evaluating_hello
 from rl4sys_zmq.testing import FakeAlgorithm
 from rl4sys_zmq.transports import Address, Socket, context
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace

@@ -19,11 +19,11 @@ def test_a_higher_one_is_within_what_the_learner_lets_in(known, seed):
 
 
 def test_a_clock_that_stands_still_makes_no_two_alike():
-    dice = random.Random(1)
-    assert len({first_incarnation(0.0, dice) for _ in range(200)}) == 200
+    rng = random.Random(1)
+    assert len({first_incarnation(0.0, rng) for _ in range(200)}) == 200
 
 
 def test_a_right_clock_keeps_starts_in_order():
-    dice = random.Random(1)
-    starts = [first_incarnation(1.8e9 + 0.1 * n, dice) for n in range(200)]
+    rng = random.Random(1)
+    starts = [first_incarnation(1.8e9 + 0.1 * n, rng) for n in range(200)]
     assert starts == sorted(starts)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rl4sys_zmq.delivery import journal_marks
-from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import ClientRow, JournalEntry, StreamRow
+from rl4sys_zmq.delivery.journal_cache import Changes, JournalCache, KnownRows
 from rl4sys_zmq.delivery.journal_file import NO_RECOVERY, Recovery
-from rl4sys_zmq.delivery.journal_image import Changes, Image, KnownRows
 from rl4sys_zmq.delivery.journal_loss import Witness
 from rl4sys_zmq.delivery.journal_marks import MarksFile, read_marks
-from rl4sys_zmq.delivery.ledger import ClientRow, Entry, StreamRow
 from rl4sys_zmq.errors import JournalError, JournalLost
 
 DEADLINE_S = 10.0
@@ -27,30 +27,30 @@ class Bench:
     def __init__(self, folder: Path, recovery: Recovery = NO_RECOVERY) -> None:
         self.news = threading.Event()
         path = folder / "journal.db"
-        self.ledger = Journal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
-        self.restored = self.ledger.open()
+        self.journal = DiskJournal(path, fsync="normal", max_bytes=1 << 30, wake=self.news.set, retry_s=0.02, recovery=recovery)
+        self.restored = self.journal.open()
 
     def append(self, first: int, end: int, actor: str = "a") -> None:
         """Returns when these segments are told to be committed."""
-        self.ledger.append([Entry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
+        self.journal.append([JournalEntry("c", actor, 1, first, end, 10, 0, 0, (b"frame",))])
         deadline = time.monotonic() + DEADLINE_S
-        while not self.ledger.committed():
-            assert self.news.wait(max(0.0, deadline - time.monotonic())), self.ledger.state()
+        while not self.journal.committed():
+            assert self.news.wait(max(0.0, deadline - time.monotonic())), self.journal.state()
             self.news.clear()
 
     def close(self) -> None:
-        self.ledger.stop()
-        assert self.ledger.join(DEADLINE_S)
+        self.journal.stop()
+        assert self.journal.join(DEADLINE_S)
 
 
 def written(folder: Path, segments: int = 10, *, client: bool = True) -> int:
     """A journal in which a client has so many segments; returns its lineage."""
     bench = Bench(folder)
     if client:
-        bench.ledger.put_client(ClientRow("c", 3, {"seed": 7}, 0, 0, 0))
+        bench.journal.put_client(ClientRow("c", 3, {"seed": 7}, 0, 0, 0))
     bench.append(0, segments)
     bench.close()
-    return bench.restored.ledger_id
+    return bench.restored.journal_id
 
 
 # ---- the file itself
@@ -87,11 +87,11 @@ def test_a_dropped_client_is_forgotten_with_its_streams(tmp_path: Path) -> None:
     marks.close()
     found = read_marks(tmp_path / "journal.marks")
     assert found is not None
-    assert (found.rows.ledger_id, found.rows.clients, found.rows.streams) == (77, {}, {})
+    assert (found.rows.journal_id, found.rows.clients, found.rows.streams) == (77, {}, {})
 
 
 def test_a_client_that_is_dropped_and_made_again_in_one_transaction_is_new() -> None:
-    image = Image(rows())
+    image = JournalCache(rows())
     image.add_to_client("c", 5, 0, 0)
     image.drop_client("c")
     image.put_client(ClientRow("c", 9, {}, 0, 0, 0))
@@ -139,13 +139,13 @@ def test_a_journal_that_is_gone_is_refused_and_comes_back_with_its_rows(tmp_path
     assert not (tmp_path / "journal.db").exists()
     bench = Bench(tmp_path, Recovery(accept_loss=True))
     bench.close()
-    assert bench.restored.ledger_id == lineage
+    assert bench.restored.journal_id == lineage
     assert bench.restored.clients == (ClientRow("c", 3, {"seed": 7}, 10, 0, 0),)
     assert bench.restored.streams[0].received == 10
-    assert bench.ledger.state().lost == 10
+    assert bench.journal.state().lost == 10
     again = Bench(tmp_path)
     again.close()
-    assert (again.ledger.loss, again.restored) == (None, bench.restored)
+    assert (again.journal.loss, again.restored) == (None, bench.restored)
 
 
 def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -> None:
@@ -169,10 +169,10 @@ def test_marks_that_are_behind_or_gone_or_damaged_stop_nothing(tmp_path: Path) -
 
 def test_what_is_dropped_on_purpose_is_no_loss(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    bench.ledger.put_client(ClientRow("c", 3, {}, 0, 0, 0))
+    bench.journal.put_client(ClientRow("c", 3, {}, 0, 0, 0))
     bench.append(0, 4)
     bench.append(0, 4, "b")
-    bench.ledger.drop_stream("c", "a", 1)
+    bench.journal.drop_stream("c", "a", 1)
     bench.close()
     again = Bench(tmp_path)
     again.close()
@@ -188,7 +188,7 @@ def test_another_journal_in_the_place_is_refused(tmp_path: Path) -> None:
         Bench(tmp_path)
     bench = Bench(tmp_path, Recovery(accept_loss=True))
     bench.close()
-    assert bench.restored.ledger_id == theirs
+    assert bench.restored.journal_id == theirs
     Bench(tmp_path).close()
 
 
@@ -240,15 +240,15 @@ def test_nothing_is_told_before_the_marks_say_it(tmp_path: Path, monkeypatch: py
         write(file, data, at)
 
     monkeypatch.setattr(journal_marks, "_write", refuse)
-    bench.ledger.append([Entry("c", "a", 1, 1, 4, 10, 0, 0, (b"frame",))])
+    bench.journal.append([JournalEntry("c", "a", 1, 1, 4, 10, 0, 0, (b"frame",))])
     deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not bench.ledger.state().failures:
+    while not bench.journal.state().failures:
         assert time.monotonic() < deadline
         pause.wait(0.005)
-    assert bench.ledger.committed() == []
-    assert "No space" in bench.ledger.state().error
+    assert bench.journal.committed() == []
+    assert "No space" in bench.journal.state().error
     full.clear()
-    while not (told := bench.ledger.committed()):
+    while not (told := bench.journal.committed()):
         assert time.monotonic() < deadline
         pause.wait(0.005)
     assert len(told) == 1
@@ -281,12 +281,12 @@ def test_a_place_that_another_learner_has_taken_is_left_to_it(tmp_path: Path) ->
     place.rename(tmp_path / "elsewhere")
     place.mkdir()
     two = Bench(place)
-    one.ledger.append([Entry("c", "a", 1, 3, 5, 10, 0, 0, (b"frame",))])
+    one.journal.append([JournalEntry("c", "a", 1, 3, 5, 10, 0, 0, (b"frame",))])
     deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while "in use by another learner" not in one.ledger.state().error:
-        assert time.monotonic() < deadline, one.ledger.state()
+    while "in use by another learner" not in one.journal.state().error:
+        assert time.monotonic() < deadline, one.journal.state()
         pause.wait(0.005)
-    assert one.ledger.committed() == []
+    assert one.journal.committed() == []
     two.append(0, 1)
     two.close()
     one.close()

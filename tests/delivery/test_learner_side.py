@@ -1,4 +1,4 @@
-"""Streams, the table of a client's streams, credit and the ledger: one rule each."""
+"""Streams, the table of a client's streams, credit and the journal: one rule each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.delivery import (
     CreditPool,
-    Entry,
+    JournalEntry,
+    JournalPage,
     Load,
-    MemoryLedger,
-    Page,
+    MemoryJournal,
     Stream,
     StreamRow,
     StreamTable,
@@ -59,7 +59,7 @@ def packed(steps=2, dtype=np.float32, episode=7):
 
 
 def table(**kwargs):
-    return StreamTable("c", **{"silence_s": 3.0, "lease_s": 30.0, "max_actors": 2, "ledger_id": OURS, **kwargs})
+    return StreamTable("c", **{"silence_s": 3.0, "lease_s": 30.0, "max_actors": 2, "journal_id": OURS, **kwargs})
 
 
 def row(received, actor_id="a", origin=1, incarnation=None, **kwargs):
@@ -117,7 +117,7 @@ def test_contents_that_this_life_never_saw_are_not_compared():
     assert stream.admit(2, [9] * 8) == 8
 
 
-def test_marks_follow_the_ledger_and_the_verdicts():
+def test_marks_follow_the_journal_and_the_verdicts():
     stream = stream_of(10)
     take(stream, 4)
     assert (stream.received, stream.durable, stream.trained, stream.pending) == (14, 10, 10, 4)
@@ -212,7 +212,7 @@ def test_a_learner_that_goes_back_is_fed_what_its_state_lacks():
     assert (stream.trained, stream.pending, stream.verdicts[Verdict.TRAINED]) == (10, 0, 9)
 
 
-def test_what_the_ledger_has_no_more_is_a_hole_and_not_pending():
+def test_what_the_journal_has_no_more_is_a_hole_and_not_pending():
     stream = stream_of()
     take(stream, 10)
     stream.commit(10)
@@ -262,7 +262,7 @@ def test_segments_of_this_life_are_told_from_those_before():
     assert stream_of().counted(1)
 
 
-def test_a_stream_that_begins_beyond_zero_while_the_ledger_is_read_has_nothing_pending():
+def test_a_stream_that_begins_beyond_zero_while_the_journal_is_read_has_nothing_pending():
     stream = stream_of()
     assert stream.resume(5) == 5
     stream.replay_ends()
@@ -328,7 +328,7 @@ def test_a_refused_item_in_a_hole_is_not_subtracted_twice():
 @given(st.data())
 def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
     """Against a model that keeps one word for each number."""
-    stream, model, ledger = stream_of(), {}, []
+    stream, model, journal = stream_of(), {}, []
     replayed = 0
     replaying = False
     for _ in range(data.draw(st.integers(1, 15))):
@@ -344,7 +344,7 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
                         model[seq] = "done"
                 stream.commit(stream.received)
                 if data.draw(st.booleans()):
-                    ledger.append((first, first + count))
+                    journal.append((first, first + count))
             case "gap":
                 first, end = stream.received, stream.received + data.draw(st.integers(1, 4))
                 stream.resume(end)
@@ -361,15 +361,15 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
                 model = {seq: "done" if seq < mark else "pending" for seq in model}
                 replaying = True
             case "replay" if replaying:
-                for first, end in ledger:
+                for first, end in journal:
                     if end > replayed:
                         assert stream.replay(first, end) == max(0, replayed - first)
                         model.update(dict.fromkeys(range(replayed, first), "lost"))
                         replayed = end
                         break
             case "replay_ends" if replaying:
-                while any(end > replayed for _, end in ledger):
-                    first, end = next(e for e in ledger if e[1] > replayed)
+                while any(end > replayed for _, end in journal):
+                    first, end = next(e for e in journal if e[1] > replayed)
                     stream.replay(first, end)
                     model.update(dict.fromkeys(range(replayed, first), "lost"))
                     replayed = end
@@ -498,7 +498,7 @@ def test_what_a_state_has_already_is_skipped_within_an_entry_and_not_counted(mar
     assert (stream.verdicts[Verdict.REFUSED], stream.pending) == (refused, pending)
 
 
-def test_a_refused_item_that_came_while_the_ledger_was_read_is_counted_once():
+def test_a_refused_item_that_came_while_the_journal_was_read_is_counted_once():
     stream = stream_of()
     stream.rewind(0, {})
     intake = submit(stream, 0, packed(), packed(9))
@@ -549,16 +549,16 @@ def test_one_that_was_overtaken_is_fenced_until_its_successor_has_been_silent_fo
     old = streams.open(make(3, origin=3), b"p", 0.0).stream
     take(old, 5)
     new = streams.open(make(8, origin=8), b"q", 9.0).stream
-    relic = make(3, 2, origin=3, ledger_id=OURS, welcomed=True)
+    relic = make(3, 2, origin=3, journal_id=OURS, welcomed=True)
     assert fence(streams, relic, 10.0) == 0
     assert fence(streams, relic, 38.0) == 0  # silent, but for less than its lease
-    streams.hang_up(new)
+    streams.close_session(new)
     assert fence(streams, relic, 38.9) == 0
     assert fence(streams, relic, 39.0) == 8
     opened = streams.open(dataclasses.replace(relic, incarnation=11), b"z", 39.0)
     assert opened.stream is old
     assert (opened.fresh, opened.gap, old.received, old.incarnation) == (False, 0, 5, 11)
-    assert fence(streams, make(8, origin=8, ledger_id=OURS, welcomed=True), 40.0) == 0
+    assert fence(streams, make(8, origin=8, journal_id=OURS, welcomed=True), 40.0) == 0
 
 
 def test_the_marks_of_a_spool_outlive_its_successors():
@@ -569,14 +569,14 @@ def test_the_marks_of_a_spool_outlive_its_successors():
         take(stream, 2)
         stream.dispose([[0, 2]], Verdict.TRAINED)
     assert [s.key for s in streams.expire(1e6, lambda s: True)] == [("a", 1), ("a", 2), ("a", 3)]
-    assert streams.open(spooled(99, 1, origin=4, ledger_id=OURS), b"p", 1e6).gap == 0
+    assert streams.open(spooled(99, 1, origin=4, journal_id=OURS), b"p", 1e6).gap == 0
 
 
 def test_one_whose_own_numbers_went_on_elsewhere_never_comes_back():
     """The copy of a spool has taken them up: what they mean to it nobody knows."""
     streams = table()
     take(streams.open(spooled(3, origin=3), b"p", 0.0).stream, 2)
-    streams.hang_up(streams.open(spooled(4, 2, origin=3), b"q", 9.0).stream)
+    streams.close_session(streams.open(spooled(4, 2, origin=3), b"q", 9.0).stream)
     assert fence(streams, spooled(3, 1, origin=3, welcomed=True), 1e6) == 0
     assert fence(streams, spooled(3, 1, origin=3), 1e6) == 4  # a new start asks for its marks
 
@@ -586,7 +586,7 @@ def test_an_overtaken_one_that_was_forgotten_is_expired_by_its_origin():
     streams.open(hello(3), b"p", 0.0)
     streams.open(hello(8), b"q", 9.0)
     assert [s.key for s in streams.expire(10.0, lambda s: True)] == [("a", 3)]
-    raised = hello(11, 2, origin=3, ledger_id=OURS, welcomed=True)
+    raised = hello(11, 2, origin=3, journal_id=OURS, welcomed=True)
     assert code_of(streams.open, raised, b"z", 99.0) is Refusal.EXPIRED
 
 
@@ -605,7 +605,7 @@ def test_nobody_uses_up_the_numbers():
     top = (1 << 62) + (1 << 24)
     for far in (top + 1, (1 << 63) - 1):
         assert code_of(streams.open, hello(far), b"p", 0.0) is Refusal.RANGE
-    streams.hang_up(streams.open(hello(top), b"p", 0.0).stream)
+    streams.close_session(streams.open(hello(top), b"p", 0.0).stream)
     known = fence(streams, hello(7), 1.0)
     streams.open(hello(known + (1 << 24)), b"p", 1.0)
     assert code_of(streams.open, hello(known + (2 << 24) + 1), b"p", 9.0) is Refusal.RANGE
@@ -629,8 +629,8 @@ def test_a_spooled_stream_goes_on_under_a_higher_incarnation():
     stream.commit(5)
     stream.dispose([[0, 2]], Verdict.TRAINED)
     assert code_of(streams.open, spooled(4, origin=3), b"q", 1.0) is Refusal.CONFLICT
-    streams.hang_up(stream)
-    opened = streams.open(spooled(4, 2, origin=3, ledger_id=OURS), b"q", 1.0)
+    streams.close_session(stream)
+    opened = streams.open(spooled(4, 2, origin=3, journal_id=OURS), b"q", 1.0)
     assert opened.stream is stream
     assert (opened.fresh, opened.gap, opened.old_peer) == (False, 0, None)
     assert (stream.incarnation, stream.origin, stream.key) == (4, 3, ("a", 3))
@@ -643,7 +643,7 @@ def test_a_spool_that_was_made_anew_begins_anew():
     streams = table()
     old = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(old, 2)
-    streams.hang_up(old)
+    streams.close_session(old)
     opened = streams.open(spooled(4, origin=4), b"p", 1.0)
     assert opened.fresh
     assert (opened.stream.received, opened.stream.key) == (0, ("a", 4))
@@ -655,7 +655,7 @@ def test_a_start_without_a_spool_begins_anew_and_what_is_pending_stays():
     streams = table()
     old = streams.open(hello(1), b"p", 0.0).stream
     take(old, 2)
-    streams.hang_up(old)
+    streams.close_session(old)
     new = streams.open(hello(2), b"q", 1.0).stream
     assert (new.received, new.pending, new.key) == (0, 0, ("a", 2))
     assert streams.pending == 2
@@ -674,7 +674,7 @@ def test_two_numberings_of_one_incarnation_are_not_mixed():
     stream = streams.open(spooled(3, origin=3), b"p", 0.0).stream
     take(stream, 2)
     assert code_of(streams.open, spooled(3, origin=2), b"q", 1.0) is Refusal.CONFLICT
-    streams.hang_up(stream)
+    streams.close_session(stream)
     opened = streams.open(spooled(3, origin=2), b"q", 1.0)
     assert (opened.stream.key, opened.stream.received) == (("a", 2), 0)
     assert streams.pending == 2
@@ -703,20 +703,20 @@ def test_a_hello_says_what_will_never_come():
     assert (stream.received, stream.pending) == (6, 0)
 
 
-@pytest.mark.parametrize("ledger_id", [0, OTHER])
+@pytest.mark.parametrize("journal_id", [0, OTHER])
 @pytest.mark.parametrize("make", [hello, spooled])
-def test_acknowledged_by_another_ledger_is_a_gap(make, ledger_id):
-    opened = table().open(make(1, 7, ledger_id=ledger_id), b"p", 0.0)
+def test_acknowledged_by_another_journal_is_a_gap(make, journal_id):
+    opened = table().open(make(1, 7, journal_id=journal_id), b"p", 0.0)
     assert (opened.gap, opened.fresh) == (7, True)
     assert (opened.stream.received, opened.stream.durable, opened.stream.pending) == (7, 7, 0)
 
 
 @pytest.mark.parametrize("make", [hello, spooled])
-def test_a_ledger_that_was_put_back_has_a_gap(make):
+def test_a_journal_that_was_put_back_has_a_gap(make):
     streams = table()
     streams.restore([row(5, spooled=make is spooled)], 0.0)
     streams.rewind({("a", 1): (3, {Verdict.TRAINED: 3})})
-    opened = streams.open(make(1, 9, ledger_id=OURS, welcomed=True), b"p", 1.0)
+    opened = streams.open(make(1, 9, journal_id=OURS, welcomed=True), b"p", 1.0)
     assert (opened.gap, opened.fresh, opened.stream.received) == (4, False, 9)
     assert streams.pending == 2
 
@@ -728,35 +728,35 @@ def test_a_mark_that_ran_out_is_never_begun_again():
     stream.dispose([[0, 3]], Verdict.TRAINED)
     assert streams.silent(3.0) == []
     assert streams.silent(3.5) == [stream]
-    streams.hang_up(stream)
+    streams.close_session(stream)
     assert streams.expire(30.0, lambda s: True) == []
     assert streams.expire(30.5, lambda s: False) == []
     assert streams.expire(30.5, lambda s: True) == [stream]
     assert streams.all() == streams.current() == []
     for first_seq in (0, 2):
-        assert code_of(streams.open, hello(first_seq=first_seq, ledger_id=OURS), b"p", 31.0) is Refusal.EXPIRED
+        assert code_of(streams.open, hello(first_seq=first_seq, journal_id=OURS), b"p", 31.0) is Refusal.EXPIRED
     assert streams.all() == []
     assert streams.open(hello(2), b"p", 31.0).fresh
 
 
-def test_a_new_start_is_not_expired_by_the_ledger_of_the_one_before():
+def test_a_new_start_is_not_expired_by_the_journal_of_the_one_before():
     """Nor is one that was welcomed by a learner that died before it could note it: none as late as it was forgotten."""
     streams = table()
-    streams.hang_up(streams.open(hello(1), b"p", 0.0).stream)
+    streams.close_session(streams.open(hello(1), b"p", 0.0).stream)
     assert streams.open(hello(2), b"p", 1.0).fresh
     streams = table()
     streams.restore([row(3, incarnation=1)], 0.0)
     streams.expired = 1
-    assert streams.open(hello(2, ledger_id=OURS), b"p", 1.0).fresh
+    assert streams.open(hello(2, journal_id=OURS), b"p", 1.0).fresh
 
 
 def test_a_stream_with_a_spool_does_not_expire():
     streams = table()
     stream = streams.open(spooled(), b"p", 0.0).stream
-    streams.hang_up(stream)
+    streams.close_session(stream)
     assert streams.expire(1e9, lambda s: True) == []
-    assert streams.open(spooled(2, 0, ledger_id=OURS), b"p", 1e9).stream is stream
-    assert table().open(spooled(2, 4, ledger_id=OURS), b"p", 0.0).gap == 4
+    assert streams.open(spooled(2, 0, journal_id=OURS), b"p", 1e9).stream is stream
+    assert table().open(spooled(2, 4, journal_id=OURS), b"p", 0.0).gap == 4
 
 
 def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks():
@@ -764,7 +764,7 @@ def test_a_lease_does_not_end_while_something_is_pending_or_somebody_speaks():
     stream = streams.open(hello(), b"p", 0.0).stream
     assert streams.expire(99.0, lambda s: True) == []
     take(stream, 1)
-    streams.hang_up(stream)
+    streams.close_session(stream)
     assert streams.expire(99.0, lambda s: True) == []
     stream.dispose([[0, 1]], Verdict.STALE)
     assert streams.expire(99.0, lambda s: True) == [stream]
@@ -777,7 +777,7 @@ def test_places_are_for_those_who_are_live_or_within_their_lease():
     take(second, 1)
     third = hello(actor_id="c")
     assert code_of(streams.open, third, b"3", 1.0) is Refusal.QUOTA
-    streams.hang_up(second)
+    streams.close_session(second)
     assert code_of(streams.open, third, b"3", 30.0) is Refusal.QUOTA  # its lease runs
     assert streams.open(third, b"3", 30.5).fresh  # its mark is kept, its place is not; the first is live
     assert len(streams.all()) == 3
@@ -791,10 +791,10 @@ def test_a_record_that_never_had_anything_gives_its_place_to_a_newcomer():
     with_data, empty, evaluator = (streams.open(hello(actor_id=name), b"p" + name.encode(), 0.0).stream for name in "abc")
     take(with_data, 1)
     for stream in (with_data, evaluator, empty):
-        streams.hang_up(stream)
+        streams.close_session(stream)
     assert streams.open(hello(actor_id="d"), b"4", 1.0).evicted == [evaluator], "the first that fell silent"
     assert streams.get("c", 1) is None
-    assert streams.open(hello(actor_id="c", ledger_id=OURS), b"3", 1.0).evicted == [empty], (
+    assert streams.open(hello(actor_id="c", journal_id=OURS), b"3", 1.0).evicted == [empty], (
         "which may come back as if it were new"
     )
     assert code_of(streams.open, hello(actor_id="b"), b"2", 1.0) is Refusal.QUOTA  # two are live, and one has data
@@ -809,7 +809,7 @@ def test_no_hello_looks_at_all_records():
         for n in range(actors):
             stream = streams.open(hello(actor_id=str(n)), b"p", 0.0).stream
             take(stream, 1)
-            streams.hang_up(stream)
+            streams.close_session(stream)
 
         def trace(frame, event, arg):
             nonlocal count
@@ -834,7 +834,7 @@ def test_an_actor_that_is_dropped_fences_nothing_and_keeps_what_is_pending():
     take(old, 2)
     old.owner = "somebody"
     assert code_of(streams.open, hello(3), b"q", 9.0) is Refusal.FENCED
-    streams.hang_up(old)
+    streams.close_session(old)
     assert streams.retire("a") == [old]
     assert (streams.current(), streams.owner_of("a"), streams.pending) == ([], "", 2)
     fresh = streams.open(hello(3), b"q", 9.0).stream
@@ -847,9 +847,9 @@ def test_an_actor_that_is_dropped_goes_on_where_it_was_if_it_comes_back_in_time(
     streams = table()
     stream = streams.open(hello(9), b"p", 0.0).stream
     take(stream, 2)
-    streams.hang_up(stream)
+    streams.close_session(stream)
     streams.retire("a")
-    opened = streams.open(hello(9, 1, ledger_id=OURS), b"q", 1.0)
+    opened = streams.open(hello(9, 1, journal_id=OURS), b"q", 1.0)
     assert (opened.stream, opened.gap, opened.fresh, stream.received, stream.incarnation) == (stream, 0, False, 2, 9)
 
 
@@ -858,15 +858,15 @@ def test_a_spool_whose_actor_was_dropped_begins_where_it_is():
     stream = streams.open(spooled(9, origin=4), b"p", 0.0).stream
     take(stream, 6)
     stream.dispose([[0, 6]], Verdict.TRAINED)
-    streams.hang_up(stream)
+    streams.close_session(stream)
     streams.retire("a")
     assert streams.expire(0.0, lambda s: True) == [stream]
-    opened = streams.open(spooled(10, 6, origin=4, ledger_id=OURS), b"p", 1.0)
+    opened = streams.open(spooled(10, 6, origin=4, journal_id=OURS), b"p", 1.0)
     assert (opened.gap, opened.stream.received, opened.stream.pending) == (0, 6, 0), "what is below was counted once"
-    assert streams.open(spooled(1, 6, actor_id="b", ledger_id=OTHER), b"q", 1.0).gap == 6, "that of another ledger was not"
+    assert streams.open(spooled(1, 6, actor_id="b", journal_id=OTHER), b"q", 1.0).gap == 6, "that of another journal was not"
 
 
-def test_a_retired_actor_stays_so_when_a_ledger_remembers_it():
+def test_a_retired_actor_stays_so_when_a_journal_remembers_it():
     streams = table()
     streams.restore([row(5, origin=9, incarnation=0), row(1, origin=3)], 0.0)
     assert [s.origin for s in streams.current()] == [3]
@@ -882,7 +882,7 @@ def test_marks_of_spools_are_bounded():
     assert streams.open(hello(actor_id="without"), b"p", 99.0).fresh
 
 
-def test_a_table_takes_up_what_a_ledger_remembers():
+def test_a_table_takes_up_what_a_journal_remembers():
     streams = table()
     rows = [
         row(5, origin=2, incarnation=4, spooled=True, refused=1, accepted_steps=11),
@@ -901,7 +901,7 @@ def test_a_table_takes_up_what_a_ledger_remembers():
     assert (spool.verdicts[Verdict.TRAINED], b.verdicts[Verdict.STALE], old.verdicts[Verdict.TRAINED]) == (4, 1, 0)
     assert streams.expire(129.0, lambda s: True) == []  # leases begin anew with the learner
     assert code_of(streams.open, hello(6, actor_id="b"), b"p", 101.0) is Refusal.FENCED
-    assert streams.open(hello(7, 2, actor_id="b", ledger_id=OURS, welcomed=True), b"p", 101.0).stream is b
+    assert streams.open(hello(7, 2, actor_id="b", journal_id=OURS, welcomed=True), b"p", 101.0).stream is b
     assert streams.open(spooled(5, 3, origin=2), b"q", 101.0).stream is spool
 
 
@@ -958,10 +958,10 @@ def test_idle_credit_is_offered_once_more():
 def test_who_wants_less_gives_credit_back():
     stream = wanting(10)
     stream.credit_steps = 10
-    stream.wish(4)
+    stream.request_credit(4)
     assert (stream.want_steps, stream.credit_steps) == (4, 4)
     stream.accepted_steps = 6
-    stream.wish(2)
+    stream.request_credit(2)
     assert stream.credit_steps == 4
     CreditPool.reclaim(stream)
     assert (stream.want_steps, stream.credit_steps) == (2, 4)
@@ -981,35 +981,35 @@ def test_an_idle_actor_is_not_granted_its_own_credit_again():
     pool, idle = CreditPool(), wanting(10)
     pool.demand(10, 0, 0)
     pool.grant([idle], 0.0)
-    idle.wish(30)
+    idle.request_credit(30)
     pool.grant([idle], 10 * IDLE_S)
     assert idle.credit_steps == 10
 
 
-# ---- MemoryLedger
+# ---- MemoryJournal
 
 
-def test_the_memory_ledger_keeps_the_order_and_has_nothing_to_read():
-    ledger = MemoryLedger()
-    entries = [Entry("c", "a", 1, n, n + 1, 1, 0, 0, ()) for n in range(3)]
-    ledger.append(entries[:2])
-    ledger.read("c", 5, 0, 1 << 20)
-    ledger.append(entries[2:])
-    *first, page, last = ledger.committed()
+def test_the_memory_journal_keeps_the_order_and_has_nothing_to_read():
+    journal = MemoryJournal()
+    entries = [JournalEntry("c", "a", 1, n, n + 1, 1, 0, 0, ()) for n in range(3)]
+    journal.append(entries[:2])
+    journal.read("c", 5, 0, 1 << 20)
+    journal.append(entries[2:])
+    *first, page, last = journal.committed()
     assert [*first, last] == entries
-    assert isinstance(page, Page)
+    assert isinstance(page, JournalPage)
     assert (page.client_id, page.token, page.entries, page.more, page.damaged) == ("c", 5, (), False, 0)
-    assert ledger.committed() == []
-    assert (ledger.durable, ledger.state().durable, ledger.state().error) == (False, False, "")
+    assert journal.committed() == []
+    assert (journal.durable, journal.state().durable, journal.state().error) == (False, False, "")
 
 
-def test_every_ledger_is_its_own_lineage():
-    ids = {MemoryLedger().ledger_id for _ in range(100)}
+def test_every_journal_is_its_own_lineage():
+    ids = {MemoryJournal().journal_id for _ in range(100)}
     assert len(ids) == 100
     assert all(0 < n < 1 << 63 for n in ids)
 
 
 def test_the_size_of_an_entry_is_that_of_its_frames():
     frames = (b"12", memoryview(np.zeros(3, np.float64)))
-    entry = Entry("c", "a", 1, 0, 3, 9, 1, 1, frames)
+    entry = JournalEntry("c", "a", 1, 0, 3, 9, 1, 1, frames)
     assert (entry.nbytes, entry.accepted) == (26, 2)

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import ActorSession, Joined, Raised, Redial, Rejected, Renewed, Send, SessionState, StreamTable, Waiting
+from rl4sys_zmq.delivery import (
+    ActorSession,
+    IncarnationRaised,
+    Joined,
+    Reconnect,
+    Rejected,
+    Renewed,
+    Send,
+    SessionState,
+    StreamTable,
+    Waiting,
+)
 from rl4sys_zmq.delivery.session import RATE, REFUSED_RETRY_S
 from rl4sys_zmq.errors import ProtocolError
 from rl4sys_zmq.images import ImageCodec
@@ -27,11 +38,11 @@ def packed(steps=2):
     return pack_segment(Segment(*columns, None, 1, 7, 0, True, False, False, 0.0, steps))
 
 
-def welcome(received=0, durable=None, accepted_steps=0, generation=1, heartbeat_s=1.0, ledger_id=LEDGER, gap=0):
+def welcome(received=0, durable=None, accepted_steps=0, generation=1, heartbeat_s=1.0, journal_id=LEDGER, gap=0):
     return Welcome(
         policy_id=b"12345678",
         topic=b"87654321",
-        ledger_id=ledger_id,
+        journal_id=journal_id,
         gap=gap,
         generation=generation,
         version=0,
@@ -75,9 +86,9 @@ def sent(actions):
     return [a.message for a in actions if isinstance(a, Send)]
 
 
-def spooled(first_seq, counters, incarnation=4, ledger_id=LEDGER):
+def spooled(first_seq, counters, incarnation=4, journal_id=LEDGER):
     """A session of a start that found a spool; it has said HELLO."""
-    hello = Hello("c", "a", incarnation, first_seq, 0, 0, origin=2, ledger_id=ledger_id, spooled=True)
+    hello = Hello("c", "a", incarnation, first_seq, 0, 0, origin=2, journal_id=journal_id, spooled=True)
     session = ActorSession(hello, counters, random.Random(1))
     assert sent(session.open(0.0, (0, 0))) == [hello]
     return session
@@ -117,7 +128,7 @@ def test_it_says_hello_until_it_is_answered(counters):
     assert not session.can_take()
     (joined,) = session.on_message(1.0, welcome())
     assert (type(joined), joined.welcome.gap, session.state) == (Joined, 0, SessionState.JOINED)
-    assert session.ledger_id == LEDGER
+    assert session.journal_id == LEDGER
 
 
 def test_no_credit_no_segment(session):
@@ -211,11 +222,11 @@ def test_a_stream_behind_the_window_is_not_a_wedge(session, counters):
 
 def test_silence_ends_a_session(session, counters):
     (redial,) = session.tick(3.5, (0, 0))
-    assert isinstance(redial, Redial)
+    assert isinstance(redial, Reconnect)
     assert session.state is SessionState.JOINING
     assert counters.get("sessions_lost.silence") == 1
     assert isinstance(sent(session.open(3.5, (0, 0)))[0], Hello)
-    assert isinstance(session.tick(7.0, (0, 0))[0], Redial)
+    assert isinstance(session.tick(7.0, (0, 0))[0], Reconnect)
 
 
 def test_a_refusal_for_good_is_told_and_tried_again_slowly(session, counters):
@@ -225,7 +236,7 @@ def test_a_refusal_for_good_is_told_and_tried_again_slowly(session, counters):
     assert session.state is SessionState.REFUSED
     assert session.tick(REFUSED_RETRY_S / 2, (0, 0)) == []
     assert isinstance(sent(session.tick(REFUSED_RETRY_S, (0, 0)))[0], Hello)
-    assert isinstance(session.tick(REFUSED_RETRY_S * 4, (0, 0))[0], Redial)
+    assert isinstance(session.tick(REFUSED_RETRY_S * 4, (0, 0))[0], Reconnect)
     session.on_message(20.0, welcome())
     assert session.state is SessionState.JOINED
 
@@ -281,7 +292,7 @@ def test_a_rejoin_sends_the_window_again_and_counts_the_gap(session, counters):
     session.take(0.0, [packed(), packed(3), packed()])
     session.on_message(0.0, ack(3, 1, accepted_steps=7))
     session.on_message(0.0, refused("no_session"))
-    joined, *again = session.on_message(0.0, welcome(1, 1, 0, generation=2, ledger_id=OTHER, gap=1))
+    joined, *again = session.on_message(0.0, welcome(1, 1, 0, generation=2, journal_id=OTHER, gap=1))
     assert (joined.welcome.gap, counters.get("gap_segments")) == (1, 1)
     assert [(m.first_seq, m.count) for m in sent(again)] == [(1, 2)]
     assert session.sent_steps == 5
@@ -398,24 +409,24 @@ def test_the_late_ack_of_an_earlier_life_changes_no_count(session, counters):
     assert (session.verdicts[Verdict.TRAINED], counters.get("ignored.ack")) == (3, 1)
 
 
-def test_another_ledger_counts_from_zero_and_what_was_before_stays(session):
+def test_another_journal_counts_from_zero_and_what_was_before_stays(session):
     session.take(0.0, [packed() for _ in range(9)])
     session.on_message(0.0, ack(9, 7, accepted_steps=18, trained=4, refused=1))
     session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(7, 7, 0, generation=2, ledger_id=OTHER, gap=7))
-    assert (session.ledger_id, session.verdicts[Verdict.TRAINED]) == (OTHER, 4)
+    session.on_message(0.0, welcome(7, 7, 0, generation=2, journal_id=OTHER, gap=7))
+    assert (session.journal_id, session.verdicts[Verdict.TRAINED]) == (OTHER, 4)
     session.on_message(0.0, ack(9, 9, accepted_steps=4, generation=2, trained=2))
     assert (session.verdicts[Verdict.TRAINED], session.verdicts[Verdict.REFUSED], session.accepted) == (6, 1, 8)
     session.on_message(0.0, refused("no_session"))
-    session.on_message(0.0, welcome(9, 9, 4, generation=3, ledger_id=OTHER))
+    session.on_message(0.0, welcome(9, 9, 4, generation=3, journal_id=OTHER))
     session.on_message(0.0, ack(9, 9, accepted_steps=4, generation=3, trained=1))  # back to a checkpoint
     assert (session.verdicts[Verdict.TRAINED], law(session)) == (5, 9)
 
 
-def test_the_next_hello_names_the_ledger_that_welcomed_it(session):
+def test_the_next_hello_names_the_journal_that_welcomed_it(session):
     session.on_message(0.0, refused("no_session"))
     (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert (hello.ledger_id, hello.incarnation, hello.spooled) == (LEDGER, 1, False)
+    assert (hello.journal_id, hello.incarnation, hello.spooled) == (LEDGER, 1, False)
 
 
 def test_verdicts_that_are_no_numbers_are_left_out(session):
@@ -435,7 +446,7 @@ def test_a_new_start_takes_a_number_above_the_one_on_record(counters):
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
     (raised,) = session.on_message(0.1, fenced(50))
-    assert type(raised) is Raised
+    assert type(raised) is IncarnationRaised
     assert 50 < raised.incarnation <= 50 + (1 << 24)
     (hello,) = sent(session.open(0.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.welcomed) == (raised.incarnation, 0, False)
@@ -463,10 +474,10 @@ def test_one_that_was_overtaken_waits_and_keeps_its_numbers(session):
     (rejected,) = session.on_message(0.1, fenced(0))
     assert (type(rejected), session.state) == (Rejected, SessionState.REFUSED)
     (raised,) = session.on_message(2.1, fenced(50))
-    assert (type(raised), session.state) == (Raised, SessionState.JOINING)
+    assert (type(raised), session.state) == (IncarnationRaised, SessionState.JOINING)
     (hello,) = sent(session.open(2.1, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.first_seq) == (raised.incarnation, 1, 0)
-    assert (hello.ledger_id, hello.welcomed, session.in_flight) == (LEDGER, True, 2)
+    assert (hello.journal_id, hello.welcomed, session.in_flight) == (LEDGER, True, 2)
 
 
 def test_in_a_session_nobody_is_fenced(session):
@@ -474,10 +485,10 @@ def test_in_a_session_nobody_is_fenced(session):
     assert session.state is SessionState.JOINED
 
 
-def test_a_welcome_of_another_ledger_is_news_though_its_clock_went_back(session):
-    """To a HELLO that another learner found queued; generations are times, which only one ledger keeps in order."""
-    session.on_message(0.0, welcome(0, 0, 0, generation=0, ledger_id=OTHER))
-    assert (session.generation, session.ledger_id) == (0, OTHER)
+def test_a_welcome_of_another_journal_is_news_though_its_clock_went_back(session):
+    """To a HELLO that another learner found queued; generations are times, which only one journal keeps in order."""
+    session.on_message(0.0, welcome(0, 0, 0, generation=0, journal_id=OTHER))
+    assert (session.generation, session.journal_id) == (0, OTHER)
     session.want(0.0, 9)
     session.on_message(0.0, ack(0, 0, generation=0))
     assert session.can_take()
@@ -493,7 +504,7 @@ def forgotten(session):
     session.on_message(0.0, ack(8, 7, accepted_steps=18, trained=4, refused=2))
     session.on_message(0.0, refused("no_session"))
     (hello,) = sent(session.tick(0.0, (0, 0)))
-    assert (hello.first_seq, hello.ledger_id) == (7, LEDGER)
+    assert (hello.first_seq, hello.journal_id) == (7, LEDGER)
     return session
 
 
@@ -503,7 +514,7 @@ def test_a_forgotten_incarnation_begins_anew(forgotten, counters):
     assert (forgotten.in_doubt, forgotten.in_flight, forgotten.unreceived) == (2, 0, 0)
     assert (counters.get("expired"), counters.get("refused_by_learner.expired")) == (1, 1)
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
-    assert (hello.incarnation, hello.origin, hello.first_seq, hello.ledger_id) == (2, 2, 0, 0)
+    assert (hello.incarnation, hello.origin, hello.first_seq, hello.journal_id) == (2, 2, 0, 0)
     assert forgotten.state is SessionState.JOINING
 
 
@@ -536,7 +547,7 @@ def test_it_may_be_forgotten_again(forgotten):
     forgotten.tick(1.0, (0, 0))
     assert forgotten.on_message(1.0, refused("expired")) == [Renewed(1)]
     (hello,) = sent(forgotten.tick(1.0, (0, 0)))
-    assert (hello.incarnation, hello.origin, hello.ledger_id) == (3, 3, 0)
+    assert (hello.incarnation, hello.origin, hello.journal_id) == (3, 3, 0)
     assert (forgotten.in_doubt, law(forgotten)) == (3, 12)
     assert (forgotten.accepted, forgotten.verdicts[Verdict.TRAINED]) == (6, 5)
 
@@ -551,11 +562,11 @@ def test_nothing_of_before_is_sent_after_it_was_forgotten(forgotten):
 def test_the_table_and_the_session_agree_about_it():
     """The whole way, against the learner's own rules."""
     session = ActorSession(HELLO, Counters(), random.Random(1))
-    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1, ledger_id=LEDGER)
+    table = StreamTable("c", silence_s=3, lease_s=30, max_actors=1, journal_id=LEDGER)
     (hello,) = sent(session.open(0.0, (0, 0)))
     stream = table.open(hello, b"p", 0.0).stream
     session.on_message(0.0, welcome())
-    table.hang_up(stream)
+    table.close_session(stream)
     assert table.expire(31.0, lambda s: True) == [stream]
     session.on_message(31.0, refused("no_session"))
     (hello,) = sent(session.tick(31.0, (0, 0)))
@@ -582,10 +593,10 @@ def test_a_second_answer_does_not_make_it_begin_anew_once_more(forgotten):
     assert again.incarnation == hello.incarnation == 2
 
 
-@pytest.mark.parametrize("ledger_id", [0, LEDGER])
-def test_what_is_in_a_spool_is_never_given_up(counters, ledger_id):
+@pytest.mark.parametrize("journal_id", [0, LEDGER])
+def test_what_is_in_a_spool_is_never_given_up(counters, journal_id):
     """A learner that says so all the same is wrong."""
-    session = spooled(5, counters, ledger_id=ledger_id)
+    session = spooled(5, counters, journal_id=journal_id)
     assert session.on_message(0.0, refused("expired")) == []
     (hello,) = sent(session.tick(1.0, (0, 0)))
     assert (hello.incarnation, hello.origin, hello.first_seq, session.in_doubt) == (4, 2, 5, 0)
@@ -622,7 +633,7 @@ def test_what_was_recovered_is_in_the_next_hello_and_goes_to_a_learner_that_lack
     session.on_message(0.0, refused("no_session"))
     (hello,) = sent(session.tick(0.0, (0, 0)))
     assert (hello.first_seq, hello.origin, hello.incarnation) == (7, 2, 4)
-    again = sent(session.on_message(0.0, welcome(7, 7, 0, generation=2, ledger_id=OTHER, gap=7)))
+    again = sent(session.on_message(0.0, welcome(7, 7, 0, generation=2, journal_id=OTHER, gap=7)))
     assert [(m.first_seq, m.count) for m in again] == [(7, 2)]
     assert (session.sent_steps, session.unreceived, session.accepted) == (5, 2, 7)
 
@@ -648,11 +659,11 @@ def test_a_spool_whose_segments_never_left_sends_them_from_its_number_on(counter
     assert (submit.first_seq, submit.count, session.sent_steps) == (5, 2, 16)
 
 
-def test_a_spool_at_a_ledger_that_knows_nothing_of_it(counters):
+def test_a_spool_at_a_journal_that_knows_nothing_of_it(counters):
     session = spooled(5, counters)
-    session.on_message(0.0, welcome(5, 5, 0, ledger_id=OTHER, gap=5))
+    session.on_message(0.0, welcome(5, 5, 0, journal_id=OTHER, gap=5))
     session.recover([])
-    assert (session.ledger_id, session.accepted, session.received, counters.get("gap_segments")) == (OTHER, 5, 5, 5)
+    assert (session.journal_id, session.accepted, session.received, counters.get("gap_segments")) == (OTHER, 5, 5, 5)
 
 
 @pytest.mark.parametrize("bad", [welcome(99), welcome(1 << 62, generation=9), welcome(3, 4)], ids=["99", "2^62", "durable"])

@@ -11,20 +11,30 @@ from dataclasses import replace
 import pytest
 from simulation.history import RULES, History, Violation
 from simulation.schedule import CRASH_POINTS
-from simulation.sim_disk import SimJournal, SlowLedger
+from simulation.sim_disk import SimJournal, SlowJournal
 from simulation.sim_learner import LearnerParts, SimLearner
 from simulation.sim_spool import SimSpool
 from simulation.sim_thread import SimThread
 from simulation.simulator import ActorParts, Schedule, Simulation, simulate
 
-from rl4sys_zmq.delivery import ActorSession, CreditPool, Load, MemoryLedger, Page, Redial, Stream, StreamTable, Transit
+from rl4sys_zmq.delivery import (
+    ActorSession,
+    CreditPool,
+    JournalPage,
+    Load,
+    MemoryJournal,
+    Reconnect,
+    Stream,
+    StreamTable,
+    Transit,
+)
 from rl4sys_zmq.delivery.journal_rows import Gap
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.client import Client
+from rl4sys_zmq.learner.client_registry import ClientRegistry
+from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.operator import Operator
-from rl4sys_zmq.learner.roster import Roster
 from rl4sys_zmq.wire.messages import Verdict, Welcome
 
 SOAK = bool(os.environ.get("RL4SYS_SOAK"))
@@ -148,7 +158,7 @@ def table_of(stream_class):
 
 class TakesTheExpired(StreamTable):
     def open(self, hello, peer, now):
-        return super().open(replace(hello, ledger_id=0), peer, now)
+        return super().open(replace(hello, journal_id=0), peer, now)
 
 
 class NoFencing(StreamTable):
@@ -221,13 +231,13 @@ class CountsTwice(Transit):
         super().accept(Load(2 * load.steps, load.items, load.nbytes))
 
 
-class CommitsTwice(SlowLedger):
+class CommitsTwice(SlowJournal):
     def committed(self):
         done = super().committed()
         return done + done[-1:]
 
 
-class LosesEntries(SlowLedger):
+class LosesEntries(SlowJournal):
     def __init__(self):
         super().__init__()
         self.calls = 0
@@ -238,7 +248,7 @@ class LosesEntries(SlowLedger):
             super().append(batch)
 
 
-# ---- planted bugs: the ledger on a disk, and checkpoints
+# ---- planted bugs: the journal on a disk, and checkpoints
 
 
 class ForgetsItsRows(SimJournal):
@@ -393,9 +403,9 @@ class HandsOnWhatWasOvertaken(Client):
 class ReadsOn(Client):
     """A restarted thread's first page begins where the last one of the thread before ended."""
 
-    def start(self, ports, config, ledger):
+    def start(self, ports, config, journal):
         after = self.page_after
-        super().start(ports, config, ledger)
+        super().start(ports, config, journal)
         self.page_after = after
 
 
@@ -421,14 +431,14 @@ class AcksBeforeTheLedger(ActorEndpoint):
 
 
 class HandsOnAtOnce(ActorEndpoint):
-    """The learner thread gets a message before the ledger has it."""
+    """The learner thread gets a message before the journal has it."""
 
     def _on_submit(self, peer, client, stream, message, frames):
-        append, self._ledger.append = self._ledger.append, lambda batch: [client.hand_on(e) for e in batch] and append(batch)
+        append, self._journal.append = self._journal.append, lambda batch: [client.hand_on(e) for e in batch] and append(batch)
         try:
             super()._on_submit(peer, client, stream, message, frames)
         finally:
-            self._ledger.append = append
+            self._journal.append = append
 
 
 class PromisesWhatItReceived(ActorEndpoint):
@@ -441,17 +451,17 @@ class PromisesWhatItReceived(ActorEndpoint):
 class HearsTheOvertaken(ActorEndpoint):
     """A session survives its end, and that another process has taken over."""
 
-    def hang_up(self, peer, client, stream):
-        super().hang_up(peer, client, stream)
+    def close_session(self, peer, client, stream):
+        super().close_session(peer, client, stream)
         self.sessions[peer] = client, stream
 
 
 class KeepsNoGap(ActorEndpoint):
-    """A gap is announced and counted, and the ledger is told of the mark alone."""
+    """A gap is announced and counted, and the journal is told of the mark alone."""
 
     def _on_gap(self, client, stream, gap):
         client.accepted, client.gap, client.rolled_back = client.accepted + gap, client.gap + gap, client.rolled_back + gap
-        self._ledger.put_stream(client.stream_row(stream))
+        self._journal.put_stream(client.stream_row(stream))
 
 
 class AnnouncesNoGap(ActorEndpoint):
@@ -459,7 +469,7 @@ class AnnouncesNoGap(ActorEndpoint):
         super()._send(peer, replace(message, gap=0) if isinstance(message, Welcome) else message)
 
 
-class AsksForOnePage(Feeder):
+class AsksForOnePage(SegmentDispatcher):
     """A learner thread that goes back is fed the first page, and no other is asked for."""
 
     def _on_page(self, client, page):
@@ -467,50 +477,52 @@ class AsksForOnePage(Feeder):
         client.page_after = None
 
 
-class TakesAPageForAll(Feeder):
+class TakesAPageForAll(SegmentDispatcher):
     """What is beyond the first page is given up."""
 
     def _on_page(self, client, page):
         super()._on_page(client, replace(page, more=False))
 
 
-class TakesAnyPage(Feeder):
+class TakesAnyPage(SegmentDispatcher):
     """A page that the thread before had asked for is fed to its successor."""
 
     def dispatch(self):
-        committed = self._ledger.committed
-        lives = {client.client_id: client.replaying for client in self._roster}
-        self._ledger.committed = lambda: [
-            replace(safe, token=lives[safe.client_id] or safe.token) if isinstance(safe, Page) and safe.token < 1000 else safe
+        committed = self._journal.committed
+        lives = {client.client_id: client.replaying for client in self._registry}
+        self._journal.committed = lambda: [
+            replace(safe, token=lives[safe.client_id] or safe.token)
+            if isinstance(safe, JournalPage) and safe.token < 1000
+            else safe
             for safe in committed()
         ]
         try:
             super().dispatch()
         finally:
-            self._ledger.committed = committed
+            self._journal.committed = committed
 
 
-class LosesWhatDoesNotFit(Feeder):
+class LosesWhatDoesNotFit(SegmentDispatcher):
     """A message that finds the learner thread's queue full is thrown away."""
 
     def dispatch(self):
         super().dispatch()
-        for client in self._roster:
+        for client in self._registry:
             client.backlog.clear()
 
 
-class NeverCommits(Feeder):
+class NeverCommits(SegmentDispatcher):
     """Entries are handed on, and their streams never hear that they are safe."""
 
     def dispatch(self):
-        durable = {stream: stream.durable for client in self._roster for stream in client.table.all()}
+        durable = {stream: stream.durable for client in self._registry for stream in client.table.all()}
         super().dispatch()
         for stream, mark in durable.items():
             stream.durable = mark
 
 
-class ForgetsWithoutAWord(Feeder):
-    """A stream is forgotten, and the ledger keeps it."""
+class ForgetsWithoutAWord(SegmentDispatcher):
+    """A stream is forgotten, and the journal keeps it."""
 
     def expire(self, client, now):
         client.table.expire(now, client.trimmed)
@@ -533,14 +545,14 @@ class RollsBackNothing(Client):
 class KeepsThePool(Client):
     """A new learner thread inherits what was on its way to the one before."""
 
-    def start(self, ports, config, ledger):
+    def start(self, ports, config, journal):
         pool, life = self.pool, self.life
-        super().start(ports, config, ledger)
+        super().start(ports, config, journal)
         if life:
             self.pool = pool
 
 
-class HearsTheDead(Roster):
+class HearsTheDead(ClientRegistry):
     """The last words of a learner thread that was replaced are taken for its successor's."""
 
     def restart(self, client, *, give_up_pending):
@@ -550,12 +562,12 @@ class HearsTheDead(Roster):
         return lost
 
 
-class RestoresNoStreams(Roster):
+class RestoresNoStreams(ClientRegistry):
     def restore(self, restored):
         super().restore(replace(restored, streams=()))
 
 
-class RestoresNoTotals(Roster):
+class RestoresNoTotals(ClientRegistry):
     def restore(self, restored):
         super().restore(replace(restored, clients=tuple(replace(row, accepted=0, gap=0) for row in restored.clients)))
 
@@ -602,7 +614,7 @@ class NeverSaysHelloAgain(ActorSession):
 class ForgetsItsWindowOnRedial(ActorSession):
     def tick(self, now, held):
         actions = super().tick(now, held)
-        if any(isinstance(a, Redial) for a in actions):
+        if any(isinstance(a, Reconnect) for a in actions):
             self._window.clear()
         return actions
 
@@ -647,13 +659,13 @@ class ResendsReceived(SimSpool):
 
 
 TWELVE = {
-    "ackearly": ({"parts": LearnerParts(journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
+    "ackearly": ({"parts": LearnerParts(disk_journal=EarlyJournal), "schedule": CRASHES}, {"promised", "released", "ahead"}),
     "split": ({"parts": LearnerParts(thread=MarksApart), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
     "nomarks": ({"parts": LearnerParts(thread=NoMarks), "schedule": CRASHES}, {"once", "verdicts", "conserved"}),
     "nodedupe": ({"parts": table_of(NoDedupe)}, {"identity", "order"}),
     "gapok": ({"parts": table_of(GapAccepted)}, {"order"}),
     "forgetjh": (
-        {"parts": LearnerParts(journal=ForgetsItsRows), "schedule": CRASHES},
+        {"parts": LearnerParts(disk_journal=ForgetsItsRows), "schedule": CRASHES},
         {"conserved", "disposed", "lost", "verdicts"},
     ),
     "no_fencing": (
@@ -705,9 +717,9 @@ MUTANTS = TWELVE | {
         {"released", "order", "identity", "wedged", "gap", "conserved"},
     ),
     "grants_twice": ({"parts": LearnerParts(pool=GrantsTwice)}, {"credit"}),
-    "commits_twice": ({"parts": LearnerParts(ledger=CommitsTwice)}, {"once"}),
+    "commits_twice": ({"parts": LearnerParts(journal=CommitsTwice)}, {"once"}),
     "loses_entries": (
-        {"parts": LearnerParts(ledger=LosesEntries)},
+        {"parts": LearnerParts(journal=LosesEntries)},
         {"transit", "wedged", "released", "disposed", "lost", "conserved"},
     ),
     "last_words_come_late": (
@@ -729,7 +741,7 @@ MUTANTS = TWELVE | {
     ),
     "loses_a_message": ({"parts": LearnerParts(client=LosesAMessage)}, {"transit", "disposed", "lost", "order", "conserved"}),
     "parts_a_gap": (
-        {"parts": LearnerParts(journal=PartsAGap), "schedule": replace(CRASHES, actors=3, copies=4, learner_restarts=16)},
+        {"parts": LearnerParts(disk_journal=PartsAGap), "schedule": replace(CRASHES, actors=3, copies=4, learner_restarts=16)},
         {"gap", "conserved"},
     ),
     "hands_on_what_was_overtaken": (
@@ -743,7 +755,7 @@ MUTANTS = TWELVE | {
         },
         {"conserved", "disposed", "once", "order", "verdicts", "wedged", "transit"},
     ),
-    "acks_before_the_ledger": ({"parts": LearnerParts(endpoint=AcksBeforeTheLedger)}, {"promised", "released"}),
+    "acks_before_the_journal": ({"parts": LearnerParts(endpoint=AcksBeforeTheLedger)}, {"promised", "released"}),
     "hands_on_at_once": ({"parts": LearnerParts(endpoint=HandsOnAtOnce)}, {"ahead", "once", "transit"}),
     "promises_what_it_received": (
         {"parts": LearnerParts(endpoint=PromisesWhatItReceived), "schedule": SPOOLS},
@@ -756,21 +768,21 @@ MUTANTS = TWELVE | {
     "keeps_no_gap": ({"parts": LearnerParts(endpoint=KeepsNoGap), "schedule": COPIES}, {"gap", "conserved"}),
     "announces_no_gap": ({"parts": LearnerParts(endpoint=AnnouncesNoGap), "schedule": COPIES}, {"gap"}),
     "asks_for_one_page": (
-        {"parts": LearnerParts(feeder=AsksForOnePage), "schedule": CRASHES},
+        {"parts": LearnerParts(dispatcher=AsksForOnePage), "schedule": CRASHES},
         {"disposed", "conserved", "stalled"},
     ),
-    "takes_a_page_for_all": ({"parts": LearnerParts(feeder=TakesAPageForAll), "schedule": CRASHES}, {"disposed", "conserved"}),
+    "takes_a_page_for_all": ({"parts": LearnerParts(dispatcher=TakesAPageForAll), "schedule": CRASHES}, {"disposed", "conserved"}),
     "takes_any_page": (
-        {"parts": LearnerParts(feeder=TakesAnyPage), "schedule": replace(CRASHES, thread_restarts=8, pace=0.1)},
+        {"parts": LearnerParts(dispatcher=TakesAnyPage), "schedule": replace(CRASHES, thread_restarts=8, pace=0.1)},
         {"once", "order", "conserved", "disposed", "transit", "verdicts"},
     ),
     "loses_what_does_not_fit": (
-        {"parts": LearnerParts(feeder=LosesWhatDoesNotFit), "schedule": replace(CALM, pace=0.1, offpolicy=True)},
+        {"parts": LearnerParts(dispatcher=LosesWhatDoesNotFit), "schedule": replace(CALM, pace=0.1, offpolicy=True)},
         {"transit", "disposed", "order"},
     ),
-    "never_commits": ({"parts": LearnerParts(feeder=NeverCommits)}, {"wedged", "conserved"}),
+    "never_commits": ({"parts": LearnerParts(dispatcher=NeverCommits)}, {"wedged", "conserved"}),
     "forgets_without_a_word": (
-        {"parts": LearnerParts(feeder=ForgetsWithoutAWord), "schedule": LONG_SILENCES},
+        {"parts": LearnerParts(dispatcher=ForgetsWithoutAWord), "schedule": LONG_SILENCES},
         {"expired", "gap", "order"},
     ),
     "trims_on_failure": (
@@ -786,14 +798,14 @@ MUTANTS = TWELVE | {
         {"internal", "transit"},
     ),
     "hears_the_dead": (
-        {"parts": LearnerParts(roster=HearsTheDead), "schedule": replace(CRASHES, thread_restarts=6)},
+        {"parts": LearnerParts(registry=HearsTheDead), "schedule": replace(CRASHES, thread_restarts=6)},
         {"internal", "verdicts", "conserved"},
     ),
     "restores_no_streams": (
-        {"parts": LearnerParts(roster=RestoresNoStreams), "schedule": CRASHES},
+        {"parts": LearnerParts(registry=RestoresNoStreams), "schedule": CRASHES},
         {"gap", "identity", "order", "once", "promised"},
     ),
-    "restores_no_totals": ({"parts": LearnerParts(roster=RestoresNoTotals), "schedule": CRASHES}, {"conserved", "gap"}),
+    "restores_no_totals": ({"parts": LearnerParts(registry=RestoresNoTotals), "schedule": CRASHES}, {"conserved", "gap"}),
     "gives_up_pending": (
         {"parts": LearnerParts(operator=GivesUpPending), "schedule": replace(CRASHES, thread_restarts=6)},
         {"disposed", "conserved", "lost"},
@@ -872,8 +884,8 @@ def test_a_violation_names_its_seed():
     assert any(note.startswith("seed ") for note in caught.value.__notes__)
 
 
-def test_the_ledger_in_memory_needs_no_second_call():
-    history = Simulation(5, schedule=CALM, parts=LearnerParts(ledger=MemoryLedger)).run()
+def test_the_journal_in_memory_needs_no_second_call():
+    history = Simulation(5, schedule=CALM, parts=LearnerParts(journal=MemoryJournal)).run()
     assert history.counts["accepted"] == len(history.lineage.accepted)
 
 

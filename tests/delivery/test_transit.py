@@ -17,7 +17,7 @@ def test_data_wait_then_travel_then_are_taken():
     transit.accept(ONE)
     assert (transit.waiting, transit.steps, transit.items, transit.nbytes) == (ONE, 10, 1, 500)
     transit.send(Load(10, 1, 500), waited=True)
-    transit.send(Load(4, 2, 300), waited=False)  # given back by the ledger, and in part already taken
+    transit.send(Load(4, 2, 300), waited=False)  # given back by the journal, and in part already taken
     assert (transit.waiting, transit.on_way, transit.messages_on_way) == (Load(), Load(14, 3, 800), 2)
     transit.take(1)
     transit.take(1)

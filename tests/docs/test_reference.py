@@ -27,7 +27,7 @@ PACKAGE = Path(rl4sys_zmq.__file__).parent
 sys.path.insert(0, str(DOCS / "_ext"))
 tables: Any = importlib.import_module("tables")
 
-COUNTS_BY_VARIABLE = {("actor/supply.py", "reason"), ("serving/trainer_client.py", "name")}
+COUNTS_BY_VARIABLE = {("actor/segment_queue.py", "reason"), ("serving/trainer_client.py", "name")}
 """Places that count under a name which a caller chose; the callers' literals are found by themselves."""
 
 
@@ -113,7 +113,7 @@ def test_every_key_of_status_and_stats_is_on_the_page(page: str, tmp_path: Path)
     assert set(status) == listed(page, "## The learner")
     assert set(client) == listed(page, "### Clients")
     assert set(actor) == listed(page, "### Actors of a client")
-    assert set(status["ledger"]) == listed(page, "### The journal")
+    assert set(status["journal"]) == listed(page, "### The journal")
     assert set(stats) == listed(page, "## An actor")
     assert set(stats["spool"]) <= listed(page, "### The spool")
 

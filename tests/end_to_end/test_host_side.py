@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq import RL4SysAgent
-from rl4sys_zmq.actor import supply
+from rl4sys_zmq.actor import segment_queue
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, PolicyStale, SpoolError
 from rl4sys_zmq.learner import Learner, register_algorithm
 from rl4sys_zmq.testing import FakeAlgorithm
@@ -80,13 +80,13 @@ def test_what_is_being_packed_is_still_the_actors(inproc_lab: Lab, monkeypatch: 
     """Between the queue and the window neither holds a segment; `flush` must not take that for the end."""
     learner = inproc_lab.learner()
     agent = agent_of(inproc_lab, learner)
-    pack, seen = supply.pack_segment, []
+    pack, seen = segment_queue.pack_segment, []
 
     def watched(segment: Segment) -> PackedSegment:
         seen.append((agent._io.idle, agent.stats()["in_actor"]))
         return pack(segment)
 
-    monkeypatch.setattr(supply, "pack_segment", watched)
+    monkeypatch.setattr(segment_queue, "pack_segment", watched)
     inproc_lab.episode(agent, 4)
     agent.flush(20.0)
     assert seen == [(False, 1)]

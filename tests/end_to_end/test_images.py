@@ -122,7 +122,7 @@ def test_images_arrive_and_a_poisoned_one_costs_its_segment(lab: Lab, tmp_path: 
             else:
                 np.testing.assert_array_equal(observations, wanted)
         if life == 1:
-            learner.restart("lab")  # back to no checkpoint: the ledger gives it everything again
+            learner.restart("lab")  # back to no checkpoint: the journal gives it everything again
             learner.wait(client_id="lab", version=11, timeout_s=20.0)
     assert [agent.stats()["refused"] for agent in agents] == [0, 0, 0, 0]
     learner.close()

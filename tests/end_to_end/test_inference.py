@@ -14,13 +14,13 @@ import pytest
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
 from rl4sys_zmq.actor.remote import RemoteInference
-from rl4sys_zmq.calls import Client, Server
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import CallFailed, CallRefusal, CallRefused, CallTimeout
 from rl4sys_zmq.learner import Learner, LearnerConfig
 from rl4sys_zmq.learner.inference import PolicyService, method_of
 from rl4sys_zmq.policies import Policy, build_policy
 from rl4sys_zmq.policies.mlp import mlp_spec
+from rl4sys_zmq.rpc import Caller, Server
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, PolicySpec
@@ -301,7 +301,7 @@ def test_questions_that_are_none(tmp_path: Path, payload: Any, words: str) -> No
     with (
         Learner(LearnerConfig(bind=f"ipc://{tmp_path}/learner", run_dir=None, inference="auto")) as learner,
         RL4SysAgent(config=config(learner)) as agent,
-        Client(learner.inference_address) as client,
+        Caller(learner.inference_address) as client,
     ):
         with pytest.raises(CallRefused, match=words) as refused:
             client.call(method_of("lab"), payload, WAIT_S)
@@ -354,10 +354,10 @@ def test_a_key_needs_the_role_call_and_its_client(tmp_path: Path) -> None:
         ):
             agent.request_for_action(None, OBS)
         with (
-            Client(learner.inference_address, keys=folder / "other.keys") as client,
+            Caller(learner.inference_address, keys=folder / "other.keys") as client,
             pytest.raises(CallRefused, match="not for client 'lab'") as refused,
         ):
             client.call(method_of("lab"), {"obs": OBS[None], "mask": None, "explore": True}, WAIT_S)
         assert refused.value.code is CallRefusal.FORBIDDEN
-        with Client(learner.inference_address) as client, pytest.raises(CallTimeout):
+        with Caller(learner.inference_address) as client, pytest.raises(CallTimeout):
             client.call(method_of("lab"), None, 0.3)

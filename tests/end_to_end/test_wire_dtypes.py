@@ -12,7 +12,7 @@ import pytest
 from rl4sys_zmq.config import WeightsConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.publisher import Publications
+from rl4sys_zmq.learner.weight_history import WeightHistory
 from rl4sys_zmq.testing import ChaosFrames, ChaosProxy, ChaosPub, FakeAlgorithm, FakeParameters, fake_spec
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.weights import WeightsHeader
@@ -51,16 +51,16 @@ register_algorithm("DRIFTING", drifting)
 class Slow:
     """A way to a learner, through 127.0.0.3, that carries nothing for a while, now and then."""
 
-    def __init__(self, lab: Lab, learner: Learner, dice: random.Random) -> None:
+    def __init__(self, lab: Lab, learner: Learner, rng: random.Random) -> None:
         self.address, self._proxies = proxied(lab, learner, "127.0.0.3", ("address", "pub"))
-        self._dice, self._left, self.held = dice, 0, False
+        self._rng, self._left, self.held = rng, 0, False
 
     def tick(self) -> bool:
         """Counts a version; returns True when it has been held up for several of them, and now goes on."""
         self._left -= 1
         if self._left > 0:
             return False
-        was, self._left = self.held, self._dice.randint(5, 20)
+        was, self._left = self.held, self._rng.randint(5, 20)
         self.let_go() if was else self._hold()
         return was
 
@@ -97,14 +97,14 @@ def lossy(lab: Lab, learner: Learner, seed: int) -> tuple[str, ChaosPub]:
 def answers(monkeypatch: pytest.MonkeyPatch) -> list[list[WeightsHeader]]:
     """What learners answer who fetches, as it comes about."""
     found: list[list[WeightsHeader]] = []
-    catch_up = Publications.catch_up
+    catch_up = WeightHistory.catch_up
 
-    def noted(self: Publications, generation: int, version: int) -> Any:
+    def noted(self: WeightHistory, generation: int, version: int) -> Any:
         answer = catch_up(self, generation, version)
         found.append([WeightsHeader.unpack(header) for header in answer.body[::2]])
         return answer
 
-    monkeypatch.setattr(Publications, "catch_up", noted)
+    monkeypatch.setattr(WeightHistory, "catch_up", noted)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The gates of docs/explanation/guarantees.md that need no ledger on disk: one body for each, at two sizes.
+"""The gates of docs/explanation/guarantees.md that need no journal on disk: one body for each, at two sizes.
 
 The quick tier runs with the whole suite and asserts outcomes only. The long one runs when RL4SYS_SOAK is set (`make soak`)
 and asserts times as well. RL4SYS_SOAK_REPORT names a file that gets each gate's figures as a line of JSON; RL4SYS_SOAK_SCALE

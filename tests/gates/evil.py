@@ -105,7 +105,7 @@ class Evil(Worker):
         given: dict[str, Any] = {
             "policy_id": POLICY,
             "topic": TOPIC,
-            "ledger_id": 7,
+            "journal_id": 7,
             "gap": 0,
             "generation": GENERATION,
             "version": 0,

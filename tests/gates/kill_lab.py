@@ -24,14 +24,14 @@ ENV = {"PYTHONPATH": str(PACKAGE), "PYTHONFAULTHANDLER": "1"}
 FIRST_PORT, LAST_PORT = 12_000, 32_000
 
 
-def free_port(dice: random.Random) -> int:
+def free_port(rng: random.Random) -> int:
     """A port below those that the system gives to dialling sockets.
 
     A learner that is killed must find its port free again. One of the others could be taken meanwhile by any connection, even
     by an actor's own attempts to dial it: TCP lets a socket connect to itself.
     """
     while True:
-        port = dice.randint(FIRST_PORT, LAST_PORT)
+        port = rng.randint(FIRST_PORT, LAST_PORT)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -61,10 +61,10 @@ class Lab(Resource):
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.folder, self.seed, self.torch = folder, seed, torch
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self.loop = KillLoop(seed=seed, folder=folder)
         self.run_dir = folder / "run"
-        self.address = f"tcp://127.0.0.1:{free_port(self._dice)}" if scheme == "tcp" else f"ipc://{folder}/l"
+        self.address = f"tcp://127.0.0.1:{free_port(self._rng)}" if scheme == "tcp" else f"ipc://{folder}/l"
         self.config = {"checkpoint_every_s": 0.2, **config}
         self.parameters = {"steps_per_update": 24, **(parameters or {})}
         self.traces: dict[str, TraceTail] = {}
@@ -116,7 +116,7 @@ class Lab(Resource):
             "client": client,
             "actor_id": f"actor-{name}",
             "trace": self._trace(name),
-            "seed": self._dice.randrange(1 << 31),
+            "seed": self._rng.randrange(1 << 31),
             "rate": rate,
             "steps": steps,
             "max_queued": max_queued,

@@ -80,7 +80,7 @@ class Clocks:
         return actors
 
     def heard(self, *actors: Child) -> None:
-        """Waits until more segments of each are in the ledger, or in its spool."""
+        """Waits until more segments of each are in the journal, or in its spool."""
         for actor in actors:
             least = self.kept(actor) + ACKS
             self.lab.loop.until(lambda a=actor, n=least: self.kept(a) >= n, 20.0, f"{ACKS} segments of {actor.name}")

@@ -44,13 +44,13 @@ class Neighbour:
             said: dict[str, Any] = host.hear(5 * PATIENCE_S)
             return said
         while True:
-            self.mend()
+            self.remedy()
             if said := host.hear_within(FLAP_S):
                 figures: dict[str, Any] = said[0]
                 return figures
             self.spoil()
 
-    def mend(self) -> None:
+    def remedy(self) -> None:
         """Brings it back."""
         if self._case == "stopped":
             self._process.signal(signal.SIGCONT)
@@ -81,7 +81,7 @@ def loop(case: str, steps: int, with_agent: bool, spawn: Spawn, learner: Start) 
     host.tell("run", steps)
     figures = neighbour.watch(host)
     if case != "flapping":
-        neighbour.mend()
+        neighbour.remedy()
     assert figures["error"] == ""
     assert figures["done"] == steps
     if with_agent:

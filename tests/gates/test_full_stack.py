@@ -45,11 +45,11 @@ def make_keys(folder: Path) -> Path:
     return keys
 
 
-def free_ports(dice: random.Random) -> tuple[int, int]:
+def free_ports(rng: random.Random) -> tuple[int, int]:
     """Two ports that are free on both loopback addresses, and that no dialling socket is given meanwhile."""
     found: list[int] = []
     while len(found) < 2:
-        port = dice.randint(12_000, 32_000)
+        port = rng.randint(12_000, 32_000)
         try:
             for host in ("127.0.0.1", "127.0.0.2"):
                 with socket.socket() as probe:
@@ -64,10 +64,10 @@ def free_ports(dice: random.Random) -> tuple[int, int]:
 class Stack:
     """A learner process, its actors, and perhaps a bad network between them."""
 
-    def __init__(self, spawn: Spawn, folder: Path, dice: random.Random, steps: int, *, bad: bool, stack: ExitStack) -> None:
+    def __init__(self, spawn: Spawn, folder: Path, rng: random.Random, steps: int, *, bad: bool, stack: ExitStack) -> None:
         folder.mkdir()
         self.spawn = spawn
-        router, pub = free_ports(dice)
+        router, pub = free_ports(rng)
         preset = ALGORITHMS.get("PPO").presets["CartPole-v1"]
         keys = make_keys(folder)
         self.options = {
@@ -76,7 +76,7 @@ class Stack:
             "run_dir": str(folder / "run"),
             "keys": str(keys),
             "checkpoint_every_s": 1.0,
-            "seed": dice.randrange(1 << 30),
+            "seed": rng.randrange(1 << 30),
             "pacing_lag": preset.pacing_lag,
         }
         host = "127.0.0.1"
@@ -85,7 +85,7 @@ class Stack:
             host = "127.0.0.2"
             for port in (router, pub):
                 proxy = ChaosProxy(
-                    f"tcp://127.0.0.1:{port}", seed=dice.randrange(1 << 30), listen=(host, port), faults=BAD_NETWORK
+                    f"tcp://127.0.0.1:{port}", seed=rng.randrange(1 << 30), listen=(host, port), faults=BAD_NETWORK
                 )
                 self.proxies.append(stack.enter_context(proxy))
         self.learner = self.start_learner()
@@ -197,17 +197,17 @@ def train(stack: Stack, *, kill_every_s: float | None, least_kills: int = 0) -> 
 
 @pytest.mark.timeout(1800)
 def test_cartpole_is_learned_through_everything(tier: Tier, seed: int, report: Any, spawn: Spawn, tmp_path: Path) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     steps = tier.size(6_000, 160_000, least=20_000)
     with ExitStack() as proxies:
-        stack = Stack(spawn, tmp_path / "bad", dice, steps, bad=True, stack=proxies)
+        stack = Stack(spawn, tmp_path / "bad", rng, steps, bad=True, stack=proxies)
         faulty = train(stack, kill_every_s=KILL_EVERY_S if tier.long else 2.0, least_kills=1)
     assert faulty["steps"] >= steps
     if not tier.long:
         report(**faulty)
         return
     with ExitStack() as none:
-        clean = train(Stack(spawn, tmp_path / "clean", dice, steps, bad=False, stack=none), kill_every_s=None)
+        clean = train(Stack(spawn, tmp_path / "clean", rng, steps, bad=False, stack=none), kill_every_s=None)
     report(clean=clean, faulty=faulty)
     assert faulty["kills"] >= 3
     assert faulty["mean_return"] >= 0.95 * clean["mean_return"], (faulty["mean_return"], clean["mean_return"])

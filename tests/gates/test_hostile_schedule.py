@@ -61,7 +61,7 @@ class Siege:
     """
 
     def __init__(self, lab: Lab, seed: int) -> None:
-        self.lab, self._dice = lab, random.Random(seed)
+        self.lab, self._rng = lab, random.Random(seed)
         self.actors = [lab.actor(f"a{i}", "on", rate=100.0, overflow=o) for i, o in enumerate(("drop_oldest", "wait"))]
         self.poisons = 0
         self.named: Counter[str] = Counter()
@@ -75,24 +75,24 @@ class Siege:
         self.done[kind] += 1
         match kind:
             case "name":
-                name = self._dice.choice(NAMES)
+                name = self._rng.choice(NAMES)
                 self._play(name, name, "rewards", 1.0)
                 self.named[name] += 1
             case "poison":
-                self._play("on", f"poisoner {self.poisons}", *self._dice.choice(POISON))
+                self._play("on", f"poisoner {self.poisons}", *self._rng.choice(POISON))
                 self.poisons += 1
             case "clock":
                 self._set_a_clock()
             case "deletion":
-                UNDER_IT[self._dice.choice(DELETED)](self.lab)
-                ready = lambda: self.lab.ask("status")["ledger"].get("rescued", 0) >= 1  # noqa: E731
+                UNDER_IT[self._rng.choice(DELETED)](self.lab)
+                ready = lambda: self.lab.ask("status")["journal"].get("rescued", 0) >= 1  # noqa: E731
                 self.lab.loop.until(ready, 20.0, "a journal made anew")
 
     def kill(self, kind: str) -> None:
         """Kills the learner, harms its files if that is the attack, and starts it again."""
         self.lab.learner.kill()
         if kind == "damage":
-            AT_REST[self._dice.choice(DAMAGED)](self.lab.run_dir, self._dice)
+            AT_REST[self._rng.choice(DAMAGED)](self.lab.run_dir, self._rng)
             self.lab.reconfigure(resume="accept-loss")
         self.lab.serving(40.0)
         self.lab.reconfigure(resume="auto")
@@ -122,7 +122,7 @@ class Siege:
         if self._clocky is not None:
             self.lab.stop(self._clocky)
         actor = self._clocky = self.lab.actor(f"clock{len(self.actors)}", "on", rate=50.0)
-        options = {**json.loads(actor.command[-1]), "actor_id": "clocky", "clock_s": self._dice.choice(CLOCKS_S)}
+        options = {**json.loads(actor.command[-1]), "actor_id": "clocky", "clock_s": self._rng.choice(CLOCKS_S)}
         actor.command[-1] = json.dumps(options)
         actor.start()
         self.actors.append(actor)
@@ -137,12 +137,12 @@ class Siege:
 
 
 def test_kills_among_attacks(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:
-    dice = random.Random(seed + 1)
+    rng = random.Random(seed + 1)
     kills = tier.size(8, 100)
     with Lab(folder, seed, parameters={"steps_per_update": 24}, checkpoint_every_s=0.2, lease_s=3_600.0) as lab:
         lab.serving()
         siege = Siege(lab, seed)
-        kinds = [*ATTACKS, *(dice.choice(ATTACKS) for _ in range(kills))][:kills]
+        kinds = [*ATTACKS, *(rng.choice(ATTACKS) for _ in range(kills))][:kills]
         for kind in kinds:
             more(lab, ACKS)
             if kind == "damage":

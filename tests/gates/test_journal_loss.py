@@ -25,7 +25,7 @@ import pytest
 
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.learner.resume import open_ledger
+from rl4sys_zmq.learner.resume import open_journal
 from rl4sys_zmq.testing import Child
 
 from .conftest import PACKAGE, Tier
@@ -64,10 +64,10 @@ def refusal(run_dir: Path) -> str:
 # ---- at rest
 
 
-def flip_the_log_s_header(run_dir: Path, dice: random.Random) -> None:
+def flip_the_log_s_header(run_dir: Path, rng: random.Random) -> None:
     path = run_dir / "journal.db-wal"
     data = bytearray(path.read_bytes())
-    data[dice.randrange(32)] ^= 1 << dice.randrange(8)
+    data[rng.randrange(32)] ^= 1 << rng.randrange(8)
     path.write_bytes(data)
 
 
@@ -85,18 +85,18 @@ def log_matters(run_dir: Path) -> bool:
     return totals[0] != totals[1]
 
 
-def zero(run_dir: Path, dice: random.Random) -> None:
+def zero(run_dir: Path, rng: random.Random) -> None:
     """Both files: the write-ahead log alone would bring back what is in it."""
     for name in FILES[:2]:
         path = run_dir / name
         path.write_bytes(bytes(path.stat().st_size))
 
 
-def empty(run_dir: Path, dice: random.Random) -> None:
+def empty(run_dir: Path, rng: random.Random) -> None:
     (run_dir / FILES[0]).write_bytes(b"")
 
 
-def delete(run_dir: Path, dice: random.Random) -> None:
+def delete(run_dir: Path, rng: random.Random) -> None:
     for name in FILES[:2]:
         (run_dir / name).unlink()
 
@@ -134,12 +134,12 @@ def test_a_journal_that_is_lost_is_refused_and_then_counted(
         status = lab.finish(*actors)
         lost = assert_exact(lab, status, actors, gap=False)
         assert lost >= 300 or saved or harm == "header"  # most of that was in the file itself
-        assert status["ledger"]["lost"] >= lost
+        assert status["journal"]["lost"] >= lost
         assert '"loss_accepted"' in (lab.run_dir / "log.jsonl").read_text()
         report(
             harm=harm,
             saved=saved,
-            unknown_to_the_journal=status["ledger"]["lost"],
+            unknown_to_the_journal=status["journal"]["lost"],
             lost_and_counted=lost,
             said=said.partition(": ")[2][:200],
         )
@@ -223,15 +223,15 @@ def test_the_command_refuses_with_its_exit_code(folder: Path, seed: int) -> None
 
 
 class Opened:
-    """A ledger that was opened on a run directory, and all that it gives back."""
+    """A journal that was opened on a run directory, and all that it gives back."""
 
     def __init__(self, run_dir: Path, resume: str = "auto") -> None:
         news = threading.Event()
-        ledger, restored = open_ledger(LearnerConfig(run_dir=run_dir, resume=resume), news.set)
+        journal, restored = open_journal(LearnerConfig(run_dir=run_dir, resume=resume), news.set)
         assert restored is not None
         try:
             self.rows = (
-                restored.ledger_id,
+                restored.journal_id,
                 sorted((c.client_id, c.accepted, c.refused, json.dumps(c.settings, sort_keys=True)) for c in restored.clients),
                 sorted((s.client_id, s.actor_id, s.origin, s.received) for s in restored.streams),
             )
@@ -240,21 +240,21 @@ class Opened:
             for client in restored.clients:
                 after, more_to_come = 0, True
                 while more_to_come:
-                    ledger.read(client.client_id, 1, after, 1 << 20)
-                    page = self._page(ledger, news)
+                    journal.read(client.client_id, 1, after, 1 << 20)
+                    page = self._page(journal, news)
                     for e in page.entries:
                         body = b"".join(map(bytes, e.frames))
                         self.entries[e.actor_id, e.origin, e.first_seq] = e.end_seq, body
                     self.damaged += page.damaged
                     after, more_to_come = page.last_row, page.more
         finally:
-            ledger.stop()
-            assert ledger.join(DEADLINE_S)
+            journal.stop()
+            assert journal.join(DEADLINE_S)
 
-    def _page(self, ledger: Any, news: threading.Event) -> Any:
+    def _page(self, journal: Any, news: threading.Event) -> Any:
         deadline = time.monotonic() + DEADLINE_S
-        while not (found := ledger.committed()):
-            assert news.wait(max(0.0, deadline - time.monotonic())), ledger.state()
+        while not (found := journal.committed()):
+            assert news.wait(max(0.0, deadline - time.monotonic())), journal.state()
             news.clear()
         (page,) = found
         return page
@@ -265,7 +265,7 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
 
     For the law of conservation needs no more than the totals and the marks; and no entry may differ from what was written.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
         lab.serving()
         actors = two_actors(lab)
@@ -280,9 +280,9 @@ def test_flipped_bits_anywhere(folder: Path, seed: int, tier: Tier, report: Repo
     outcomes: dict[str, int] = {}
     for number in range(tier.size(60, 2_000)):
         source = killed if number % 2 else folded
-        name = dice.choice([name for name in FILES if (source / name).exists()])
+        name = rng.choice([name for name in FILES if (source / name).exists()])
         shutil.copytree(source, copy)
-        flip_a_bit(copy / name, dice)
+        flip_a_bit(copy / name, rng)
         outcome = f"{name}: {after_a_flip(copy, whole)}"
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         shutil.rmtree(copy)
@@ -365,7 +365,7 @@ def test_a_journal_that_goes_away_under_the_learner(folder: Path, seed: int, tie
         lab.loop.until(lambda: len(checkpoints(lab)) >= 2, DEADLINE_S, "checkpoints")
         began = time.monotonic()
         UNDER_IT[harm](lab)
-        lab.loop.until(lambda: lab.ask("status")["ledger"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")
+        lab.loop.until(lambda: lab.ask("status")["journal"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")
         took = time.monotonic() - began
         lab.learner.kill()
         lab.serving()
@@ -383,7 +383,7 @@ def test_an_idle_learner_notices_too(folder: Path, seed: int) -> None:
         more(lab, 50)
         lab.stop(*actors)
         remove_both_files(lab)
-        lab.loop.until(lambda: lab.ask("status")["ledger"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")
+        lab.loop.until(lambda: lab.ask("status")["journal"].get("rescued", 0) == 1, DEADLINE_S, "a journal made anew")
         lab.learner.kill()
         lab.serving()
         assert assert_exact(lab, lab.finish(), actors, gap=False) == 0

@@ -526,7 +526,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("how", MISTAKES)
 def test_a_key_file_that_is_wrong(tmp_path: Path, how: str) -> None:
-    """At the start of a learner and of an actor: one line with the file and the mend, and nothing left running."""
+    """At the start of a learner and of an actor: one line with the file and the remedy, and nothing left running."""
     keys = KeyRing(tmp_path / "keys")
     keys.allow("good")
     keys.write()

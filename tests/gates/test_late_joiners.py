@@ -58,7 +58,7 @@ def test_late_joiners_end_with_the_same_bits(
     process, address = learner(hidden=HIDDEN, steps_per_update=1, rollout_length=1)
     driver = Driver(address)
     options = {"agent": agent_options(address, explore=False), "count": joiners // processes}
-    children = [spawn("followers", options) for _ in range(processes)]
+    children = [spawn("weight_subscribers", options) for _ in range(processes)]
     for child in children:
         assert child.hear() == "ready"
     driver.start()

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from rl4sys_zmq import AgentConfig
-from rl4sys_zmq.calls import Server
 from rl4sys_zmq.config import ClientConfig, LearnerConfig
 from rl4sys_zmq.errors import ConfigError, HandshakeRefused
 from rl4sys_zmq.learner import Learner
@@ -22,6 +21,7 @@ from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters
 from rl4sys_zmq.loopback import is_local
+from rl4sys_zmq.rpc import Server
 from rl4sys_zmq.transports import Address
 from rl4sys_zmq.wire.messages import Refused
 

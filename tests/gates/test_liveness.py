@@ -58,7 +58,7 @@ def many_short_segments(lab: Lab, client: str) -> list[Child]:
 
 
 def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, report: Callable[..., None]) -> None:  # noqa: F811
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     clients = list(CLIENTS) if tier.long else ["on", "ppo"]
     kills = tier.size(6, 300)
     with Lab(folder, seed, parameters={"steps_per_update": BATCH_STEPS}, torch=True, checkpoint_every_s=0.1, pacing_lag=0) as lab:
@@ -75,14 +75,14 @@ def test_a_run_goes_on_after_each_kill(folder: Path, seed: int, tier: Tier, repo
                 f"all to go on before kill {kill}",
             )
             lab.learner.prepare()
-            point = dice.choice((*POINTS, *("at random",) * len(POINTS)))
+            point = rng.choice((*POINTS, *("at random",) * len(POINTS)))
             points[point] += 1
             if point == "at random":
-                lab.loop.wait(dice.uniform(0.0, 0.4))
+                lab.loop.wait(rng.uniform(0.0, 0.4))
                 lab.learner.kill()
             else:
                 lab.learner.expect(-9)
-                lab.learner.tell(f"die {point}:{dice.randint(1, 4)}")
+                lab.learner.tell(f"die {point}:{rng.randint(1, 4)}")
                 lab.loop.until(lambda: not lab.learner.running, 20.0, f"the learner to die at {point}")
             lab.learner.start()
             lab.loop.until(lambda n=lives: tail.count("life") > n, 30.0, "the next life")  # type: ignore[misc]

@@ -134,7 +134,7 @@ def siege_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr("rl4sys_zmq.delivery.session.REFUSED_RETRY_S", 0.05)
     if not SOAK:  # case 39 waits for these; the long tier has them as they are
         monkeypatch.setitem(options._COMMON, zmq.HANDSHAKE_IVL, 1_000)
-        monkeypatch.setattr("rl4sys_zmq.learner.roster.SILENCE_S", 1.5)
+        monkeypatch.setattr("rl4sys_zmq.learner.client_registry.SILENCE_S", 1.5)
     with ExitStack() as stack:
         yield lambda case: Siege(tmp_path, stack, keys=case.keys, run_dir=tmp_path / "run" if case.disk else None)
 

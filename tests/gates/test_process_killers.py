@@ -121,7 +121,7 @@ def test_kills_from_outside_condemn_nothing(
     spawn: Spawn, folder: Path, seed: int, report: Callable[..., None], tier: Tier
 ) -> None:
     """A learner that is killed again and again, at random, while it trains: all is trained on, and nothing is quarantined."""
-    dice, stopping = random.Random(seed), threading.Event()
+    rng, stopping = random.Random(seed), threading.Event()
     learner = Mortal(spawn, folder, "update", 1)
     learner.options["steps_per_update"] = 2
     learner.child.hear()
@@ -133,7 +133,7 @@ def test_kills_from_outside_condemn_nothing(
             for _ in range(kills):
                 before = learner.client()["verdicts"]["trained"]
                 until(lambda before=before: learner.client()["verdicts"]["trained"] > before, "some are trained on", every_s=0.01)
-                stopping.wait(dice.random() * 0.05)
+                stopping.wait(rng.random() * 0.05)
                 learner.child.kill()
                 learner.child = learner._start()
         finally:

@@ -97,9 +97,9 @@ def test_an_older_copy_is_put_back(folder: Path, seed: int) -> None:
         assert assert_exact(lab, lab.finish(*actors), actors, gap=True) > 0  # some of them came before the copy was made
 
 
-def flip_a_bit(path: Path, dice: random.Random) -> None:
+def flip_a_bit(path: Path, rng: random.Random) -> None:
     data = bytearray(path.read_bytes())
-    data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
     path.write_bytes(data)
 
 
@@ -111,7 +111,7 @@ def test_damaged_checkpoints(folder: Path, seed: int, tier: Tier) -> None:
 
 
 def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     with Lab(folder, seed) as lab:
         lab.serving()
         actors = two_actors(lab)
@@ -119,7 +119,7 @@ def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) ->
         lab.loop.until(lambda: len(checkpoints(lab)) >= 3, 20.0, "three checkpoints")
         lab.learner.kill()
         for path in checkpoints(lab)[-newest:]:
-            flip_a_bit(path / name, dice)
+            flip_a_bit(path / name, rng)
         lab.serving()
         more(lab, 50)
         status = lab.finish(*actors)
@@ -129,7 +129,7 @@ def with_damaged_checkpoints(folder: Path, seed: int, newest: int, name: str) ->
 
 
 def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     with Lab(folder, seed, checkpoint_every_s=600.0) as lab:
         lab.serving()
         actors = two_actors(lab)
@@ -137,16 +137,16 @@ def test_damaged_rows_of_the_journal(folder: Path, seed: int) -> None:
         lab.learner.kill()
         with closing(sqlite3.connect(lab.run_dir / "journal.db")) as db:
             rows = db.execute("SELECT row, end_seq - first_seq - refused, frames FROM entries").fetchall()
-            damaged = dice.sample(rows, 3)
+            damaged = rng.sample(rows, 3)
             for row, _, frames in damaged:
                 bad = bytearray(frames)
-                bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+                bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
                 db.execute("UPDATE entries SET frames = ? WHERE row = ?", (bytes(bad), row))
             db.commit()
         lab.serving()
         more(lab, 50)
         status = lab.finish(*actors)
-        assert status["counters"]["entries_damaged"] == status["ledger"]["damaged"] == len(damaged)
+        assert status["counters"]["entries_damaged"] == status["journal"]["damaged"] == len(damaged)
         assert assert_exact(lab, status, actors, gap=False) == sum(count for _, count, _ in damaged)
 
 
@@ -163,7 +163,7 @@ def without_room(folder: Path, seed: int, client: str) -> None:
         full.touch()  # the learner's process takes this for a disk without room for checkpoints
         lab.serving()
         actors = two_actors(lab, client, rate=60.0, steps=(200, 400))
-        lab.loop.until(lambda: "full" in lab.ask("status")["ledger"]["error"], 40.0, "a full journal")
+        lab.loop.until(lambda: "full" in lab.ask("status")["journal"]["error"], 40.0, "a full journal")
         lab.loop.wait(0.3)
         before, held = lab.ask("status")["clients"][client], lab.submitted() - lab.acked()
         lab.loop.wait(1.0)
@@ -175,7 +175,7 @@ def without_room(folder: Path, seed: int, client: str) -> None:
         assert lab.submitted() - lab.acked() > held  # the hosts go on, and their actors keep it
         assert after["checkpoint"]["error"]
         full.unlink()
-        lab.loop.until(lambda: not lab.ask("status")["ledger"]["error"], 20.0, "a journal with room")
+        lab.loop.until(lambda: not lab.ask("status")["journal"]["error"], 20.0, "a journal with room")
         more(lab, 40)
         status = lab.finish(*actors)
         assert assert_exact(lab, status, actors, gap=False, client=client) == 0

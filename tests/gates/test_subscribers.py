@@ -29,9 +29,9 @@ def test_slow_subscribers_cost_a_bounded_queue(
     pub = process.ask("status")["pub"]
     evaluate = {"agent": agent_options(address, explore=False)}
     with ChaosProxy(pub, seed=seed) as proxy, join(address, overflow="wait") as driver:
-        healthy = spawn("followers", {**evaluate, "count": HEALTHY})
-        frozen = spawn("followers", {**evaluate, "count": 1})
-        slow = spawn("followers", {**evaluate, "count": 1, "pub": proxy.address})
+        healthy = spawn("weight_subscribers", {**evaluate, "count": HEALTHY})
+        frozen = spawn("weight_subscribers", {**evaluate, "count": 1})
+        slow = spawn("weight_subscribers", {**evaluate, "count": 1, "pub": proxy.address})
         for child in (healthy, frozen, slow):
             assert child.hear() == "ready"
             assert child.ask("join")["failed"] == []

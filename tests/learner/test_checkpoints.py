@@ -33,7 +33,7 @@ pytest.importorskip("safetensors")
 
 MARKS = (Mark("a1", 3, 17, {"trained": 16, "refused": 1}), Mark("ä ctor", 2**63 - 1, 0, {}))
 MANIFEST = Manifest(
-    client_id="control/ä", ledger_id=2**63 - 1, generation=1_700_000_000_000, version=7, digest=2**64 - 1, algorithm_name="PPO",
+    client_id="control/ä", journal_id=2**63 - 1, generation=1_700_000_000_000, version=7, digest=2**64 - 1, algorithm_name="PPO",
     updates=8, steps=1000, verdicts={"trained": 16, "refused": 1}, marks=MARKS,
 )  # fmt: skip
 

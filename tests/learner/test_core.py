@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from rl4sys_zmq.config import LearnerConfig
-from rl4sys_zmq.delivery import Entry, Ledger, MemoryLedger, Page, StreamRow
+from rl4sys_zmq.delivery import Journal, JournalEntry, JournalPage, MemoryJournal, StreamRow
 from rl4sys_zmq.errors import ClientFailed, ConfigError, Refusal
 from rl4sys_zmq.learner.core import LearnerCore
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, RESTART
 from rl4sys_zmq.learner.ports import Clock, Ports
-from rl4sys_zmq.learner.recorder import NullSink
+from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.security import Authorizer
-from rl4sys_zmq.transports import Sent
+from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot, Segment, space_to_json
-from rl4sys_zmq.weights import Writing, digest, encode_update
+from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
 from rl4sys_zmq.wire import decode, encode, join_submit, pack_segment, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Ack,
@@ -77,19 +77,19 @@ class FakeWorker:
         return not self.alive
 
 
-class FakeDisk(MemoryLedger):
-    """A ledger that commits when it is told to, gives pages that a test wrote, and notes what it is told to forget."""
+class FakeDisk(MemoryJournal):
+    """A journal that commits when it is told to, gives pages that a test wrote, and notes what it is told to forget."""
 
     durable = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages: deque[tuple[Entry, ...]] = deque()
-        self.waiting: list[Entry] = []
+        self.pages: deque[tuple[JournalEntry, ...]] = deque()
+        self.waiting: list[JournalEntry] = []
         self.trims: list[dict[tuple[str, int], int]] = []
         self.gaps: list[tuple[int, StreamRow | None]] = []
 
-    def append(self, batch: Sequence[Entry]) -> None:
+    def append(self, batch: Sequence[JournalEntry]) -> None:
         self.waiting.extend(batch)
 
     def commit(self) -> None:
@@ -101,7 +101,7 @@ class FakeDisk(MemoryLedger):
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         entries = self.pages.popleft() if self.pages and token < 1000 else ()
-        self._fresh.append(Page(client_id, token, entries, after_row + len(entries), bool(self.pages and entries), 0))
+        self._fresh.append(JournalPage(client_id, token, entries, after_row + len(entries), bool(self.pages and entries), 0))
 
     def trim(self, client_id: str, marks: Any) -> None:
         self.trims.append(dict(marks))
@@ -110,7 +110,7 @@ class FakeDisk(MemoryLedger):
         self.gaps.append((count, stream))
 
 
-class Events(NullSink):
+class Events(NullEventSink):
     def __init__(self) -> None:
         self.names: list[str] = []
 
@@ -121,7 +121,7 @@ class Events(NullSink):
 class Rig:
     """A core with one client ``lab``, a clock that stands still, and everything that leaves it."""
 
-    def __init__(self, ledger: Ledger | None = None, **options: Any) -> None:
+    def __init__(self, journal: Journal | None = None, **options: Any) -> None:
         self.now = 100.0
         self.workers: list[FakeWorker] = []
         self.published: list[Message | bytes] = []
@@ -143,14 +143,14 @@ class Rig:
         spaces = {"observation_space": space_to_json(SPEC.observation_space), "action_space": space_to_json(SPEC.action_space)}
         clients = {"lab": {"algorithm_name": "PPO", **spaces}}
         config = LearnerConfig.from_mapping({"bind": "inproc://rig", "run_dir": None, "clients": clients, **options})
-        self.core = LearnerCore(config, ledger or MemoryLedger(), self.sink, Authorizer(None), ports)
+        self.core = LearnerCore(config, journal or MemoryJournal(), self.sink, Authorizer(None), ports)
         self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://rig"
 
-    def _send(self, peer: bytes, frames: Sequence[Frame]) -> Sent:
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         if peer in self.gone:
-            return Sent.GONE
+            return SendResult.GONE
         self._sent.append((peer, decode(frames)))
-        return Sent.OK
+        return SendResult.OK
 
     def _start(self, client_id: str, key: bytes) -> FakeWorker:
         self.workers.append(FakeWorker(key))
@@ -162,7 +162,7 @@ class Rig:
 
     @property
     def client(self) -> Any:
-        return self.core.roster.get("lab")
+        return self.core.registry.get("lab")
 
     def say(self, message: Message, peer: bytes = b"p") -> list[Message]:
         """An actor's message; returns the answers to this peer."""
@@ -180,22 +180,22 @@ class Rig:
             self.core.on_worker([(worker or self.worker).key, *encode(message)])
 
     def turn(self, peer: bytes = b"p") -> list[Message]:
-        self.core.on_ledger()
+        self.core.on_journal()
         self.core.turn()
         return self.answers(peer)
 
     def ready(self, checkpoint: int = 0, marks: Sequence[Any] = (), trained: int = 0) -> None:
         """The learner thread says what it goes on from, and publishes that."""
-        self.core.on_ledger()
+        self.core.on_journal()
         assign = self.worker.given[0]
         assert isinstance(assign, Assign)
         snapshot = PolicySnapshot(assign.generation, 0, digest(FLAT), FLAT)
-        header, _ = encode_update(assign.policy_id, None, snapshot, Writing())
+        header, _ = encode_update(assign.policy_id, None, snapshot, EncodingOptions())
         self.words(
             Ready(spec_to_document(SPEC), "onpolicy", 16, -1, checkpoint, list(marks), {"trained": trained}, []),
             Published(0, snapshot.digest, (FLAT.view(np.uint8).data, header)),
         )
-        self.core.on_ledger()
+        self.core.on_journal()
         self.core.turn()
 
     def join(self, peer: bytes = b"p", **kwargs: Any) -> Welcome:
@@ -282,7 +282,7 @@ def test_goodbye_ends_the_session():
 # ---- data
 
 
-def test_an_ack_waits_for_the_ledger_and_so_does_the_learner_thread():
+def test_an_ack_waits_for_the_journal_and_so_does_the_learner_thread():
     disk = FakeDisk()
     rig = Rig(disk)
     rig.join()
@@ -306,7 +306,7 @@ def test_a_gap_is_refused_with_the_number_that_is_next():
     assert rig.client.accepted == 1
 
 
-def test_what_an_actor_has_forgotten_and_the_ledger_lacks_is_announced_and_journaled():
+def test_what_an_actor_has_forgotten_and_the_journal_lacks_is_announced_and_journaled():
     disk = FakeDisk()
     rig = Rig(disk)
     welcome = rig.join(first_seq=5)
@@ -382,7 +382,7 @@ def test_a_restarted_thread_begins_a_generation_and_the_old_one_is_not_heard():
     rig.join()
     rig.say(submit(0))
     rig.turn()
-    old, generation = rig.worker, rig.client.publications.generation
+    old, generation = rig.worker, rig.client.weight_history.generation
     done = rig.core.do(Command(RESTART, "lab"))
     assert only([m for m in rig.answers() if isinstance(m, Refused)], Refused).code == Refusal.NO_SESSION
     assert (old.ended, rig.client.rolled_back) == ([True], 1)
@@ -414,7 +414,7 @@ def test_a_thread_that_goes_back_is_fed_what_its_checkpoint_lacks_and_skips_the_
     assert (rig.client.replayed, rig.client.rolled_back, rig.client.replaying) == (1, 0, 0)
 
 
-def test_the_ledger_is_trimmed_to_the_checkpoint_before_the_last_that_was_written():
+def test_the_journal_is_trimmed_to_the_checkpoint_before_the_last_that_was_written():
     disk = FakeDisk()
     rig = Rig(disk)
     rig.join()
@@ -444,7 +444,7 @@ def test_a_thread_that_fails_or_says_the_impossible_stops_its_client_alone(words
     rig.words(words)
     assert rig.client.state == "failed"
     assert only(rig.say(submit(0))[-1:], Refused).code == Refusal.FAILED
-    assert isinstance(rig.core.roster.failure("lab"), ClientFailed)
+    assert isinstance(rig.core.registry.failure("lab"), ClientFailed)
 
 
 def test_a_thread_that_vanishes_is_noticed_within_a_second():
@@ -461,13 +461,13 @@ def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why():
     rig.words(Failed("ConfigError: no such thing", ""))
     assert only(rig.answers(), Refused).code == Refusal.CONFIG
     assert rig.client is None
-    assert isinstance(rig.core.roster.failure("lab"), ConfigError)
+    assert isinstance(rig.core.registry.failure("lab"), ConfigError)
 
 
 # ---- operators and the clock
 
 
-def test_a_forgotten_client_frees_its_name_when_the_ledger_has_heard():
+def test_a_forgotten_client_frees_its_name_when_the_journal_has_heard():
     rig = Rig()
     rig.join()
     rig.say(submit(0))

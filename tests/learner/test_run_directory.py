@@ -9,8 +9,8 @@ import pytest
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.layout import tidy
 from rl4sys_zmq.learner.recorder import Recorder
+from rl4sys_zmq.learner.run_paths import tidy
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
 CONFIG = LearnerConfig(bind="inproc://nowhere").to_json()

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from rl4sys_zmq.learner.suspects import ENDS_ALONE, ENDS_TOGETHER, Suspects
-from rl4sys_zmq.learner.taken import Held
+from rl4sys_zmq.learner.held_segments import HeldSegment
+from rl4sys_zmq.learner.suspects import ENDS_ALONE, ENDS_TOGETHER, CrashSuspects
 
 KEY = ("actor \u00e9", 7)
 
 
-def held(*numbers: int) -> list[Held]:
-    return [Held(None, 0, KEY, seq, False) for seq in numbers]
+def held(*numbers: int) -> list[HeldSegment]:
+    return [HeldSegment(None, 0, KEY, seq, False) for seq in numbers]
 
 
 class Dead(Exception):
     """The process has ended."""
 
 
-def life(folder: Path, batch: list[Held], kills: Callable[[list[int]], bool]) -> tuple[Suspects, list[int]]:
+def life(folder: Path, batch: list[HeldSegment], kills: Callable[[list[int]], bool]) -> tuple[CrashSuspects, list[int]]:
     """A start, and the training of a batch as `Trainer` does it; raises `Dead` where the process would end."""
-    suspects = Suspects(folder)
+    suspects = CrashSuspects(folder)
     left = [one for one in batch if not suspects.reason(one.key, one.seq)]
     for part in (*suspects.parts(left), left):
         suspects.begin(part)
@@ -36,7 +36,7 @@ def life(folder: Path, batch: list[Held], kills: Callable[[list[int]], bool]) ->
     return suspects, [one.seq for one in left]
 
 
-def ends(folder: Path, batch: list[Held], kills: Callable[[list[int]], bool], most: int = 30) -> tuple[int, list[int]]:
+def ends(folder: Path, batch: list[HeldSegment], kills: Callable[[list[int]], bool], most: int = 30) -> tuple[int, list[int]]:
     """How often the process ends before the batch is trained on, and what is left of it then."""
     for count in range(most):
         try:
@@ -53,7 +53,7 @@ def test_a_killer_is_found_by_halving(size: int, allowed: int, tmp_path: Path, s
     culprit = random.Random(seed).randrange(size)
     count, left = ends(tmp_path, held(*range(size)), lambda part: culprit in part)
     assert count <= allowed and left == [n for n in range(size) if n != culprit]
-    suspects = Suspects(tmp_path)
+    suspects = CrashSuspects(tmp_path)
     assert suspects.reason(KEY, culprit) and not suspects.reason(KEY, culprit + 1) and not suspects.story, "it is remembered"
     suspects.close()
 
@@ -78,10 +78,10 @@ def test_an_end_by_chance_condemns_nothing_and_training_well_acquits(tmp_path: P
 
 
 def test_random_kills_of_long_runs_condemn_nothing(tmp_path: Path, seed: int) -> None:
-    dice, first = random.Random(seed), 0
+    rng, first = random.Random(seed), 0
     for _ in range(300):
         try:
-            suspects, left = life(tmp_path, held(*range(first, first + 16)), lambda part: dice.random() < 0.1)
+            suspects, left = life(tmp_path, held(*range(first, first + 16)), lambda part: rng.random() < 0.1)
         except Dead:
             continue
         assert len(left) == 16
@@ -91,16 +91,16 @@ def test_random_kills_of_long_runs_condemn_nothing(tmp_path: Path, seed: int) ->
 
 
 def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) -> None:
-    suspects = Suspects(tmp_path)
+    suspects = CrashSuspects(tmp_path)
     suspects.note(KEY, 3, 9)
     suspects.excuse(mute=True)
-    again = Suspects(tmp_path)
+    again = CrashSuspects(tmp_path)
     assert not again.story
     suspects.note(KEY, 3, 9)
     suspects.clear()
     suspects.excuse()
     again.note(KEY, 20, 21)
-    third = Suspects(tmp_path)
+    third = CrashSuspects(tmp_path)
     assert "1 segments" in third.story and third.suspects(KEY, 20) and not third.suspects(KEY, 3)
     for one in (suspects, again, third):
         one.close()
@@ -110,9 +110,9 @@ def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) ->
 def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) -> None:
     (tmp_path / "training.mark").write_bytes(damage)
     (tmp_path / "suspects.json").write_bytes(damage)
-    suspects = Suspects(tmp_path)
+    suspects = CrashSuspects(tmp_path)
     suspects.begin(held(1, 2, 3))
-    again = Suspects(tmp_path)
+    again = CrashSuspects(tmp_path)
     assert again.suspects(KEY, 2) and again.concerns(KEY, 3, 4) and not again.concerns(KEY, 4, 9)
     suspects.close()
     again.close()
@@ -120,9 +120,9 @@ def test_a_damaged_mark_or_memory_is_no_obstacle(damage: bytes, tmp_path: Path) 
 
 def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    suspects = Suspects(tmp_path / "file" / "below")
+    suspects = CrashSuspects(tmp_path / "file" / "below")
     suspects.note(KEY, 1, 2)
     suspects.begin(held(1))
-    suspects.settle()
+    suspects.settle_configuration()
     assert not suspects.story and not suspects.reason(KEY, 1)
     suspects.close()

@@ -75,7 +75,7 @@ def report(**changes: Any) -> dict[str, Any]:
             "denied.unlisted": 2,
             "denied.expired": 1,
         },
-        "ledger": {
+        "journal": {
             "durable": True,
             "used_bytes": 12_345_678,
             "max_bytes": 4 << 30,
@@ -101,7 +101,7 @@ def test_everything_is_there_in_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert lines == [
         "learner at tcp://127.0.0.1:50051, process 4242, up 12 s",
-        "ledger on disk, 12.3 MB of 4.3 GB used, 17 queued",
+        "journal on disk, 12.3 MB of 4.3 GB used, 17 queued",
         "security: 3 keys listed; denied: 1 expired, 2 unlisted",
         "messages refused: 2 forbidden, 1 malformed",
         "",
@@ -129,11 +129,11 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"ledger": {**report()["ledger"], "error": "it is full"}}, "!! ledger: it is full"),
-        ({"ledger": {**report()["ledger"], "damaged": 2}}, "!! ledger: 2 damaged entries"),
+        ({"journal": {**report()["journal"], "error": "it is full"}}, "!! journal: it is full"),
+        ({"journal": {**report()["journal"], "damaged": 2}}, "!! journal: 2 damaged entries"),
         (
-            {"ledger": {**report()["ledger"], "durable": False}},
-            "ledger in memory: what is not trained on is lost with the process",
+            {"journal": {**report()["journal"], "durable": False}},
+            "journal in memory: what is not trained on is lost with the process",
         ),
         ({"warnings": ["others may change run; chmod go-w run"]}, "!! others may change run; chmod go-w run"),
         ({"security": {**report()["security"], "warnings": ["others may change it"]}}, "!! others may change it"),

@@ -85,8 +85,8 @@ HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
 def test_what_is_not_zeromq_is_named(serve: Callable[[socket.socket], None] | None, cause: str) -> None:
     with listener(serve) as address, pytest.raises(Unreachable, match=cause) as caught:
         greet(address, SHORT_S)
-    assert caught.value.mend
-    assert str(caught.value) == f"{caught.value.cause}; {caught.value.mend}"
+    assert caught.value.remedy
+    assert str(caught.value) == f"{caught.value.cause}; {caught.value.remedy}"
 
 
 def test_a_learner_greets_with_its_mechanism(tmp_path: Path) -> None:

@@ -313,9 +313,9 @@ def test_an_unknown_key_is_refused_before_anything_is_sent(lab: Lab) -> None:
 
 def test_a_server_checks_the_keys_too(lab: Lab) -> None:
     """A client that is not ours, with the protocol and without the terms."""
-    from rl4sys_zmq.calls import Client
+    from rl4sys_zmq.rpc import Caller
 
-    with Client(lab.server().address, timeout_s=WAIT_S) as raw:
+    with Caller(lab.server().address, timeout_s=WAIT_S) as raw:
         for method, payload, code in [
             ("obs", ["cam9"], CallRefusal.UNKNOWN),
             ("obs", "cam1", CallRefusal.INVALID),

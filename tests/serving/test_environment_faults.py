@@ -12,8 +12,8 @@ import pytest
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.calls import Client, session  # noqa: E402
 from rl4sys_zmq.errors import CallError, CallFailed, CallLost, CallRefusal, CallRefused, CallTimeout, PayloadError  # noqa: E402
+from rl4sys_zmq.rpc import Caller, session  # noqa: E402
 from rl4sys_zmq.serving import GymEnvServer, RemoteEnv  # noqa: E402
 from rl4sys_zmq.testing import ChaosProxy, Faults  # noqa: E402
 
@@ -222,7 +222,7 @@ NONSENSE = [None, 7, {}, {"token": "x"}, {"token": 1, "count": -3, "index": None
 @pytest.mark.parametrize("payload", NONSENSE, ids=repr)
 def test_nonsense_is_refused(trouble: Any, payload: Any) -> None:
     server, _ = trouble
-    with Client(server.address) as client:
+    with Caller(server.address) as client:
         for method in ("take", "step.0", "reset.1", "render.0"):
             with pytest.raises(CallRefused):
                 client.call(method, payload)

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.rpc import Refuse
 from rl4sys_zmq.serving.leases import LeaseTable
 
 

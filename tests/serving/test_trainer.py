@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4sys_zmq.calls import Refuse, Server
 from rl4sys_zmq.errors import (
     AddressInUse,
     CallFailed,
@@ -24,6 +23,7 @@ from rl4sys_zmq.errors import (
     PayloadError,
     StoreError,
 )
+from rl4sys_zmq.rpc import Refuse, Server
 from rl4sys_zmq.serving import (
     DataStoreBase,
     QueuedDataStore,

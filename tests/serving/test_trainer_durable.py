@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 import rl4sys_zmq
-from rl4sys_zmq.calls import Refuse
 from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import (
     CallError,
@@ -29,6 +28,7 @@ from rl4sys_zmq.errors import (
     RunDirectoryError,
     StoreError,
 )
+from rl4sys_zmq.rpc import Refuse
 from rl4sys_zmq.serving import (
     DataStoreBase,
     QueuedDataStore,
@@ -38,10 +38,10 @@ from rl4sys_zmq.serving import (
     TrainerServer,
     TrajectoryBuffer,
 )
-from rl4sys_zmq.serving import trainer_shelf as shelf_module
+from rl4sys_zmq.serving import store_ingest as shelf_module
 from rl4sys_zmq.serving.data import DataShape
+from rl4sys_zmq.serving.store_ingest import InsertRequest, StoreIngest
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
-from rl4sys_zmq.serving.trainer_shelf import Offer, Shelf
 from rl4sys_zmq.testing.addresses import TransportUnderTest
 from rl4sys_zmq.testing.kills import KillLoop
 
@@ -221,39 +221,41 @@ class Picky(DataStoreBase):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_shelf_is_what_its_slow_twin_says_over_refusals_full_disks_and_restarts(tmp_path: Path, seed: int, kept: bool) -> None:
-    dice, stream = random.Random(seed), ("c", 5)
+    rng, stream = random.Random(seed), ("c", 5)
     for history in range(10):
         store, end, accepted, heard = Picky(), 0, set[int](), list[int]()
         for _ in range(6):
             store = store if kept else Picky()
-            store.full, store.apart = dice.random() < 0.3, kept and len(store) > 0  # as one that is opened again
+            store.full, store.apart = rng.random() < 0.3, kept and len(store) > 0  # as one that is opened again
             with StoreJournal(tmp_path / str(history), "normal") as journal:
-                shelf = Shelf("a", store, journal, 1 << 20)
+                ingest = StoreIngest("a", store, journal, 1 << 20)
                 try:
-                    shelf.refill(journal.streams)
+                    ingest.refill(journal.streams)
                 except StoreError:
                     assert store.full
                     continue
-                for _ in range(dice.randrange(6)):
-                    first, count = end + dice.choice((0, 0, 0, 2)), dice.randrange(12)
+                for _ in range(rng.randrange(6)):
+                    first, count = end + rng.choice((0, 0, 0, 2)), rng.randrange(12)
                     try:
-                        arrivals = [shelf.settle()]
+                        arrivals = [ingest.settle()]
                     except Refuse:
                         assert store.full
                     else:
-                        store.full = dice.random() < 0.3
-                        arrivals.append(shelf.take(Offer(stream, end - 1, -1, first, list(range(first, first + count)))).arrival)
+                        store.full = rng.random() < 0.3
+                        arrivals.append(
+                            ingest.take(InsertRequest(stream, end - 1, -1, first, list(range(first, first + count)))).arrival
+                        )
                         heard += [item for arrival in arrivals if arrival is not None for item in arrival.items]
                         accepted.update(range(first, first + count))
                         end = first + count
-                    store.full = dice.random() < 0.3
-                if dice.random() < 0.7:
+                    store.full = rng.random() < 0.3
+                if rng.random() < 0.7:
                     store.full = False
-                    shelf.settle()
+                    ingest.settle()
         with StoreJournal(tmp_path / str(history), "normal") as journal:
             store = store if kept else Picky()
             store.full = False
-            Shelf("a", store, journal, 1 << 20).refill(journal.streams)
+            StoreIngest("a", store, journal, 1 << 20).refill(journal.streams)
         expected = [n for n in sorted(accepted) if n % 10 != 7]
         assert [n for n, _ in store.held] == expected
         assert heard == sorted(set(heard)) and set(heard) <= set(expected)
@@ -402,10 +404,10 @@ class Fleet:
         acked: for each client and store, the last number that an update reported.
     """
 
-    def __init__(self, config: TrainerConfig, clients: int, goal: int, dice: random.Random) -> None:
+    def __init__(self, config: TrainerConfig, clients: int, goal: int, rng: random.Random) -> None:
         self.acked: dict[tuple[int, str], int] = {}
         self._config, self._goal = config, goal
-        self._seeds = [dice.randrange(2**32) for _ in range(clients)]
+        self._seeds = [rng.randrange(2**32) for _ in range(clients)]
         self.errors: list[BaseException] = []
         self._given_up = threading.Event()
         self._threads = [threading.Thread(target=self._feed, args=(number,)) for number in range(clients)]
@@ -436,14 +438,14 @@ class Fleet:
             raise
 
     def _feed_all(self, number: int) -> None:
-        dice = random.Random(self._seeds[number])
+        rng = random.Random(self._seeds[number])
         stores = {"memory": QueuedDataStore(100_000), "disk": ReplayBuffer(100_000)}
         with TrainerClient(
             f"c{number}", self._config.bind_address().uri, self._config, data_stores=stores, wait_for_server=True, timeout_ms=1500
         ) as client:
             made = 0
             while not self._given_up.is_set() and (not self._update(number, client, made) or made < self._goal):
-                for _ in range(min(dice.randint(1, 40), self._goal - made)):
+                for _ in range(min(rng.randint(1, 40), self._goal - made)):
                     stores["memory"].insert(np.array([number, made]))
                     stores["disk"].insert(
                         {
@@ -471,7 +473,7 @@ class Fleet:
 def test_nothing_acknowledged_is_lost_or_twice_when_the_trainer_is_killed(
     tmp_path: Path, seed: int, kills: int, die_at: str
 ) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     goal = 3000 if kills else 200
     with TransportUnderTest("ipc") as ipc, KillLoop(seed=seed, folder=tmp_path) as loop:
         address = ipc.address()
@@ -479,14 +481,14 @@ def test_nothing_acknowledged_is_lost_or_twice_when_the_trainer_is_killed(
         options = {"address": address, "run_dir": str(tmp_path / "run"), "disk": str(tmp_path / "disk"), "die_at": die_at}
         child = loop.child("trainer", [sys.executable, str(PROCESS), json.dumps(options)], env=ENV)
         child.start()
-        with Fleet(config, 2, goal, dice) as fleet:
+        with Fleet(config, 2, goal, rng) as fleet:
             if die_at:
                 child.wait(WAIT_S, -9)
                 child.start()
             for _ in range(kills):
                 before = fleet.progress()
                 loop.until(lambda b=before: fleet.progress() >= b + 200, 30.0, "progress")  # type: ignore[misc]
-                loop.wait(dice.uniform(0.0, 0.05))
+                loop.wait(rng.uniform(0.0, 0.05))
                 child.kill()
                 child.start()
         assert not fleet.errors

@@ -3,7 +3,7 @@
 The onlooker knows what neither side can: which segment really is behind a sequence number, and what really is on the disk.
 Notes that contradict each other, and the checks at the end, are a `Violation` with the name of the rule.
 
-A *lineage* is what a ledger has written. It ends with the process when the ledger is in memory, goes back to what it was when
+A *lineage* is what a journal has written. It ends with the process when the journal is in memory, goes back to what it was when
 an older copy of the disk is put in its place, and begins anew with an empty disk.
 """
 
@@ -63,7 +63,7 @@ class History:
             self.counts["in_doubt"] += 1
 
     def abandon(self, stream: Key) -> None:
-        """Its actor is gone with its numbers: nobody can tell another ledger any more what it had forgotten."""
+        """Its actor is gone with its numbers: nobody can tell another journal any more what it had forgotten."""
         self._abandoned.add(stream)
 
     def assign(self, stream: Key, seq: int, segment: int) -> None:
@@ -78,10 +78,10 @@ class History:
             raise Violation("released", f"{stream} forgot {seq}")
         self._released.add((stream, seq))
 
-    # ---- the learner's side: its process and its ledger
+    # ---- the learner's side: its process and its journal
 
     def begin_life(self, lineage: Lineage | None) -> None:
-        """A learner starts, on what its ledger has written; or on something else than was written last."""
+        """A learner starts, on what its journal has written; or on something else than was written last."""
         self.counts["lives"] += 1
         self._fresh.clear()
         self._gaps.clear()
@@ -128,7 +128,7 @@ class History:
             self._next.pop(stream, None)
 
     def drop_stream(self, stream: Key) -> None:
-        """The ledger has no row of a stream any more."""
+        """The journal has no row of a stream any more."""
         if stream not in self.lineage.touched:
             self.lineage.marks.pop(stream, None)
             self.lineage.streams.discard(stream)
@@ -154,27 +154,27 @@ class History:
         self.counts["refused" if refused else "accepted"] += 1
 
     def write_stream(self, stream: Key, received: int) -> None:
-        """The ledger has a row of a stream."""
+        """The journal has a row of a stream."""
         self._check_jump(stream, received)
         self.lineage.streams.add(stream)
         self.lineage.marks[stream] = max(received, self.lineage.marks.get(stream, 0))
 
     def _check_jump(self, stream: Key, first: int) -> None:
-        """Segments that a ledger does not have are below a mark of it only as a gap that it has counted."""
+        """Segments that a journal does not have are below a mark of it only as a gap that it has counted."""
         written = self.lineage.marks.get(stream, 0)
         if first > written:
             missing = {(stream, seq) for seq in range(written, first)} - {(key, seq) for key, seq, _ in self.lineage.gaps}
             if missing:
-                raise Violation("gap", f"the ledger has no segments {sorted(seq for _, seq in missing)[:5]} of {stream}")
+                raise Violation("gap", f"the journal has no segments {sorted(seq for _, seq in missing)[:5]} of {stream}")
 
     def write_gap(self) -> None:
-        """The ledger has counted the gap that was announced first."""
+        """The journal has counted the gap that was announced first."""
         if not self._gaps:
-            raise Violation("gap", "the ledger has counted a gap that nobody was told of")
+            raise Violation("gap", "the journal has counted a gap that nobody was told of")
         self.lineage.gaps |= _each(self._gaps.popleft())
 
     def write(self, stream: Key, first: int, end: int) -> None:
-        """The ledger has segments."""
+        """The journal has segments."""
         self._check_jump(stream, first)
         for seq in range(first, end):
             found = self._fresh.pop((stream, seq), None)
@@ -234,7 +234,7 @@ class History:
             raise Violation("once", f"{len(twice)} segments are twice in the state, such as {min(twice)}")
         owed = self.lineage.accepted - times.keys() - self._rolled_back
         if owed and all_of_it:
-            raise Violation("disposed", f"{len(owed)} segments in the ledger met no verdict, such as {min(owed)}")
+            raise Violation("disposed", f"{len(owed)} segments in the journal met no verdict, such as {min(owed)}")
         for stream, seq in self._released:
             gone = self.assigned[stream, seq] not in self.lineage.accepted | self.lineage.refused
             untold = self._estranged | (self._replaced & self._abandoned)
@@ -248,7 +248,7 @@ class History:
         if books.gap != gap:
             raise Violation("gap", f"{books.gap} are counted, {gap} are gone")
         refused = len(self.lineage.refused) + len(self._fresh) - fresh
-        if books.refused != refused and not self._fresh:  # a restarted thread counts what the ledger gives it
+        if books.refused != refused and not self._fresh:  # a restarted thread counts what the journal gives it
             raise Violation("verdicts", f"{books.refused} are counted as refused, {refused} were")
         accepted, undone = len(self.lineage.accepted) + fresh + gap, gap + len(self._rolled_back)
         right = (accepted, undone, accepted)

@@ -9,7 +9,7 @@ __all__ = ["CLOCKS", "CRASH_POINTS", "Schedule"]
 
 CRASH_POINTS = ("anywhere", "before_commit", "after_commit", "in_checkpoint", "after_checkpoint")
 """Where a learner dies: between two turns; between taking and writing; between writing and acknowledging; with a checkpoint
-half written; with a checkpoint written and the ledger not trimmed."""
+half written; with a checkpoint written and the journal not trimmed."""
 
 CLOCKS = ("right", "steps", "still")
 """The time that a starting actor reads: the right one; that, a day more or a day less; or always the same."""
@@ -29,7 +29,7 @@ class Schedule:
         delay_s: the longest delay of a message.
         lease_s: of the learner.
         learner_restarts, thread_restarts, actor_restarts, partitions: how many of each.
-        durable: whether the learner has a disk: a ledger and checkpoints that survive it.
+        durable: whether the learner has a disk: a journal and checkpoints that survive it.
         spooled: whether the actors' queues and numbers survive them.
         offpolicy: whether a segment is trained as soon as it is observed.
         pace: how likely the learner thread reads on in a turn.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Action, ActorSession, Joined, Key, Raised, Redial, Renewed, Send, SessionState
+from rl4sys_zmq.delivery import Action, ActorSession, IncarnationRaised, Joined, Key, Reconnect, Renewed, Send, SessionState
 from rl4sys_zmq.delivery.incarnation import first_incarnation, next_incarnation
 from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import PackedSegment, encode, pack_segment
@@ -63,7 +63,7 @@ class SimActor:
     Attributes:
         stream: the actor's id and the origin of its numbers.
         owner: what its segments belong to: the process, or the spool.
-        pure: all its segments are in one stream, which one ledger counted.
+        pure: all its segments are in one stream, which one journal counted.
         ended: its process is gone, and no other begins here.
     """
 
@@ -130,7 +130,7 @@ class SimActor:
             0,
             0,
             origin=self.stream[1] if self._spooled else 0,
-            ledger_id=self._spool.ledger_id if self._spooled else 0,
+            journal_id=self._spool.journal_id if self._spooled else 0,
             spooled=self._spooled,
         )
         self.session = self._sim.actor_parts.session(hello, Counters(), rng)
@@ -245,7 +245,7 @@ class SimActor:
             match action:
                 case Send(message):
                     self._sim.carry(self, self.link, encode(message), up=True)
-                case Redial():
+                case Reconnect():
                     self._sim.history.counts["redials"] += 1
                     self._dial()
                     return
@@ -255,7 +255,7 @@ class SimActor:
                     self._on_renewed()
                     self._dial()  # a HELLO of the old incarnation, still on its way, must find nobody to answer
                     return
-                case Raised(incarnation):
+                case IncarnationRaised(incarnation):
                     self._sim.history.counts["raised"] += 1
                     self._incarnation, self.stream = incarnation, (self.stream[0], self.session.origin)
                     self._dial()
@@ -264,8 +264,8 @@ class SimActor:
     def _on_joined(self, welcome: Welcome) -> None:
         history, spool = self._sim.history, self._spool
         history.counts["joined"] += 1
-        self.pure &= spool.ledger_id in (0, welcome.ledger_id)
-        spool.ledger_id = welcome.ledger_id
+        self.pure &= spool.journal_id in (0, welcome.journal_id)
+        spool.journal_id = welcome.journal_id
         if spool.reconciled:
             return
         history.counts["reconciled"] += 1

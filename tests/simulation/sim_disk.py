@@ -1,4 +1,4 @@
-"""What survives a simulated learner: its journal's rows and its checkpoints; and a ledger that writes there."""
+"""What survives a simulated learner: its journal's rows and its checkpoints; and a journal that writes there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rl4sys_zmq.delivery import ClientRow, Entry, Key, LedgerState, MemoryLedger, Page, StreamRow
+from rl4sys_zmq.delivery import ClientRow, JournalEntry, JournalPage, JournalState, Key, MemoryJournal, StreamRow
 from rl4sys_zmq.delivery.journal_backlog import Backlog, Operation
 from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Trim, Write
 from rl4sys_zmq.learner.checkpoints import Mark
 
-__all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowLedger"]
+__all__ = ["Checkpoint", "SimDisk", "SimJournal", "SlowJournal"]
 
 KEEP = 3
 PAGE_BYTES = (1, 2000, 1 << 20)
@@ -40,16 +40,16 @@ class SimDisk:
     """A run directory.
 
     Attributes:
-        ledger_id: of the journal.
+        journal_id: of the journal.
         clients, streams, entries: its tables.
         checkpoints: oldest first.
         sound: how many checkpoints were written since one was damaged; one in two may be.
     """
 
-    ledger_id: int
+    journal_id: int
     clients: dict[str, ClientRow] = field(default_factory=dict)
     streams: dict[Key, StreamRow] = field(default_factory=dict)
-    entries: list[tuple[int, Entry]] = field(default_factory=list)
+    entries: list[tuple[int, JournalEntry]] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     next_row: int = 1
     next_number: int = 1
@@ -58,7 +58,7 @@ class SimDisk:
     def copy(self) -> SimDisk:
         """A backup."""
         tables = dict(self.clients), dict(self.streams), list(self.entries), list(self.checkpoints)
-        return SimDisk(self.ledger_id, *tables, self.next_row, self.next_number, self.sound)
+        return SimDisk(self.journal_id, *tables, self.next_row, self.next_number, self.sound)
 
     def keep(self, checkpoint: Checkpoint) -> None:
         """Adds a checkpoint, in one step, and removes the oldest."""
@@ -77,7 +77,7 @@ class SimDisk:
     def apply(self, operation: Write) -> None:
         """Does what a journal's transaction does."""
         match operation:
-            case Entry() as e:
+            case JournalEntry() as e:
                 self.entries.append((self.next_row, e))
                 self.next_row += 1
                 key = e.actor_id, e.origin
@@ -135,29 +135,29 @@ class SimDisk:
         )
 
 
-class SlowLedger(MemoryLedger):
+class SlowJournal(MemoryJournal):
     """Commits what it was given one call later, as a disk would, and forgets it with the process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._writing: list[Entry | Page] = []
+        self._writing: list[JournalEntry | JournalPage] = []
 
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> list[JournalEntry]:
         """The entries that it has not handed out."""
-        return [item for item in (*self._writing, *self._fresh) if isinstance(item, Entry)]
+        return [item for item in (*self._writing, *self._fresh) if isinstance(item, JournalEntry)]
 
     def queued(self, client_id: str) -> int:
         """Return how many entries of a client are not handed out."""
         return sum(entry.client_id == client_id for entry in self.waiting())
 
-    def committed(self) -> list[Entry | Page]:
+    def committed(self) -> list[JournalEntry | JournalPage]:
         """What the call before this one found."""
         done, self._writing = self._writing, super().committed()
         return done
 
 
 class SimJournal:
-    """A ledger on a `SimDisk`. It writes what it had at the call before, or a part of that; the learner may die in between.
+    """A journal on a `SimDisk`. It writes what it had at the call before, or a part of that; the learner may die in between.
 
     Attributes:
         full: it takes no entries; what needs no room goes on.
@@ -171,13 +171,13 @@ class SimJournal:
         rng: how much at a time.
         written: told of each operation that is on the disk.
         """
-        self.ledger_id = disk.ledger_id
+        self.journal_id = disk.journal_id
         self.full = False
         self._disk, self._rng, self._written = disk, rng, written
         self._backlog = Backlog()
         self._due = 0
 
-    def append(self, batch: Sequence[Entry]) -> None:
+    def append(self, batch: Sequence[JournalEntry]) -> None:
         """Queues entries."""
         self._backlog.extend(batch)
 
@@ -217,18 +217,18 @@ class SimJournal:
         """Queues a read, of pages of any size."""
         self._backlog.extend([Read(client_id, token, after_row, min(max_bytes, self._rng.choice(PAGE_BYTES)))])
 
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> list[JournalEntry]:
         """The entries that are not written."""
-        return [item for item in self._backlog if isinstance(item, Entry)]
+        return [item for item in self._backlog if isinstance(item, JournalEntry)]
 
     def queued(self, client_id: str) -> int:
         """Return how many operations of a client are not done."""
         return sum(operation.client_id == client_id for operation in self._backlog)
 
-    def committed(self) -> list[Entry | Page]:
+    def committed(self) -> list[JournalEntry | JournalPage]:
         """Writes, and says what has been written."""
         left = self._due if self._rng.random() < 0.7 else self._rng.randint(0, self._due)
-        fresh: list[Entry | Page] = []
+        fresh: list[JournalEntry | JournalPage] = []
         while left > 0:
             room = (1, 0) if self.full else (0, 1 << 40)
             group = self._backlog.next_group(*room) or (self._backlog.relief() if self.full else [])
@@ -246,16 +246,16 @@ class SimJournal:
         """Return the part that is written before the learner may die."""
         return group[:left]
 
-    def _do(self, operation: Operation, fresh: list[Entry | Page]) -> None:
+    def _do(self, operation: Operation, fresh: list[JournalEntry | JournalPage]) -> None:
         if isinstance(operation, Read):
             fresh.append(self._page(operation))
             return
         self._disk.apply(operation)
         self._written(operation)
-        if isinstance(operation, Entry):
+        if isinstance(operation, JournalEntry):
             fresh.append(operation)
 
-    def _page(self, read: Read) -> Page:
+    def _page(self, read: Read) -> JournalPage:
         rows = [(row, e) for row, e in self._disk.entries if row > read.after_row]
         size = count = 0
         for _, entry in rows:
@@ -264,11 +264,11 @@ class SimJournal:
             size += entry.nbytes
             count += 1
         last = rows[count - 1][0] if count else read.after_row
-        return Page(read.client_id, read.token, tuple(e for _, e in rows[:count]), last, len(rows) > count, 0)
+        return JournalPage(read.client_id, read.token, tuple(e for _, e in rows[:count]), last, len(rows) > count, 0)
 
-    def state(self) -> LedgerState:
+    def state(self) -> JournalState:
         """Well, or full."""
-        return LedgerState(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
+        return JournalState(True, 0, 0, 0, len(self._backlog), "full" if self.full else "", 0, 0, 0.0, 0)
 
     def stop(self) -> None:
         """Nothing."""

@@ -1,7 +1,7 @@
 """The learner's core in a simulation: driven on a virtual clock, watched from outside.
 
 `SimLearner` gives a `LearnerCore` its inputs and notes what an onlooker sees: the messages that go in and out, the calls of
-the ledger, and the figures of the production objects before and after. It decides nothing that the core decides.
+the journal, and the figures of the production objects before and after. It decides nothing that the core decides.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import rl4sys_zmq.learner.client as client_module
+import rl4sys_zmq.learner.client_registry as roster_module
 import rl4sys_zmq.learner.core as core_module
+import rl4sys_zmq.learner.dispatcher as feeding_module
 import rl4sys_zmq.learner.endpoint as endpoint_module
-import rl4sys_zmq.learner.feeding as feeding_module
-import rl4sys_zmq.learner.roster as roster_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
     CreditPool,
-    Entry,
+    Journal,
+    JournalEntry,
+    JournalPage,
     Key,
-    Ledger,
     Load,
-    Page,
     Restored,
     StallWatch,
     Stream,
@@ -38,25 +38,25 @@ from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import Client, ClientState
+from rl4sys_zmq.learner.client_registry import ClientRegistry
 from rl4sys_zmq.learner.core import LearnerCore
+from rl4sys_zmq.learner.dispatcher import SegmentDispatcher
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.feeding import Feeder
 from rl4sys_zmq.learner.operator import RESTART, Operator
 from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
-from rl4sys_zmq.learner.recorder import NullSink
-from rl4sys_zmq.learner.roster import Roster
+from rl4sys_zmq.learner.recorder import NullEventSink
 from rl4sys_zmq.security import Authorizer
-from rl4sys_zmq.transports import Sent
+from rl4sys_zmq.transports import SendResult
 from rl4sys_zmq.values import space_to_json
 from rl4sys_zmq.wire import decode, read_heads
 from rl4sys_zmq.wire.messages import Ack, Command, Deliver, Frame, Hello, Message, Refused, Submit, Verdict, Welcome
 from simulation.history import History
 from simulation.schedule import Schedule
-from simulation.sim_disk import SimDisk, SimJournal, SlowLedger
+from simulation.sim_disk import SimDisk, SimJournal, SlowJournal
 from simulation.sim_rules import JUDGED, Books, Violation
 from simulation.sim_thread import MAX_STEPS, SPEC, Given, SimThread, ThreadSite
 
-__all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
+__all__ = ["CallExecutor", "LearnerParts", "SimLearner", "planted"]
 
 CLIENT_ID = "sim"
 CREDIT_ITEMS = 64
@@ -70,7 +70,7 @@ GONE = 0.5
 MAX_STALL_S = 2.0
 """How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
 
-Answers = list[tuple[bytes, list[Frame]]]
+CallExecutor = list[tuple[bytes, list[Frame]]]
 """What is to be sent, as (peer, message in frames)."""
 
 
@@ -80,14 +80,14 @@ class LearnerParts:
 
     core: type[LearnerCore] = LearnerCore
     endpoint: type[ActorEndpoint] = ActorEndpoint
-    feeder: type[Feeder] = Feeder
+    dispatcher: type[SegmentDispatcher] = SegmentDispatcher
     operator: type[Operator] = Operator
-    roster: type[Roster] = Roster
+    registry: type[ClientRegistry] = ClientRegistry
     client: type[Client] = Client
     table: type[StreamTable] = StreamTable
     pool: type[CreditPool] = CreditPool
-    ledger: Callable[[], Ledger] = SlowLedger
-    journal: type[SimJournal] = SimJournal
+    journal: Callable[[], Journal] = SlowJournal
+    disk_journal: type[SimJournal] = SimJournal
     thread: type[SimThread] = SimThread
 
 
@@ -96,9 +96,9 @@ def planted(parts: LearnerParts) -> Iterator[None]:
     """Build learners from these parts meanwhile, with small queues and short segments."""
     places: list[tuple[Any, str, Any]] = [
         (core_module, "ActorEndpoint", parts.endpoint),
-        (core_module, "Feeder", parts.feeder),
+        (core_module, "SegmentDispatcher", parts.dispatcher),
         (core_module, "Operator", parts.operator),
-        (core_module, "Roster", parts.roster),
+        (core_module, "ClientRegistry", parts.registry),
         (roster_module, "Client", parts.client),
         (roster_module, "StreamTable", parts.table),
         (client_module, "CreditPool", parts.pool),
@@ -118,7 +118,7 @@ def planted(parts: LearnerParts) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-class _Sink(NullSink):
+class _EventSink(NullEventSink):
     """Listens for what must never be told."""
 
     def __init__(self, wrong: Callable[[str, str], None]) -> None:
@@ -166,7 +166,7 @@ class SimLearner:
 
         Args:
             now: The time.
-            disk: What it finds; None for a ledger in memory.
+            disk: What it finds; None for a journal in memory.
             schedule: Of the simulation.
             parts: What it is built from.
             history: The onlooker.
@@ -189,9 +189,9 @@ class SimLearner:
         self._out: list[tuple[bytes, list[Frame], bool]] = []
         self._writes: list[Callable[[], None]] = []
         self._wrong: list[tuple[str, str]] = []
-        self._journal = parts.journal(disk, random.Random(rng.random()), self._written) if disk is not None else None
-        self._ledger: Ledger = self._journal or parts.ledger()
-        self._watch_ledger()
+        self._disk_journal = parts.disk_journal(disk, random.Random(rng.random()), self._written) if disk is not None else None
+        self._journal: Journal = self._disk_journal or parts.journal()
+        self._watch_journal()
         clock = Clock(monotonic=lambda: self.now, unix=lambda: BEGAN_S + self.now)
         ports = Ports(
             clock=clock,
@@ -205,16 +205,16 @@ class SimLearner:
             status=dict,
         )
         config = _config(schedule.lease_s, disk is not None)
-        sink = _Sink(self._on_wrong)
-        self.core = parts.core(config, self._ledger, sink, Authorizer(None), ports)
+        sink = _EventSink(self._on_wrong)
+        self.core = parts.core(config, self._journal, sink, Authorizer(None), ports)
         self.core.endpoint.pub_address = self.core.endpoint.inference_address = "inproc://sim"
         if disk is not None:
-            self.core.restore(Restored(disk.ledger_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
+            self.core.restore(Restored(disk.journal_id, tuple(disk.clients.values()), tuple(disk.streams.values())))
 
     @property
     def client(self) -> Client | None:
         """The client; None before the first actor has come to a new learner."""
-        return self.core.roster.get(CLIENT_ID)
+        return self.core.registry.get(CLIENT_ID)
 
     @property
     def judged(self) -> list[tuple[int, str]]:
@@ -223,7 +223,7 @@ class SimLearner:
 
     @property
     def _ready(self) -> Client | None:
-        """The client, if its learner thread runs and has been fed what the ledger held."""
+        """The client, if its learner thread runs and has been fed what the journal held."""
         client = self.client
         return client if client is not None and client.settled else None
 
@@ -233,10 +233,10 @@ class SimLearner:
 
     # ---- ports
 
-    def _send(self, peer: bytes, frames: Sequence[Frame]) -> Sent:
+    def _send(self, peer: bytes, frames: Sequence[Frame]) -> SendResult:
         gone = self.is_gone(peer) and self._rng.random() < GONE
         self._out.append((peer, list(frames), not gone))
-        return Sent.GONE if gone else Sent.OK
+        return SendResult.GONE if gone else SendResult.OK
 
     def _start_thread(self, client_id: str, key: bytes) -> WorkerPort:
         """A learner thread starts; it is ready some turns later."""
@@ -255,12 +255,12 @@ class SimLearner:
     def _pass(self, point: str) -> None:
         self.reach(point)
 
-    # ---- the ledger, as an onlooker sees it
+    # ---- the journal, as an onlooker sees it
 
-    def _watch_ledger(self) -> None:
-        """Note the calls that tell what a ledger in memory has, and which streams are given up."""
-        ledger: Any = self._ledger
-        drop_stream = ledger.drop_stream
+    def _watch_journal(self) -> None:
+        """Note the calls that tell what a journal in memory has, and which streams are given up."""
+        journal: Any = self._journal
+        drop_stream = journal.drop_stream
 
         def dropping(client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
             key = actor_id, origin
@@ -271,14 +271,14 @@ class SimLearner:
             if self._disk is None:
                 self._history.drop_stream(key)
 
-        ledger.drop_stream = dropping
+        journal.drop_stream = dropping
         if self._disk is None:
-            committed, history = ledger.committed, self._history
+            committed, history = journal.committed, self._history
 
-            def committing() -> list[Entry | Page]:
-                found: list[Entry | Page] = committed()
+            def committing() -> list[JournalEntry | JournalPage]:
+                found: list[JournalEntry | JournalPage] = committed()
                 for safe in found:
-                    if isinstance(safe, Entry):
+                    if isinstance(safe, JournalEntry):
                         history.write((safe.actor_id, safe.origin), safe.first_seq, safe.end_seq)
                 return found
 
@@ -290,11 +290,11 @@ class SimLearner:
                 if stream is not None:
                     putting(stream)
 
-            ledger.committed, ledger.put_stream, ledger.add_gap = committing, putting, adding
+            journal.committed, journal.put_stream, journal.add_gap = committing, putting, adding
 
     def _written(self, operation: Write) -> None:
         match operation:
-            case Entry():
+            case JournalEntry():
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
             case Gap():
                 self._history.write_gap()
@@ -307,7 +307,7 @@ class SimLearner:
 
     # ---- inputs
 
-    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
+    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> CallExecutor:
         """Takes a message as it came from the network."""
         self.now = now
         message = _decoded(frames)
@@ -322,7 +322,7 @@ class SimLearner:
             self._on_submit(peer, session[1], before, message)
         return self._answers()
 
-    def turn(self, now: float, *, flush: bool = False) -> Answers:
+    def turn(self, now: float, *, flush: bool = False) -> CallExecutor:
         """Dispatches what is written, lets the learner thread work, writes checkpoints, grants credit and acknowledges."""
         self.now = now
         self.reach("before_commit")
@@ -343,7 +343,7 @@ class SimLearner:
         self._check_credit()
         return self._answers()
 
-    def each_second(self, now: float) -> Answers:
+    def each_second(self, now: float) -> CallExecutor:
         """Hangs up on the silent, ends leases and looks after the counts."""
         self.now = now
         client = self.client
@@ -353,7 +353,7 @@ class SimLearner:
             self.check_books()
         return self._answers()
 
-    def restart_thread(self) -> Answers:
+    def restart_thread(self) -> CallExecutor:
         """The learner thread dies or fails, perhaps with a last checkpoint, and an operator has another one take its place."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
@@ -366,7 +366,7 @@ class SimLearner:
                 thread.save(self._disk, self.reach)
                 late = thread.words  # they come when its successor has begun
         else:
-            for _ in range(2):  # in earnest the ledger in memory writes at once
+            for _ in range(2):  # in earnest the journal in memory writes at once
                 self._dispatch()
         if client.state is ClientState.RUNNING and self._rng.random() < FAILS:
             self._history.counts["thread_failures"] += 1
@@ -381,11 +381,11 @@ class SimLearner:
         return self._answers()
 
     def _dispatch(self) -> None:
-        if self._journal is not None:
-            self._journal.full = self.full
+        if self._disk_journal is not None:
+            self._disk_journal.full = self.full
         client = self.client
         replaying = client is not None and client.replaying
-        self._input(self.core.on_ledger, feeds=True)
+        self._input(self.core.on_journal, feeds=True)
         if replaying and self._ready:
             self.check_books()
 
@@ -403,7 +403,7 @@ class SimLearner:
         if feeds and client is not None and pool is client.pool:
             self._slack_steps += max(0, pool.transit.steps - steps)
 
-    def _answers(self) -> Answers:
+    def _answers(self) -> CallExecutor:
         """Note what the core has said, and hand it over."""
         out, self._out = self._out, []
         for peer, frames, leaves in out:
@@ -462,7 +462,7 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return False
-        waits = client.backlog or thread.inbox or client.table.pending or self._ledger.state().queued_items
+        waits = client.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
         return bool(not client.settled or waits)
 
     def check_books(self) -> None:
@@ -496,7 +496,7 @@ class SimLearner:
             message = decode(frames)
             if isinstance(message, Deliver):
                 on_way.add(Given(message).load)
-        for entry in self._ledger.waiting() if isinstance(self._ledger, SimJournal | SlowLedger) else ():
+        for entry in self._journal.waiting() if isinstance(self._journal, SimJournal | SlowJournal) else ():
             stream = client.table.get(entry.actor_id, entry.origin)
             if stream is not None and stream.counted(entry.end_seq):
                 waiting.add(_load_of_entry(entry))
@@ -526,7 +526,7 @@ def _decoded(frames: Sequence[Frame]) -> Message | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _load_of_entry(entry: Entry) -> Load:
+def _load_of_entry(entry: JournalEntry) -> Load:
     return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
 
 

@@ -1,4 +1,4 @@
-"""The rules that a simulation must not break, and what an onlooker notes of a ledger."""
+"""The rules that a simulation must not break, and what an onlooker notes of a journal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ RULES = {
     "identity": "a sequence number of a stream means one segment, to both sides, and a segment has one number",
     "order": "the learner takes the segments of a stream in their order, without gaps that nobody announced",
     "once": "a segment reaches the algorithm at most once in what its state goes on from",
-    "ahead": "the algorithm gets only what the ledger has",
-    "promised": "no actor is told a durable mark beyond what the ledger has, nor a received mark behind it",
-    "released": "an actor forgets a segment only when the learner's ledger has it",
-    "lost": "what an actor was told to forget is in the ledger's lineage, or in a gap that was announced",
-    "disposed": "what is in the ledger is disposed of, unless a thread dies that no ledger on a disk can feed again",
+    "ahead": "the algorithm gets only what the journal has",
+    "promised": "no actor is told a durable mark beyond what the journal has, nor a received mark behind it",
+    "released": "an actor forgets a segment only when the learner's journal has it",
+    "lost": "what an actor was told to forget is in the journal's lineage, or in a gap that was announced",
+    "disposed": "what is in the journal is disposed of, unless a thread dies that no journal on a disk can feed again",
     "gap": "a gap is announced where the learner lacks what actors have forgotten, and is exactly that long",
     "session": "a message moves a mark only while its connection is the last that its actor was welcomed on",
     "expired": "a stream is forgotten after its lease, and only a forgotten one is refused as expired",
@@ -25,7 +25,7 @@ RULES = {
     " accepted = trained + stale + quarantined + pending + rolled_back",
     "wedged": "when the faults are over, every queue and window drains",
     "credit": "what came and what is promised never exceed the demand, but for what came without credit or was taken back",
-    "transit": "what the pool counts as given and not taken is what waits in the ledger and travels to the learner thread",
+    "transit": "what the pool counts as given and not taken is what waits in the journal and travels to the learner thread",
     "stalled": "no client stands still whose learner thread wants data while an actor has some",
     "internal": "no message makes the learner raise an error that it has no name for, and no word stops a client",
     "verdicts": "an actor counts the verdicts that its segments met",
@@ -59,7 +59,7 @@ class Books:
 
 @dataclass
 class Lineage:
-    """What a ledger has written.
+    """What a journal has written.
 
     Attributes:
         marks: by stream, the next sequence number.

@@ -18,12 +18,12 @@ class SimSpool:
         base_seq: the number of the oldest.
         taken: how many have numbers.
         reconciled: it is known which.
-        ledger_id: as the last Welcome said.
+        journal_id: as the last Welcome said.
     """
 
     def __init__(self) -> None:
         self.rows: deque[tuple[int, PackedSegment]] = deque()
-        self.base_seq = self.taken = self.ledger_id = 0
+        self.base_seq = self.taken = self.journal_id = 0
         self.reconciled = True
         self._released: list[tuple[int, PackedSegment]] = []
 

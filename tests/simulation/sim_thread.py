@@ -13,7 +13,7 @@ from rl4sys_zmq.delivery import Key, Load
 from rl4sys_zmq.learner.progress import Progress
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, PolicySnapshot
-from rl4sys_zmq.weights import Writing, digest, encode_update
+from rl4sys_zmq.weights import EncodingOptions, digest, encode_update
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, spec_to_document
 from rl4sys_zmq.wire.messages import (
     Assign,
@@ -255,7 +255,7 @@ class SimThread:
             self._history.begin_thread((segment for segment, _ in self.judged), rolls_back=self._follows)
             self._say(self._ready(0))
         snapshot = PolicySnapshot(assign.generation, 0, digest(_FLAT), _FLAT)
-        header, payload = encode_update(assign.policy_id, None, snapshot, Writing())
+        header, payload = encode_update(assign.policy_id, None, snapshot, EncodingOptions())
         state = _FLAT.view(np.uint8).data
         whole = len(payload) == len(state)
         self._say(Published(0, snapshot.digest, (state, header) if whole else (state, header, payload)))

@@ -22,7 +22,7 @@ from simulation.history import History
 from simulation.schedule import CRASH_POINTS, Schedule
 from simulation.sim_actor import ActorParts, SimActor
 from simulation.sim_disk import SimDisk
-from simulation.sim_learner import Answers, LearnerParts, SimLearner, planted
+from simulation.sim_learner import CallExecutor, LearnerParts, SimLearner, planted
 from simulation.sim_network import SimNetwork
 from simulation.sim_rules import Lineage, Violation
 
@@ -55,8 +55,8 @@ class Simulation(SimNetwork):
         """
         super().__init__(seed, schedule, actor or ActorParts())
         self._parts = parts or LearnerParts()
-        self._ledgers = itertools.count(1)
-        self._disk = SimDisk(next(self._ledgers)) if self.schedule.durable else None
+        self._journals = itertools.count(1)
+        self._disk = SimDisk(next(self._journals)) if self.schedule.durable else None
         self._backup: tuple[SimDisk, Lineage] | None = None
         self._learner: SimLearner | None = None
         self._doom = ""
@@ -190,7 +190,7 @@ class Simulation(SimNetwork):
             self._guard(lambda: learner.turn(self.now))
             self.at(self.now + TURN_S, lambda: self._turn(learner))
 
-    def _guard(self, act: Callable[[], Answers]) -> None:
+    def _guard(self, act: Callable[[], CallExecutor]) -> None:
         """Lets the learner act; what it said before it died in the middle of that, nobody hears."""
         try:
             answers = act()
@@ -260,7 +260,7 @@ class Simulation(SimNetwork):
     def _wipe(self) -> None:
         if self._disk is not None:
             self.history.counts["wiped"] += 1
-            self._disk, self._backup = SimDisk(next(self._ledgers)), None
+            self._disk, self._backup = SimDisk(next(self._journals)), None
             self._start_learner(Lineage())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.testing import ChaosProxy, Faults, TransportUnderTest, check_transport, fresh_address
-from rl4sys_zmq.transports import Address, Sent, Socket
+from rl4sys_zmq.transports import Address, SendResult, Socket
 
 
 def break_method(monkeypatch: Any, name: Any, replacement: Any) -> None:
@@ -26,12 +26,12 @@ def drop_empty_frames(original: Any, self: Any, frames: Any) -> Any:
 
 def forget_gone(original: Any, self: Any, frames: Any) -> Any:
     sent = original(self, frames)
-    return Sent.OK if sent is Sent.GONE else sent
+    return SendResult.OK if sent is SendResult.GONE else sent
 
 
 def claim_room(original: Any, self: Any, frames: Any) -> Any:
     sent = original(self, frames)
-    return Sent.OK if sent is Sent.FULL and self.role == "router" else sent
+    return SendResult.OK if sent is SendResult.FULL and self.role == "router" else sent
 
 
 def any_thread(original: Any, self: Any) -> None:

@@ -18,10 +18,10 @@ import pytest
 import zmq
 
 from rl4sys_zmq.errors import Closed, TransportError
-from rl4sys_zmq.transports import Poller, Sent, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
+from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, open_sockets, read_subscription
 from rl4sys_zmq.transports.network import LocalNetwork
 from rl4sys_zmq.transports.relay import Relay
-from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, Command, Inlet, Outlet
+from rl4sys_zmq.transports.relay_pipe import SEND_WINDOW_BYTES, InputBuffer, OutputBuffer, RelayCommand
 
 DEADLINE_S = 20.0
 NETWORKS = pytest.mark.parametrize("make", [LocalNetwork, Relay])
@@ -223,14 +223,14 @@ def test_a_full_window_says_full_and_blocks_nothing() -> None:
             if not result:
                 break
             sent += 1
-        assert result is Sent.FULL and sent <= SEND_WINDOW_BYTES // len(chunk) + 2
+        assert result is SendResult.FULL and sent <= SEND_WINDOW_BYTES // len(chunk) + 2
         assert longest_s < 0.5
         sub = relay.sub(xpub.bound)  # another line is not held up
         sub.subscribe(b"")
         carried(relay, xpub)
         assert xpub.send([b"news"])
         assert receive_line(relay, sub) == [b"news"]
-        assert full.send([chunk]) is Sent.FULL
+        assert full.send([chunk]) is SendResult.FULL
         full.close()
         with relay.dealer("tcp://127.0.0.1:1") as again:
             assert until(lambda: again.send([chunk]))
@@ -539,15 +539,15 @@ def test_framing_survives_any_cut(step: int) -> None:
     large = 70_000 if step < 100 else 3_000_000
     messages = [[], [b""], [b"a", bytes(large), b"b"], [bytes(65_536)], [b"x"] * 1024, [b"y" * 65_535] * 3]
     pair: Any = Cut()
-    outlet, inlet = Outlet(), Inlet()
+    outlet, inlet = OutputBuffer(), InputBuffer()
     for number, frames in enumerate(messages):
-        outlet.put(Command.MESSAGE, number, frames)
+        outlet.put(RelayCommand.MESSAGE, number, frames)
     outlet.flush(pair)
     assert not outlet.nbytes
     got = []
     while (said := inlet.read(pair)) is not None:
         got += said
-    assert [(s.command, s.line, s.frames) for s in got] == [(Command.MESSAGE, n, f) for n, f in enumerate(messages)]
+    assert [(s.command, s.line, s.frames) for s in got] == [(RelayCommand.MESSAGE, n, f) for n, f in enumerate(messages)]
 
 
 def test_a_host_without_standard_streams(router: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from rl4sys_zmq.errors import ConfigError, TransportError, WorkerDied
 from rl4sys_zmq.security import Denied, ServerKeys, UserKeys, curve_client, curve_server, new_key_pair, register_domain, zap
 from rl4sys_zmq.testing import TransportUnderTest
-from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, Sent, Socket, explain, read_subscription
+from rl4sys_zmq.transports import MAX_UNGRANTED, MonitorEvent, Poller, SendResult, Socket, explain, read_subscription
 
 PATIENCE_S = 10.0
 
@@ -164,7 +164,7 @@ def test_who_does_not_get_in_is_counted_and_told(house: Any, case: Any) -> None:
     assert good.send([b"after"])
     assert receive(router)[1] == b"after" and router.user == "good"
     if there.is_final:
-        until(lambda: bad.send([b"x"]) is Sent.FULL, "libzmq giving up")
+        until(lambda: bad.send([b"x"]) is SendResult.FULL, "libzmq giving up")
     assert router.recv() is None and house.domain.alive
 
 

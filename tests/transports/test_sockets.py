@@ -18,7 +18,7 @@ import zmq
 
 from rl4sys_zmq.errors import AddressInUse, Closed, ProtocolError, Refusal, TransportError
 from rl4sys_zmq.testing import CHECKS, TransportUnderTest, check_transport
-from rl4sys_zmq.transports import Poller, Sent, Socket, TooManyFrames, Wakeup, context, open_sockets, read_subscription
+from rl4sys_zmq.transports import Poller, SendResult, Socket, TooManyFrames, Wakeup, context, open_sockets, read_subscription
 
 
 def wait(socket: Any, timeout_s: float = 10.0, **kwargs: Any) -> None:
@@ -97,7 +97,7 @@ def test_roles_check_their_calls(transport: TransportUnderTest) -> None:
 def test_send_wait_ends_at_its_deadline_and_when_there_is_room(transport: TransportUnderTest) -> None:
     with Socket.push(bind=transport.address(), hwm=1) as push:
         start = time.monotonic()
-        assert push.send_wait([b"x"], 0.05) is Sent.FULL
+        assert push.send_wait([b"x"], 0.05) is SendResult.FULL
         assert time.monotonic() - start >= 0.05
         address, got = push.bound, []
 
@@ -107,7 +107,7 @@ def test_send_wait_ends_at_its_deadline_and_when_there_is_room(transport: Transp
 
         thread = threading.Thread(target=consume, name="rl4sys-consumer")
         thread.start()
-        assert push.send_wait([b"x"], 10.0) is Sent.OK
+        assert push.send_wait([b"x"], 10.0) is SendResult.OK
         thread.join()
         assert got == [[b"x"]]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.weights import planes, symbols
-from rl4sys_zmq.weights.bits import Reader, pack_fields, pack_flags, pack_gaps, rice_width, varint
+from rl4sys_zmq.weights.bits import BitReader, pack_fields, pack_flags, pack_gaps, rice_width, varint
 from rl4sys_zmq.weights.integers import pack_integers, unpack_integers
 
 
@@ -48,7 +48,7 @@ def test_fields(pairs: Any) -> None:
     values, widths = [v for v, _ in pairs], [w for _, w in pairs]
     packed = pack_fields(np.array(values, dtype=np.int64), np.array(widths, dtype=np.uint8))
     assert packed == fields_slow(values, widths)
-    reader = Reader(packed)
+    reader = BitReader(packed)
     assert reader.fields(np.array(widths, dtype=np.uint8)).tolist() == values
     reader.end()
 
@@ -58,7 +58,7 @@ def test_gaps(size: int, data: Any) -> None:
     positions = sorted(data.draw(st.sets(st.integers(0, size - 1), max_size=60)))
     packed = pack_gaps(np.array(positions, dtype=np.int64), size)
     assert packed == gaps_slow(positions, size)
-    reader = Reader(packed)
+    reader = BitReader(packed)
     assert reader.gaps(len(positions), size).tolist() == positions
     reader.end()
 
@@ -76,7 +76,7 @@ def test_integers_that_move_by_one(values: Any) -> None:
 def test_any_integers(values: Any) -> None:
     array = np.array(values, dtype=np.int64)
     positions = np.flatnonzero(array)
-    reader = Reader(pack_integers(positions, array[positions], array.size))
+    reader = BitReader(pack_integers(positions, array[positions], array.size))
     there, found = unpack_integers(reader, array.size)
     reader.end()
     assert there.tolist() == positions.tolist() and found.tolist() == array[positions].tolist()
@@ -99,11 +99,11 @@ def test_planes_are_digits_of_both_signs(word: Any, data: Any) -> None:
     values = data.draw(st.lists(st.one_of(st.integers(least, -1 - least), st.integers(-300, 300)), max_size=300))
     array, itemsize = np.array(values, dtype=word), np.dtype(word).itemsize
     packed = b"".join(planes.pack([array[:100], array[100:]], array.size, word))
-    reader = Reader(packed)
+    reader = BitReader(packed)
     got = [symbols.unpack_symbols(reader, array.size).tolist() for _ in range(itemsize)]
     reader.end()
     assert list(zip(*got, strict=True)) == [tuple(digits_slow(value, itemsize)) for value in values]
-    back = [words for _, words in planes.unpack(Reader(packed), array.size, word)]
+    back = [words for _, words in planes.unpack(BitReader(packed), array.size, word)]
     assert [value for words in back for value in words.tolist()] == values
 
 
@@ -119,19 +119,19 @@ def test_a_symbol_and_its_open_bits_are_the_magnitude(magnitude: int, fine: int)
 @pytest.mark.parametrize(
     "read",
     [
-        lambda: Reader(b"\x80\x00").varint(1000),
-        lambda: Reader(b"\xff\xff\xff\xff\xff\xff").varint(2**32),
-        lambda: Reader(b"\x05").varint(4),
-        lambda: Reader(b"").byte(),
-        lambda: Reader(b"\xff").flags(7),
-        lambda: Reader(b"\xff").flags(9),
-        lambda: Reader(b"\xff").fields(np.array([3, 4])),
-        lambda: Reader(b"ab").take(3),
-        lambda: Reader(b"a").end(),
-        lambda: Reader(varint(4) + b"\x08").gaps(2, 4),
-        lambda: Reader(varint(4) + b"\x01").gaps(1, 4),
-        lambda: Reader(varint(8) + b"\x80").gaps(1, 4),
-        lambda: Reader(b"\x09").take(1) and unpack_integers(Reader(b"\x09"), 10),
+        lambda: BitReader(b"\x80\x00").varint(1000),
+        lambda: BitReader(b"\xff\xff\xff\xff\xff\xff").varint(2**32),
+        lambda: BitReader(b"\x05").varint(4),
+        lambda: BitReader(b"").byte(),
+        lambda: BitReader(b"\xff").flags(7),
+        lambda: BitReader(b"\xff").flags(9),
+        lambda: BitReader(b"\xff").fields(np.array([3, 4])),
+        lambda: BitReader(b"ab").take(3),
+        lambda: BitReader(b"a").end(),
+        lambda: BitReader(varint(4) + b"\x08").gaps(2, 4),
+        lambda: BitReader(varint(4) + b"\x01").gaps(1, 4),
+        lambda: BitReader(varint(8) + b"\x80").gaps(1, 4),
+        lambda: BitReader(b"\x09").take(1) and unpack_integers(BitReader(b"\x09"), 10),
     ],
 )
 def test_what_nobody_wrote_is_refused(read: Callable[..., Any]) -> None:

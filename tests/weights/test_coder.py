@@ -97,7 +97,7 @@ def test_a_grid_is_exact_and_settles_what_lies_between(states: Any, level: Any) 
     grid = Grid(exponents)
     new = np.clip(new, -1000, 1000)
     wanted = [float(round(float(v) / 2.0**e) * 2.0**e) for v, e in zip(new, exponents.tolist(), strict=True)]
-    on_grid = grid.settle(new)
+    on_grid = grid.canonical(new)
     assert np.array_equal(on_grid, np.array(wanted, dtype=np.float32))
     assert not np.signbit(on_grid[on_grid == 0]).any()
     check(None, base, on_grid, grid, 4, level)

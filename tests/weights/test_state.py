@@ -17,9 +17,9 @@ from rl4sys_zmq.values import PolicySnapshot
 from rl4sys_zmq.weights import (
     HEADER_BYTES,
     Codec,
+    EncodingOptions,
     WeightsHeader,
     WireDtype,
-    Writing,
     apply_update,
     choose_steps,
     digest,
@@ -203,7 +203,7 @@ def published(dtype: Any, count: Any, scale: float = 1e-3, seed: int = 0) -> tup
 def test_whatever_an_actor_received_it_holds_the_same(dtype: Any, count: int, level: Any, scale: Any, data: Any) -> None:
     """One that follows every diff, predicted or not; one that jumps; one that begins with a snapshot."""
     versions, _ = published(dtype, count, scale)
-    writing = Writing(dtype, level, SIZES)
+    writing = EncodingOptions(dtype, level, SIZES)
     held, before = apply_update(*encode_update(POLICY, None, versions[0], writing), None, SIZES), None
     for base, new in itertools.pairwise(versions):
         known = versions[base.version - 1] if base.version else None
@@ -222,14 +222,14 @@ def test_a_diff_that_needs_the_version_before_says_so(level: int) -> None:
     rng = np.random.default_rng(0)
     start, move = rng.standard_normal(3000), 1e-3 * rng.standard_normal(3000)
     v0, v1, v2 = (snapshot(start + k * move, k) for k in range(3))
-    header, payload = encode_update(POLICY, v1, v2, Writing(level=level), before=v0)
+    header, payload = encode_update(POLICY, v1, v2, EncodingOptions(level=level), before=v0)
     assert WeightsHeader.unpack(header).predicted
     assert apply_update(header, payload, v1, [3000], before=v0).digest == v2.digest
     for before in (None, v1, dataclasses.replace(v0, generation=1)):
         with pytest.raises(WeightsError) as caught:
             apply_update(header, payload, v1, [3000], before=before)
         assert caught.value.reason == "gap"
-    assert not WeightsHeader.unpack(encode_update(POLICY, v1, v2, Writing(level=level), before=v1)[0]).predicted
+    assert not WeightsHeader.unpack(encode_update(POLICY, v1, v2, EncodingOptions(level=level), before=v1)[0]).predicted
 
 
 @DTYPES
@@ -237,7 +237,7 @@ def test_a_diff_that_needs_the_version_before_says_so(level: int) -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_every_corrupted_byte_of_every_dtype_is_detected(dtype: Any, level: int, whole: bool) -> None:
     versions, _ = published(dtype, 2)
-    header, payload = encode_update(POLICY, None if whole else versions[0], versions[1], Writing(dtype, level, SIZES))
+    header, payload = encode_update(POLICY, None if whole else versions[0], versions[1], EncodingOptions(dtype, level, SIZES))
     for index in range(0, len(payload), 7):
         broken = bytearray(payload)
         broken[index] ^= 1 << index % 8
@@ -299,5 +299,5 @@ def test_what_is_on_no_grid_is_refused() -> None:
     tiny = snapshot(np.full(30, 1e-45), 1)
     for new, sizes in ((tiny, (30,)), (v1, (29,))):
         with pytest.raises(WeightsError) as caught:
-            encode_update(POLICY, v0, new, Writing(WireDtype.GRID, sizes=sizes))
+            encode_update(POLICY, v0, new, EncodingOptions(WireDtype.GRID, sizes=sizes))
         assert caught.value.reason == "dtype"

@@ -293,6 +293,6 @@ def test_every_single_changed_byte_is_noticed(cls: Any, samples: dict[str, m.Mes
 
 @pytest.mark.parametrize("cls", KINDS, ids=lambda c: c.__name__)
 def test_each_message_goes_one_way(cls: type[Any]) -> None:
-    directions = [base for base in (m.ToLearner, m.ToActor, m.ToThread, m.FromThread) if issubclass(cls, base)]
+    directions = [base for base in (m.ToLearner, m.ToActor, m.ToWorker, m.FromWorker) if issubclass(cls, base)]
     assert len(directions) == 1
     assert not hasattr(object.__new__(cls), "__dict__")  # a base without slots would give each message one

@@ -12,8 +12,8 @@ import pytest
 
 from rl4sys_zmq.errors import CallRefusal, Refusal
 from rl4sys_zmq.values import DTYPES
-from rl4sys_zmq.wire import calls, trees
 from rl4sys_zmq.wire import messages as m
+from rl4sys_zmq.wire import rpc, trees
 
 PAGE = Path(__file__).parents[2] / "docs/explanation/wire.md"
 IN_PREFIX = {"first_seq", "count", "body", "digests"}
@@ -42,7 +42,7 @@ def test_every_refusal_and_dtype_is_described(page: str) -> None:
     assert " ".join(DTYPES) in page
 
 
-@pytest.mark.parametrize(("kind", "cls"), [(calls.CALL, calls.Call), (calls.REPLY, calls.Reply), (calls.NOTICE, calls.Notice)])
+@pytest.mark.parametrize(("kind", "cls"), [(rpc.CALL, rpc.Call), (rpc.REPLY, rpc.Reply), (rpc.NOTICE, rpc.Publication)])
 def test_every_message_of_services_is_described_in_its_order(page: str, kind: int, cls: Any) -> None:
     (line,) = [line for line in page.splitlines() if line.startswith(f"| {kind} | `{cls.__name__}`")]
     places = [line_place.start() for name in cls._fields if (line_place := re.search(rf"\b{name} ", line))]

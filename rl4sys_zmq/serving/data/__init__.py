@@ -11,13 +11,13 @@ from rl4sys_zmq.serving.data.base import DataStoreBase
 from rl4sys_zmq.serving.data.layout import DataShape
 from rl4sys_zmq.serving.data.queued import QueuedDataStore
 from rl4sys_zmq.serving.data.replay import ReplayBuffer
-from rl4sys_zmq.serving.data.samplers import Draw, FutureSampler, LatestSampler, PrioritySampler, Sampler, SequenceSampler
+from rl4sys_zmq.serving.data.samplers import FutureSampler, LatestSampler, PrioritySampler, SampledRows, Sampler, SequenceSampler
 from rl4sys_zmq.serving.data.trajectory import TrajectoryBuffer
 
 __all__ = [
     "DataShape",
     "DataStoreBase",
-    "Draw",
+    "SampledRows",
     "FutureSampler",
     "LatestSampler",
     "PrioritySampler",

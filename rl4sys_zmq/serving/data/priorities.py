@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import DataError
 from rl4sys_zmq.serving.data.ring import Ids, Ring
-from rl4sys_zmq.serving.data.spans import Allowed
+from rl4sys_zmq.serving.data.spans import SampleableRows
 from rl4sys_zmq.serving.data.sum_tree import SumTree
 
 __all__ = ["Priorities"]
@@ -68,7 +68,7 @@ class Priorities:
         self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
         return int(np.count_nonzero(held))
 
-    def draw(self, ring: Ring, count: int, allowed: Allowed, rng: np.random.Generator) -> Ids:
+    def draw(self, ring: Ring, count: int, allowed: SampleableRows, rng: np.random.Generator) -> Ids:
         """Rows drawn in proportion to their masses among those that are allowed, of which there is one at least.
 
         What is drawn and not allowed is drawn again. Where that hardly ever succeeds, all rows are looked at instead.

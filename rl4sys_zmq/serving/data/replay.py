@@ -14,7 +14,7 @@ from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
 from rl4sys_zmq.serving.data.folder import Folder
-from rl4sys_zmq.serving.data.frames import Frames
+from rl4sys_zmq.serving.data.frame_store import FrameStore
 from rl4sys_zmq.serving.data.layout import Layout, Leaf, as_leaf, flag, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.values.trees import named_leaves, tree_of_names
@@ -83,7 +83,7 @@ class ReplayBuffer(ColumnStore):
                 self._expected |= space_leaves(name, space)
         self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
         self._num_stack, self._stack_axis = num_stack, stack_axis
-        self._frames: dict[str, Frames] = {}
+        self._frames: dict[str, FrameStore] = {}
         super().__init__(capacity, seed, path, {"image_keys": [*self._images], "num_stack": num_stack, "stack_axis": stack_axis})
         with self._opening() as found:
             if found is not None and self._folder is not None:
@@ -187,7 +187,7 @@ class ReplayBuffer(ColumnStore):
         for index, (key, suffix) in enumerate(self._images.items()):
             block = -(-self.capacity // _BLOCKS)
             leaf = self._frame_leaf(key, layout.leaves, suffix)
-            frames[key] = Frames(leaf, block, partial(self._make_block, index, Leaf((block, *leaf.shape), leaf.dtype)))
+            frames[key] = FrameStore(leaf, block, partial(self._make_block, index, Leaf((block, *leaf.shape), leaf.dtype)))
         super()._allocate(layout)
         self._frames = frames
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.serving.data.ring import Ids
 
-__all__ = ["Draw", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler", "check_rows"]
+__all__ = ["SampledRows", "FutureSampler", "LatestSampler", "PrioritySampler", "Sampler", "SequenceSampler", "check_rows"]
 
 
 def check_rows(rows: object, key: str) -> int:
@@ -31,7 +31,7 @@ def _is_number(value: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draw:
+class SampledRows:
     """What a sampler chose for ``B`` anchors.
 
     Attributes:
@@ -56,7 +56,7 @@ class Sampler(ABC):
         self.source = source
 
     @abstractmethod
-    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> Draw:
+    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """Chooses rows.
 
         Args:
@@ -73,9 +73,9 @@ class Sampler(ABC):
 class LatestSampler(Sampler):
     """The sampled row itself: ``[B, ...]``."""
 
-    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> Draw:
+    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """The anchors."""
-        return Draw(anchors, np.ones(anchors.shape, np.bool_))
+        return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
 
 class SequenceSampler(Sampler):
@@ -103,12 +103,12 @@ class SequenceSampler(Sampler):
             raise ConfigError(f"a sequence of {end - begin} rows can't be squeezed to one", key="squeeze")
         self._squeeze, self._begin, self._end = squeeze, begin, end
 
-    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> Draw:
+    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """The windows."""
         ids = anchors[:, None] + np.arange(self._begin, self._end)
         inside = (ids >= begins[:, None]) & (ids < ends[:, None])
         ids = np.clip(ids, begins[:, None], ends[:, None] - 1)
-        return Draw(ids[:, 0], inside[:, 0]) if self._squeeze else Draw(ids, inside)
+        return SampledRows(ids[:, 0], inside[:, 0]) if self._squeeze else SampledRows(ids, inside)
 
 
 class FutureSampler(Sampler):
@@ -153,7 +153,7 @@ class FutureSampler(Sampler):
             raise ConfigError(f"GEOMETRIC needs a positive lambda_, UNIFORM has none, not {lambda_!r:.60}", key="lambda_")
         self._max_future, self._lambda = max_future, lambda_
 
-    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> Draw:
+    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """The later rows."""
         choices = ends - anchors
         if self._max_future is not None:
@@ -164,7 +164,7 @@ class FutureSampler(Sampler):
             below = -np.expm1(-choices / self._lambda)
             ahead = -self._lambda * np.log1p(-rng.random(anchors.shape) * below)
             offset = np.minimum(ahead.astype(np.int64), choices - 1)
-        return Draw(anchors + offset, np.ones(anchors.shape, np.bool_), offset)
+        return SampledRows(anchors + offset, np.ones(anchors.shape, np.bool_), offset)
 
 
 class PrioritySampler(Sampler):
@@ -191,9 +191,9 @@ class PrioritySampler(Sampler):
                 raise ConfigError(f"{key} is finite and at least {least:g}, not {value!r:.60}", key=key)
         self.alpha, self.beta, self.epsilon = float(alpha), float(beta), float(epsilon)
 
-    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> Draw:
+    def draw(self, anchors: Ids, begins: Ids, ends: Ids, rng: np.random.Generator) -> SampledRows:
         """The anchors, which were drawn by priority."""
-        return Draw(anchors, np.ones(anchors.shape, np.bool_))
+        return SampledRows(anchors, np.ones(anchors.shape, np.bool_))
 
     def weights(self, masses: NDArray[np.float64]) -> NDArray[np.float32]:
         """The importance weights ``[B]`` of rows with these masses ``(priority + epsilon) ** alpha``; the largest is 1."""

@@ -8,11 +8,11 @@ import numpy as np
 
 from rl4sys_zmq.serving.data.ring import Ids
 
-__all__ = ["Allowed", "Spans"]
+__all__ = ["SampleableRows", "TrajectorySpans"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Allowed:
+class SampleableRows:
     """The trajectories that are held, and the rows of each that a sample may start from.
 
     Attributes:
@@ -56,7 +56,7 @@ class Allowed:
         return np.searchsorted(self.begins, ids, side="right") - 1
 
 
-class Spans:
+class TrajectorySpans:
     """The rows that begin a trajectory. Each trajectory ends where the next begins, the last one at the newest row."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Spans:
         starts = self._numbers[self._first : self._last].copy()
         return starts, np.append(starts[1:], end) if len(starts) else starts
 
-    def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> Allowed:
+    def allowed(self, begin: int, end: int, sample_range: tuple[int, int], min_length: int) -> SampleableRows:
         """The rows that have all rows of `sample_range` within their trajectory, if that has `min_length` rows.
 
         Args:
@@ -98,4 +98,4 @@ class Spans:
         begins = np.maximum(starts, begin)
         lengths = ends - begins
         counts = np.where(lengths >= min_length, np.maximum(lengths - (high - low) + 1, 0), 0)
-        return Allowed(begins, ends, begins - low, counts)
+        return SampleableRows(begins, ends, begins - low, counts)

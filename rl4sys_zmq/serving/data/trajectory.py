@@ -14,11 +14,11 @@ from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
 from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
 from rl4sys_zmq.serving.data.layout import DataShape, Layout, Leaf, as_leaf, flag
-from rl4sys_zmq.serving.data.npz import Saved, read_npz, write_npz
+from rl4sys_zmq.serving.data.npz import SavedBuffer, read_npz, write_npz
 from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
-from rl4sys_zmq.serving.data.spans import Spans
+from rl4sys_zmq.serving.data.spans import TrajectorySpans
 from rl4sys_zmq.values.trees import named_leaves, tree_of_names
 
 __all__ = ["TrajectoryBuffer"]
@@ -75,7 +75,7 @@ class TrajectoryBuffer(ColumnStore):
         declared = None if data_shapes is None else _declared(data_shapes)
         super().__init__(capacity, seed, path)
         self._min_length = min_trajectory_length
-        self._spans = Spans()
+        self._spans = TrajectorySpans()
         self._ended = True
         self._configs: dict[str, _Config] = {}
         self._priorities: Priorities | None = None
@@ -226,7 +226,7 @@ class TrajectoryBuffer(ColumnStore):
         with self._open():
             held = np.arange(self._ring.begin, self._ring.end)
             leaves = self._layout.leaves if self._layout is not None else {}
-            saved = Saved(
+            saved = SavedBuffer(
                 capacity=self.capacity,
                 begin=self._ring.begin,
                 min_trajectory_length=self._min_length,

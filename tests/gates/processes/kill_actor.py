@@ -31,7 +31,7 @@ JOIN_S = 60.0
 class Acting:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
-        self._dice = random.Random(options["seed"])
+        self._rng = random.Random(options["seed"])
         self._trace = TraceWriter(options["trace"], client=options["client"])
         self._names: list[str] = []
         self._acked = 0
@@ -96,7 +96,7 @@ class Acting:
     def _episode(self) -> None:
         traj = action = None
         try:
-            for step in range(self._dice.randint(*self._options["steps"])):
+            for step in range(self._rng.randint(*self._options["steps"])):
                 traj, action = self.agent.request_for_action(traj, np.full(4, step, dtype=np.float32))
                 action.update_reward(1.0)
                 self.agent.add_to_trajectory(traj, action)

@@ -26,8 +26,8 @@ import numpy as np
 from stepped_clock import step_clock
 
 import rl4sys_zmq.learner.checkpoints as checkpoints
-from rl4sys_zmq.delivery import Entry
-from rl4sys_zmq.delivery.journal import Journal
+from rl4sys_zmq.delivery import JournalEntry
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_marks import MarksFile
 from rl4sys_zmq.delivery.journal_rows import Tables
 from rl4sys_zmq.errors import AddressInUse, RL4SysError
@@ -35,7 +35,7 @@ from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.learner.client import Client
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.gateway import Gateway
-from rl4sys_zmq.learner.learning import Learning
+from rl4sys_zmq.learner.train_loop import TrainLoop
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing.children import SPARE, TRY_AGAIN
 from rl4sys_zmq.testing.fakes import FakeAlgorithm, FakeParameters
@@ -129,7 +129,7 @@ def before_segments(fuse: Fuse) -> None:
     """Lights a fuse once for each segment of an entry that is to be fed again."""
     call = Client.replay
 
-    def wrapped(client: Client, entry: Entry) -> None:
+    def wrapped(client: Client, entry: JournalEntry) -> None:
         fuse(entry.accepted)
         call(client, entry)
 
@@ -158,15 +158,15 @@ POINTS: dict[str, Callable[[Fuse], None]] = {
     "checkpoint.pruning": before(checkpoints.shutil, "rmtree"),
     "checkpoint.untold": after(checkpoints.CheckpointStore, "write"),
     "commit.applied": after(Tables, "apply"),
-    "commit.done": after(Journal, "_transact"),
+    "commit.done": after(DiskJournal, "_transact"),
     "marks.note": after(MarksFile, "note"),
     "marks.renew": before(MarksFile, "renew"),
     "trim": after(Tables, "_trim"),
     "page": after(Tables, "read"),
-    "start.open": after(Journal, "open"),
+    "start.open": after(DiskJournal, "open"),
     "start.bound": after(Gateway, "_bind"),
-    "start.build": before(Learning, "_build"),
-    "start.loaded": after(Learning, "_resume"),
+    "start.build": before(TrainLoop, "_build"),
+    "start.loaded": after(TrainLoop, "_resume"),
     "start.rewind": after(Client, "rewind"),
     "replay": before_segments,
     "replayed": before(Client, "caught_up"),

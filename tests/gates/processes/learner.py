@@ -8,7 +8,7 @@ from typing import Any
 
 from talk import obey, options, say
 
-from rl4sys_zmq.learner import Learner, LearnerConfig, publisher, register_algorithm
+from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm, weight_history
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import Segment
@@ -37,14 +37,14 @@ def build(observation_space: Any, action_space: Any, parameters: Any, seed: int)
 
 def count_snapshots() -> None:
     """Counts how often a version is encoded whole. There is no counter for it; this is where the encoder is called."""
-    encode = publisher.encode_update
+    encode = weight_history.encode_update
 
     def counting(policy_id: bytes, held: Any, new: Any, *args: Any, **kwargs: Any) -> Any:
         if held is None:
             snapshots[new.version] += 1
         return encode(policy_id, held, new, *args, **kwargs)
 
-    publisher.encode_update = counting
+    weight_history.encode_update = counting
 
 
 def keys() -> dict[str, int]:

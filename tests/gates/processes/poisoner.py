@@ -15,7 +15,7 @@ import numpy as np
 from talk import obey, options, say
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.actor import supply
+from rl4sys_zmq.actor import segment_queue
 from rl4sys_zmq.cli.act import Tally, play
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import Segment
@@ -23,8 +23,8 @@ from rl4sys_zmq.values import Segment
 FLT_MAX = float(np.finfo(np.float32).max)
 
 given = options()
-dice = random.Random(given["seed"])
-pack = supply.pack_segment
+rng = random.Random(given["seed"])
+pack = segment_queue.pack_segment
 spoilt: Counter[str] = Counter()
 counts: Counter[str] = Counter()
 once: list[str] = []
@@ -33,7 +33,7 @@ once: list[str] = []
 def put(segment: Segment, column: str, value: float) -> Segment:
     """One element of a column."""
     changed = getattr(segment, column).copy()
-    changed.reshape(-1)[dice.randrange(changed.size)] = value
+    changed.reshape(-1)[rng.randrange(changed.size)] = value
     return dataclasses.replace(segment, **{column: changed})
 
 
@@ -72,8 +72,8 @@ def spoil(segment: Segment) -> Any:
     kind = ""
     if once:
         kind = once.pop()
-    elif given["kinds"] and dice.random() < given["share"]:
-        kind = dice.choice(given["kinds"])
+    elif given["kinds"] and rng.random() < given["share"]:
+        kind = rng.choice(given["kinds"])
     segment = KINDS[kind](segment) if kind else segment
     spoilt[kind] += bool(kind)
     counts["segments"] += 1
@@ -96,7 +96,7 @@ class Poisoned:
     def add_to_trajectory(self, traj: Any, action: Any) -> None:
         """Stores a step; its reward may change later."""
         self._agent.add_to_trajectory(traj, action)
-        if "rewards late" in given["kinds"] and dice.random() < given["share"] / 32:
+        if "rewards late" in given["kinds"] and rng.random() < given["share"] / 32:
             with contextlib.suppress(RewardError):
                 action.update_reward(1e30)
                 spoilt["rewards late"] += 1
@@ -152,7 +152,7 @@ def one(kind: str) -> bool:
     return True
 
 
-supply.pack_segment = spoil
+segment_queue.pack_segment = spoil
 environments = [gymnasium.make("CartPole-v1", disable_env_checker=True) for _ in range(given["num_envs"])]
 space = environments[0]
 agent = RL4SysAgent(

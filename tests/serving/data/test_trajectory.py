@@ -16,7 +16,15 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import Closed, ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving import TrajectoryBuffer
-from rl4sys_zmq.serving.data import DataShape, Draw, FutureSampler, LatestSampler, PrioritySampler, Sampler, SequenceSampler
+from rl4sys_zmq.serving.data import (
+    DataShape,
+    FutureSampler,
+    LatestSampler,
+    PrioritySampler,
+    SampledRows,
+    Sampler,
+    SequenceSampler,
+)
 
 
 def step(number: int, trajectory: int = 0, **more: Any) -> dict[str, Any]:
@@ -324,8 +332,8 @@ def test_one_row_can_be_squeezed_and_a_dict_is_taken_whole() -> None:
 class Wild(Sampler):
     """Leaves its trajectory."""
 
-    def draw(self, anchors: Any, begins: Any, ends: Any, rng: np.random.Generator) -> Draw:
-        return Draw(ends, np.ones(ends.shape, np.bool_))
+    def draw(self, anchors: Any, begins: Any, ends: Any, rng: np.random.Generator) -> SampledRows:
+        return SampledRows(ends, np.ones(ends.shape, np.bool_))
 
 
 def test_wrong_configs_are_refused() -> None:

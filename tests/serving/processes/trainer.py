@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.serving import QueuedDataStore, ReplayBuffer, TrainerConfig, TrainerServer
+from rl4sys_zmq.serving.store_ingest import StoreIngest
 from rl4sys_zmq.serving.trainer_journal import StoreJournal
-from rl4sys_zmq.serving.trainer_shelf import Shelf
 
 CAPACITY = 100_000
 
@@ -60,7 +60,7 @@ def main() -> None:
             if point == "commit":
                 StoreJournal.commit = die_after(StoreJournal.commit, int(count))  # type: ignore[method-assign]
             else:
-                Shelf._pay = die_after(Shelf._pay, int(count))  # type: ignore[method-assign]
+                StoreIngest._pay = die_after(StoreIngest._pay, int(count))  # type: ignore[method-assign]
         server.start(threaded=True)
         sys.stdin.read()  # until its owner is gone, or ends it
     disk.close()

@@ -1,0 +1,156 @@
+"""Which segments leave now, in which company, and how much credit is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rl4sys_zmq.actor.segment_queue import ENTRY_BYTES, SegmentQueue
+from rl4sys_zmq.actor.session_parameters import SessionParameters
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.delivery import Action, ActorSession
+from rl4sys_zmq.wire import PackedSegment
+
+__all__ = ["BatchSender"]
+
+MAX_BATCH_STEPS = 16_384
+MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
+"""How much of what waits beyond `send_frequency` shares a message: one costs the learner nearly as much as sixteen."""
+MAX_BODY_FRAMES = 200
+AHEAD_S = 0.5
+"""An actor whose last message is no older than this asks for the credit of the next one with it, and so saves a round trip for
+each. Half of what the learner lets it sit on (`delivery.credit.IDLE_S`): a batch that others could fill does not wait for it."""
+
+
+class BatchSender:
+    """Between the supply and the session, which it alone feeds. Used in the I/O thread.
+
+    Attributes:
+        session_parameters: the learner's; None before the first.
+        first_version: the one that the present generation began with, as far as this actor knows.
+    """
+
+    def __init__(
+        self, config: AgentConfig, segment_queue: SegmentQueue, session: ActorSession, yield_to_host: Callable[[], None]
+    ) -> None:
+        """Makes it.
+
+        Args:
+            config: the agent's.
+            segment_queue: where segments wait.
+            session: what sends them.
+            yield_to_host: called in the middle of long work.
+        """
+        self.session_parameters: SessionParameters | None = None
+        self.first_version = 0
+        self._linger_s = config.linger_ms / 1000
+        self._asked = max(1, config.send_frequency)
+        self._segment_queue, self._session, self._yield_to_host = segment_queue, session, yield_to_host
+        self._oldest_since: float | None = None
+        self._shipped_at = float("-inf")
+        self._shipped_steps = 0
+
+    @property
+    def next_deadline(self) -> float:
+        """When what waits has waited long enough; infinity when nothing does, or an ack must come first."""
+        if self._oldest_since is None or not self._session.can_take():
+            return float("inf")
+        return self._oldest_since + self._linger_s
+
+    @property
+    def assigned_steps(self) -> int:
+        """The steps that hosts have finished and that wait no more."""
+        return self._segment_queue.outbox.put_steps - self._segment_queue.steps
+
+    def ship(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
+        """Lets go of what may leave: enough for a message, or waiting long enough, or asked for.
+
+        Args:
+            now: by the monotonic clock.
+            held: the (generation, version) of the policy, None without one.
+            urgent: somebody waits.
+
+        Yields:
+            The actions of each message, to be done before the next one is asked for.
+        """
+        segment_queue, session = self._segment_queue, self._session
+        if held is not None:
+            self._drop_stale(*held)
+        if not segment_queue.items:
+            self._oldest_since = None
+            return
+        if self._oldest_since is None:
+            self._oldest_since = now
+        due = (
+            urgent
+            or segment_queue.items >= self._asked
+            or now - self._oldest_since >= self._linger_s
+            or session.sent_steps + segment_queue.steps >= session.credit_steps
+        )
+        shipped = 0
+        while due and session.can_take():
+            batch = self._take_batch()
+            if not batch:
+                break
+            shipped += sum(packed.steps for packed in batch)
+            actions = session.take(now, batch, ahead_steps=self._ahead(now, shipped))
+            segment_queue.in_hand = 0
+            yield actions
+        if shipped:
+            self._shipped_at, self._shipped_steps = now, shipped
+        if not segment_queue.items:
+            self._oldest_since = None
+
+    def wanted_steps(self, now: float, asked_steps: int) -> int:
+        """How many steps this actor would like to have sent in all; hosts ask for `asked_steps`, counted since the start."""
+        need = max(self._segment_queue.steps, asked_steps - self.assigned_steps, self._ahead(now, self._shipped_steps))
+        return self._session.sent_steps + need
+
+    def _ahead(self, now: float, steps: int) -> int:
+        return steps if now - self._shipped_at < AHEAD_S else 0
+
+    def _take_batch(self) -> list[PackedSegment]:
+        segment_queue = self._segment_queue
+        batch: list[PackedSegment] = []
+        steps = size = frames = 0
+        limit = self.session_parameters.max_message_bytes if self.session_parameters is not None else 0
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._asked, MAX_BATCH_ITEMS):
+            self._yield_to_host()
+            head = segment_queue.peek()
+            if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
+                break
+            if len(batch) >= self._asked and size + head.nbytes > MAX_BATCH_BYTES:
+                break
+            if head.nbytes + ENTRY_BYTES > limit:
+                if not segment_queue.drop("too_large"):
+                    break
+                continue
+            segment_queue.in_hand = len(batch) + 1
+            taken = segment_queue.take(1, limit)
+            if not taken:
+                segment_queue.in_hand = len(batch)
+                break
+            packed = taken[0]
+            batch.append(packed)
+            steps, size, frames = steps + packed.steps, size + packed.nbytes, frames + len(packed.large)
+        return batch
+
+    def _room(self, steps: int, items: int) -> bool:
+        session = self._session
+        return session.sent_steps + steps < session.credit_steps and session.has_room(items)
+
+    def _drop_stale(self, generation: int, version: int) -> None:
+        """Without a spool, drops at the source what has grown too old to be of use, where the learner would drop it anyway."""
+        segment_queue, session_parameters = self._segment_queue, self.session_parameters
+        if (
+            segment_queue.spool is not None
+            or session_parameters is None
+            or session_parameters.max_policy_lag < 0
+            or session_parameters.on_lag != "drop"
+        ):
+            return
+        while (head := segment_queue.peek()) is not None:
+            oldest = head.oldest_version
+            if head.generation != generation:  # no newer than what the present generation began with
+                oldest = min(oldest, self.first_version)
+            if version - oldest <= session_parameters.max_policy_lag or not segment_queue.drop("lag"):
+                return

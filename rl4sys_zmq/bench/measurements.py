@@ -1,0 +1,301 @@
+"""The questions that can be measured, each with its baseline: the body of ``rl4sys-learner bench`` and of ``benchmarks/``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from rl4sys_zmq.bench.coding import CODECS, SCENES, Coded, measure_coding, measure_images
+from rl4sys_zmq.bench.collect import measure_collect, missing_for
+from rl4sys_zmq.bench.counting import CountingLearner
+from rl4sys_zmq.bench.diffs import measure_diffs
+from rl4sys_zmq.bench.fanout import CASES, LEVELS, measure_fanout
+from rl4sys_zmq.bench.footprint import measure_footprint, measure_overhead, measure_running
+from rl4sys_zmq.bench.infer import CALLERS, DEVICES, PERCEPTRONS, measure_calls, measure_round_trip
+from rl4sys_zmq.bench.ingress import append_rate, ours, raw
+from rl4sys_zmq.bench.ingress_load import PAYLOADS, bytes_per_item
+from rl4sys_zmq.bench.machine import machine_record
+from rl4sys_zmq.bench.pairs import LEAST_PAIRS, PairedFigures, measure_pairs, spread
+from rl4sys_zmq.bench.peers import PeerMissing, run_peer
+from rl4sys_zmq.bench.ppo_versions import own_pairs
+from rl4sys_zmq.bench.step import measure_step
+from rl4sys_zmq.bench.training import LIMIT_S, train_ours
+from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
+
+__all__ = ["QUESTIONS", "BenchOptions", "measure", "script"]
+
+ENVS = ("CartPole-v1", "LunarLander-v3")
+PAUSES_S = (0.0, 0.000_1)
+P1_CASES = ((64, 1), (64, 4), (16, 1), (1, 1))
+"""Trajectories in a message, and senders."""
+LARGE = ("P2", "P3")
+DURABLE_BATCHES = (64, 16)
+INFER_PAUSES_S = (0.0, 0.001)
+INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
+TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
+REPEAT = 9
+LOWER, HIGHER = "lower", "higher"
+"""What is better, of a ratio to the baseline."""
+
+Record = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How much is measured.
+
+    Attributes:
+        pairs: of ours and the baseline.
+        seconds: of each measurement of a loop.
+        steps: of each measurement of a step.
+        versions: of each measurement of the fan-out.
+        num_envs: environments of a collecting actor.
+        seed: of everything random; trainings take it and the next ones.
+        peers: measure other people's ways beside ours too.
+        folder: where a journal and the file beside it lie; None for the temporary folder.
+    """
+
+    pairs: int = LEAST_PAIRS
+    seconds: float = 5.0
+    steps: int = 50_000
+    versions: int = 40
+    num_envs: int = 32
+    seed: int = 1
+    peers: bool = False
+    folder: Path | None = None
+
+
+def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | None = None) -> Record:
+    """Measures, says a line for each figure, and writes all of them as JSON to `path`."""
+    record: Record = {**machine_record(), "seed": options.seed, "pairs": options.pairs, "results": {}}
+    say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}")
+    say(f"versions {record['versions']}, commit {record['commit']}, seed {options.seed}, {options.pairs} pairs\n")
+    say(f"{'':46} {'ours':>12} {'baseline':>12}   ratio [least, greatest]")
+    for name in names:
+        record["results"][name] = QUESTIONS[name](options, say)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def script(text: str | None, names: Sequence[str], say: Say) -> None:
+    """The command line of a script in ``benchmarks/`` that measures some of the questions."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", nargs="+", choices=names, default=names, help="what to measure")
+    parser.add_argument("--json", type=Path, help="write the result here")
+    parser.add_argument("--peers", action="store_true", help="other people's ways too (make peers)")
+    parser.add_argument("--folder", type=Path, help="for journals (default: the temporary folder)")
+    for field in fields(BenchOptions):
+        if field.name not in ("peers", "folder"):
+            parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    given = vars(parser.parse_args())
+    what, path = given.pop("what"), given.pop("json")
+    measure(what, BenchOptions(**given), say, path)
+
+
+def _step(options: BenchOptions, say: Say) -> Record:
+    record = {}
+    with CountingLearner() as learner:
+        for pause_s in PAUSES_S:
+            steps = options.steps if not pause_s else options.steps // 5
+            times = measure_step(learner.address, options.pairs, steps, pause_s)
+            label = f"{pause_s * 1e6:.0f} us apart" if pause_s else "tight loop"
+            record[label] = {
+                "median_us": _line(say, f"step, us, {label}, median", times.medians),
+                "p99_us": _line(say, f"step, us, {label}, p99", times.p99),
+                "forward_us": times.forward_us,
+            }
+            say(f"{'  the forward pass alone, plainly':46} {'':12} {times.forward_us:12.2f}")
+    return record
+
+
+def _footprint(options: BenchOptions, say: Say) -> Record:
+    found = measure_footprint(options.pairs)
+    with CountingLearner() as learner:
+        running = spread([measure_running(learner.address) / 1024 for _ in range(options.pairs)])
+    record = {
+        "import_s": _line(say, "import, s", found.import_s, 3),
+        "resident_kib": _line(say, "resident after import, KiB", found.resident_kib, 0),
+        "running_mib": running.median,
+    }
+    say(f"{'resident while acting, MiB':46} {running.median:12.1f}")
+    return record
+
+
+def _overhead(options: BenchOptions, say: Say) -> Record:
+    with CountingLearner() as learner:
+        shares = measure_overhead(learner.address, options.pairs, options.seconds)
+    record = _line(say, "1 kHz loop, CPU over wall", shares.ours, 4)
+    beyond = [a - b for a, b in zip(shares.ours.differences, shares.plain.differences, strict=True)]
+    for name, label, differences in (
+        ("added_percent", "added, % of wall time", shares.ours.differences),
+        ("plain_percent", "added by a plain function that acts", shares.plain.differences),
+        ("beyond_plain_percent", "added beyond that", beyond),
+    ):
+        added = spread([100 * d for d in differences])
+        record[name] = added.median
+        say(f"{'  ' + label:46} {added.text()}")
+    return record
+
+
+def _collect(options: BenchOptions, say: Say) -> Record:
+    record = {}
+    for env_id in ENVS:
+        if missing := missing_for(env_id):
+            say(f"{env_id}: left out, it needs {missing}")
+            continue
+        pairs = measure_collect(env_id, options.pairs, options.seconds, options.num_envs, options.seed)
+        record[env_id] = _line(say, f"{env_id} x {options.num_envs}, steps/s", pairs, 0, HIGHER)
+    return record
+
+
+def _fanout(options: BenchOptions, say: Say) -> Record:
+    record = {}
+    for (kilobytes, actors), level in product(CASES, LEVELS):
+        pairs = measure_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
+        label = f"{kilobytes} kB to {actors} actor{'s' * (actors > 1)}, level {level}, ms"
+        record[label] = _line(say, label, pairs, 3)
+    return record
+
+
+def _ingress(options: BenchOptions, say: Say) -> Record:
+    record = {
+        f"P1, {batch} a message, {actors} senders": _in_memory(options, say, "P1", batch, actors) for batch, actors in P1_CASES
+    }
+    record |= {name: _in_memory(options, say, name, 1, 1) for name in LARGE}
+    for name in INGRESS_PEERS if options.peers else ():
+        for actors in (1, 4):
+            if (peer := _peer(say, name, "--seconds", options.seconds, "--senders", actors)) is not None:
+                rate, label = peer["steps_per_s"] / 1e6, f"P1, {actors} senders: {peer['peer']}, M steps/s"
+                say(f"{label:46} {'':12} {rate:12.3f}")
+                record[label] = peer
+    return record
+
+
+def _in_memory(options: BenchOptions, say: Say, name: str, batch: int, actors: int) -> Record:
+    payload = PAYLOADS[name]
+    load: Record = {"batch": batch, "actors": actors, "seconds": options.seconds}
+    pairs = measure_pairs(
+        lambda: ours(payload, **load).steps_per_s / 1e6, lambda: raw(payload, **load).steps_per_s / 1e6, options.pairs
+    )
+    figures = _line(say, f"{name}, {batch} a message, {actors} sender{'s' * (actors > 1)}, M steps/s", pairs, 3, HIGHER)
+    return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
+
+
+def _infer(options: BenchOptions, say: Say) -> Record:
+    record = {}
+    for policy, pause_s in product(PERCEPTRONS, INFER_PAUSES_S):
+        label = f"round trip, {policy}, {f'{pause_s * 1e3:g} ms apart' if pause_s else 'tight loop'}, us"
+        record[label] = _line(say, label, measure_round_trip(policy, options.pairs, options.seconds, pause_s), 0)
+    for policy in (*PERCEPTRONS, *DEVICES):
+        label = f"{CALLERS} callers, {policy}, calls/s"
+        record[label] = _line(say, label, measure_calls(policy, options.pairs, options.seconds), 0, HIGHER)
+    for policy, callers in product((PERCEPTRONS[0], *DEVICES), (1, CALLERS)) if options.peers else ():
+        how = "--seconds", options.seconds, "--callers", callers, "--device-s", policy.device_s, "--hidden", *policy.hidden
+        if (peer := _peer(say, "infer_pickle", *how)) is not None:
+            label = f"{callers} caller{'s' * (callers > 1)}, {policy}: {peer['peer']}, calls/s"
+            say(f"{label:60} {peer['calls_per_s']:11.0f}; {peer['median_us']:.0f} us")
+            record[label] = peer
+    return record
+
+
+def _durable(options: BenchOptions, say: Say) -> Record:
+    payload, record = PAYLOADS["P1"], {}
+    for batch in DURABLE_BATCHES:
+        commits: list[float] = []
+        load = {"batch": batch, "seconds": options.seconds, "folder": options.folder}
+
+        def written(load: Record = load, commits: list[float] = commits) -> float:
+            rate = ours(payload, actors=1, fsync="always", **load)
+            commits.append(rate.items_per_commit)
+            return rate.steps_per_s / 1e6
+
+        def appended(load: Record = load, commits: list[float] = commits) -> float:
+            return append_rate(payload, items_per_commit=commits[-1], **load).steps_per_s / 1e6
+
+        pairs = measure_pairs(written, appended, options.pairs)
+        figures = _line(say, f"P1, durable, {batch} a message, M steps/s", pairs, 3, HIGHER)
+        record[f"{batch} a message"] = {**figures, "items_per_commit": spread(commits).median}
+    return record
+
+
+def _coding(options: BenchOptions, say: Say) -> Record:
+    record = {}
+    for env_id, batch in product(ENVS, (1, 16)):
+        if missing := missing_for(env_id):
+            say(f"{env_id}: left out, it needs {missing}")
+            continue
+        label = f"{env_id}, {batch} a message"
+        record[label] = _coded_line(say, label, measure_coding(env_id, batch, options.seed))
+    for scene, (name, codec) in product(SCENES, CODECS.items()):
+        if codec is not None and not has_pillow():
+            say(f"{scene} images, {name}: left out, {NEEDS_PILLOW}")
+            continue
+        label = f"{scene} images, {name}"
+        record[label] = _coded_line(say, label, measure_images(scene, codec, options.seed))
+    return record
+
+
+def _coded_line(say: Say, label: str, found: Coded) -> Record:
+    say(
+        f"{label}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to code,"
+        f" {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s; off by {found.error:.1f}"
+    )
+    return {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
+
+
+def _weights(options: BenchOptions, say: Say) -> Record:
+    return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
+
+
+def _train(options: BenchOptions, say: Say) -> Record:
+    rows = []
+    for seed in range(options.seed, options.seed + options.pairs):
+        mine = train_ours(ENVS[0], seed)
+        row: Record = {"seed": seed, "ours": asdict(mine)}
+        solved = f"{mine.seconds} s, {mine.steps} steps" if mine.seconds is not None else f"not within {LIMIT_S} s"
+        say(f"{ENVS[0]} to 475, seed {seed}: {solved}, {mine.steps_per_s:,.0f} steps/s while training")
+        for name in TRAINING_PEERS if options.peers else ():
+            if (peer := _peer(say, name, "--env", ENVS[0], "--seed", seed, "--limit-s", LIMIT_S)) is not None:
+                reached = "" if peer["reached"] else "not within "
+                say(f"  {peer['peer']}: {reached}{peer['seconds']} s, {peer['steps']} steps, {peer['steps_per_s']:,} steps/s")
+                row[name] = peer
+        rows.append(row)
+    return {"runs": rows}
+
+
+def _peer(say: Say, name: str, *arguments: object) -> Record | None:
+    try:
+        return run_peer(name, *arguments)
+    except PeerMissing as missing:
+        say(f"left out: {missing}")
+        return None
+
+
+def _line(say: Say, label: str, pairs: PairedFigures, digits: int = 2, better: str = LOWER) -> Record:
+    mine, baseline, ratio = spread(pairs.ours).median, spread(pairs.baseline).median, spread(pairs.ratios)
+    say(f"{label:46} {mine:12.{digits}f} {baseline:12.{digits}f}   {ratio.text()}")
+    return {**pairs.record(), "better": better}
+
+
+QUESTIONS: dict[str, Callable[[BenchOptions, Say], Record]] = {
+    "step": _step,
+    "footprint": _footprint,
+    "overhead": _overhead,
+    "collect": _collect,
+    "fanout": _fanout,
+    "ingress": _ingress,
+    "durable": _durable,
+    "infer": _infer,
+    "coding": _coding,
+    "weights": _weights,
+    "train": _train,
+}
+"""By name; each says its lines and returns them."""

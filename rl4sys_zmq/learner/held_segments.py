@@ -1,0 +1,85 @@
+"""Segments on their way into an algorithm: with the message that brought them, so that one can be buried later."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rl4sys_zmq.delivery import Key
+from rl4sys_zmq.errors import ProtocolError
+from rl4sys_zmq.values import Segment
+from rl4sys_zmq.wire import Batch, encode
+from rl4sys_zmq.wire.messages import DeadLetter
+
+__all__ = ["HeldSegment", "ReceivedMessage", "runs", "streams_of"]
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedMessage:
+    """A message that is being taken.
+
+    Attributes:
+        key: whose.
+        batch: its heads and columns; `segments`, of it.
+        refused: places that the gateway has refused.
+        bad: places whose content is bad, and why.
+        oldest: the least version of each segment.
+    """
+
+    key: Key
+    batch: Batch
+    segments: list[Segment]
+    refused: dict[int, ProtocolError]
+    bad: dict[int, str]
+    oldest: NDArray[np.int64]
+
+    def letter(self, place: int, reason: str) -> DeadLetter:
+        """The segment at a place, for a person to look at."""
+        return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
+
+
+@dataclass(slots=True, eq=False)
+class HeldSegment:
+    """A segment that an algorithm was given, and may have to be given again.
+
+    Attributes:
+        taken: the message that brought it; None where it was too old to be kept.
+        place: of it in the message.
+        key: whose it is; and
+        seq: its number.
+        correct: as it was given.
+    """
+
+    taken: ReceivedMessage | None
+    place: int
+    key: Key
+    seq: int
+    correct: bool
+
+    @property
+    def segment(self) -> Segment:
+        """The segment itself."""
+        assert self.taken is not None
+        return self.taken.segments[self.place]
+
+
+def runs(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as ranges of ``[first, end)``."""
+    if not places:
+        return []
+    if places[-1] - places[0] == len(places) - 1:
+        return [(places[0], places[-1] + 1)]
+    breaks = [n for n in range(1, len(places)) if places[n] != places[n - 1] + 1]
+    return [(places[a], places[b - 1] + 1) for a, b in itertools.pairwise([0, *breaks, len(places)])]
+
+
+def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
+    """Segments as ranges ``[first, end)`` of their streams."""
+    found: dict[Key, list[int]] = {}
+    for one in held:
+        found.setdefault(one.key, []).append(one.seq)
+    return [(key, *run) for key, numbers in found.items() for run in runs(numbers)]

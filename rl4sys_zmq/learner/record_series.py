@@ -1,0 +1,325 @@
+"""Files of records within a bound of bytes: the newest records are all there, of older ones fewer and fewer.
+
+Records go into *parts* of bounded size. When there are too many parts, two neighbours become one, in which every second record
+stays, or as many as it takes. They are those two that cover the least in relation to their age, so that what is kept thins out
+with age alone, and the whole history stays in sight however long it grows. Age is counted in what came since, not in time: no
+clock is asked.
+
+A part is called ``STAMP.FIRST-LAST``: it stands for the parts numbered from FIRST to LAST. A part that lies within another was
+left by a crash between the writing of the other and its own removal; readers pass it over, and the next start removes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from rl4sys_zmq.learner.thinning import Record, thin
+from rl4sys_zmq.private import make_private, open_private, sync_folder
+from rl4sys_zmq.resource import Resource
+
+__all__ = ["RecordFormat", "SeriesPart", "RecordSeries", "list_parts"]
+
+PART_BYTES = 4 << 20
+LEAST_PARTS, MOST_PARTS = 16, 256
+BUFFER_BYTES = 1 << 16
+_OVERSIZE = 4
+"""How many times the size of a part is read at once."""
+_TEMPORARY = ".tmp-"
+_BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesPart:
+    """One closed file.
+
+    Attributes:
+        path: of it.
+        stamp: Unix time of its first record in whole seconds, never less than that of the part before.
+        first, last: the numbers of the parts that it stands for.
+        nbytes: of it.
+    """
+
+    path: Path
+    stamp: int
+    first: int
+    last: int
+    nbytes: int
+
+
+class RecordFormat(ABC):
+    """The format of a series' records.
+
+    Attributes:
+        prefix, suffix: of its files' names.
+        head: what each file begins with.
+        notice_bytes: the greatest length of a `notice`.
+    """
+
+    prefix = ""
+    suffix = ""
+    head = b""
+    notice_bytes = 0
+
+    @abstractmethod
+    def read(self, file: BinaryIO) -> Iterator[Record]:
+        """The records of a file but its head, as far as they are whole."""
+
+    @abstractmethod
+    def notice(self, dropped: Mapping[str, int]) -> bytes:
+        """A record of at most `notice_bytes` that says how many were left out, by kind; empty if there is none."""
+
+    def earlier(self, record: Record) -> Mapping[str, int] | None:
+        """What `notice` was told, if this is one."""
+        return None
+
+
+def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
+    """The parts in a folder, oldest first, and those that lie within another.
+
+    Raises:
+        OSError: when the folder cannot be read.
+    """
+    found = []
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return [], []
+    for name in names:
+        body = name.removeprefix(form.prefix).removesuffix(form.suffix)
+        match = _BODY.fullmatch(body)
+        if match is not None and name == f"{form.prefix}{body}{form.suffix}":
+            path = folder / name
+            try:
+                found.append(SeriesPart(path, int(match[1]), int(match[2]), int(match[3]), path.stat().st_size))
+            except FileNotFoundError:  # another thread has just merged it
+                continue
+    found.sort(key=lambda part: (part.first, -part.last))
+    parts: list[SeriesPart] = []
+    within: list[SeriesPart] = []
+    for part in found:
+        (within if parts and part.last <= parts[-1].last else parts).append(part)
+    return parts, within
+
+
+class RecordSeries(Resource):
+    """Writes records, and keeps all of them together within a bound. Used in one thread."""
+
+    def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
+        """Touches nothing yet.
+
+        Args:
+            folder: of the parts; made by the first `write`.
+            form: of the records.
+            max_bytes: of all files together.
+            active: the file that is written, which becomes a part when it is full; None: a part from the beginning.
+        """
+        self.dropped = 0
+        self._folder, self._form, self._active = folder, form, active
+        self._most_parts = min(max(max_bytes // PART_BYTES, LEAST_PARTS), MOST_PARTS)
+        self._part_bytes = max_bytes // (self._most_parts + 2)  # one is being written, and one more while two are merged
+        self._room_bytes = self._part_bytes - len(form.head) - form.notice_bytes
+        self._parts: list[SeriesPart] = []
+        self._file: BinaryIO | None = None
+        self._path = folder
+        self._number = self._stamp = self._size = 0
+        self._is_known = False
+
+    def write(self, record: bytes, at_unix_s: float) -> bool:
+        """Adds a record; False when it is too long to be kept at all.
+
+        Raises:
+            OSError: when it, or one before it, cannot be written.
+        """
+        if len(record) > self._room_bytes:
+            return False
+        if not self._is_known:
+            self._look()
+        if self._file is not None and self._size + len(record) > self._part_bytes:
+            self._end_part()
+        if self._file is None:
+            self._begin_part(at_unix_s)
+        assert self._file is not None
+        self._file.write(record)
+        self._size += len(record)
+        return True
+
+    def open(self) -> None:
+        """Makes the file that is written, where it has a name of its own; the first `write` does it, too.
+
+        Raises:
+            OSError: when it cannot be made.
+        """
+        if not self._is_known:
+            self._look()
+        if self._active is not None and self._file is None:
+            self._begin_part(0.0)
+
+    def flush(self) -> None:
+        """Hands what was written to the operating system.
+
+        Raises:
+            OSError: when that fails.
+        """
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Writes what is buffered and ends. A second call does nothing.
+
+        Raises:
+            OSError: when that fails.
+        """
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    # ---- parts
+
+    def _look(self) -> None:
+        """Takes up what is there: removes what a crash has left over, and goes on in the file that was being written."""
+        for path in self._folder.glob(f"{_TEMPORARY}*"):
+            path.unlink()
+        self._parts, within = list_parts(self._folder, self._form)
+        for part in within:
+            part.path.unlink()
+        if self._parts:
+            self._number, self._stamp = self._parts[-1].last, self._parts[-1].stamp
+        self._is_known = True
+        if self._active is not None and self._active.exists():
+            self._path = self._active
+            self._file = self._open()
+            self._size = _whole_lines(self._file)
+            self._number += 1
+            self._stamp = max(self._stamp, int(self._active.stat().st_mtime))
+        self._fit()
+
+    def _open(self) -> BinaryIO:
+        return os.fdopen(open_private(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", BUFFER_BYTES)
+
+    def _begin_part(self, at_unix_s: float) -> None:
+        self._number += 1
+        self._stamp = max(self._stamp, int(at_unix_s))
+        self._path = self._active or self._path_of(self._stamp, self._number, self._number)
+        if self._active is None:
+            make_private(self._folder)
+        self._file = self._open()
+        self._size = _whole_lines(self._file) if self._active is not None else 0
+        if not self._size:
+            self._file.write(self._form.head)
+            self._size = len(self._form.head)
+
+    def _end_part(self) -> None:
+        try:
+            self.close()
+        finally:  # a disk that is full keeps a part from being whole, not from being one
+            path = self._path_of(self._stamp, self._number, self._number)
+            if self._path != path:
+                make_private(self._folder)
+                self._path.rename(path)
+            self._parts.append(SeriesPart(path, self._stamp, self._number, self._number, path.stat().st_size))
+        self._fit()
+
+    def _path_of(self, stamp: int, first: int, last: int) -> Path:
+        return self._folder / f"{self._form.prefix}{stamp:010d}.{first:08d}-{last:08d}{self._form.suffix}"
+
+    def _fit(self) -> None:
+        """Brings all parts within the bound."""
+        for place, part in enumerate(self._parts):
+            if part.nbytes > self._part_bytes:  # the bound was greater before
+                self._parts[place] = self._merge(part)
+        while len(self._parts) > self._most_parts:
+            place = self._place_to_merge()
+            self._parts[place : place + 2] = [self._merge(*self._parts[place : place + 2])]
+
+    def _place_to_merge(self) -> int:
+        """The first of two neighbours: those that lose nothing if there are such, else those that cover least for their age."""
+        newest = self._parts[-1].last + 1
+        best, place = float("inf"), 0
+        for here, (one, other) in enumerate(itertools.pairwise(self._parts)):
+            if one.nbytes + other.nbytes <= self._part_bytes - self._form.notice_bytes:
+                return here
+            cost = (other.last - one.first + 1) / (newest - one.first)
+            if cost < best:
+                best, place = cost, here
+        return place
+
+    def _merge(self, *parts: SeriesPart) -> SeriesPart:
+        """Writes parts as one that fits, then removes them."""
+        records, dropped = self._read(parts)
+        kept, new = thin(records, self._room_bytes)
+        self.dropped += new.total()
+        dropped += new
+        first, last = parts[0].first, parts[-1].last
+        path, temporary = self._path_of(parts[0].stamp, first, last), self._folder / f"{_TEMPORARY}{first:08d}-{last:08d}"
+        try:
+            with os.fdopen(open_private(temporary), "wb", BUFFER_BYTES) as out:
+                out.write(self._form.head)
+                out.write(self._form.notice(dropped) if dropped else b"")
+                for record in kept:
+                    out.write(record.content)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.rename(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(self._folder)
+        for part in parts:
+            if part.path != path:
+                part.path.unlink()
+        return SeriesPart(path, parts[0].stamp, first, last, path.stat().st_size)
+
+    def _read(self, parts: Sequence[SeriesPart]) -> tuple[list[Record], Counter[str]]:
+        """The records of parts, and how many of each kind had been left out before.
+
+        Of a kind that fills more than memory should have to hold, a share is read: an earlier version left files of any length.
+        """
+        records: list[Record] = []
+        dropped: Counter[str] = Counter()
+        places: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        if sum(part.nbytes for part in parts) > _OVERSIZE * self._part_bytes:
+            for record in self._records(parts):
+                sizes[record.kind] += len(record.content)
+        for record in self._records(parts):
+            earlier = self._form.earlier(record)
+            if earlier is not None:
+                dropped.update(earlier)
+                continue
+            if places[record.kind] % max(1, sizes[record.kind] // (2 * self._part_bytes)) == 0:
+                records.append(record)
+            else:
+                dropped[record.kind] += 1
+                self.dropped += 1
+            places[record.kind] += 1
+        return records, dropped
+
+    def _records(self, parts: Sequence[SeriesPart]) -> Iterator[Record]:
+        for part in parts:
+            with part.path.open("rb") as file:
+                yield from self._form.read(file)
+
+
+def _whole_lines(file: BinaryIO) -> int:
+    """Cuts off the line that a crash has left half written; returns the length."""
+    end = size = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - BUFFER_BYTES)
+        file.seek(start)
+        at = file.read(end - start).rfind(b"\n")
+        if at >= 0:
+            end = start + at + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)
+        file.seek(0, os.SEEK_END)
+    return end

@@ -1,0 +1,105 @@
+"""The places in a run directory, and what an earlier version left in the way of them.
+
+::
+
+    RUN/
+      config.json               the learner's configuration, as validated
+      journal.db                the journal, with -wal and .lock beside it
+      checkpoints/CLIENT/       (`rl4sys_zmq.learner.checkpoints`)
+      dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
+      log.jsonl, log/           events and figures (`rl4sys_zmq.learner.log_files`)
+      tensorboard/CLIENT/       the same for TensorBoard (`rl4sys_zmq.learner.event_files`)
+      before-TIME/              what `--resume never`, or `tidy`, has put aside
+
+CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is a part of a path, so none can meet
+a file of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+from rl4sys_zmq.errors import RunDirectoryError
+from rl4sys_zmq.learner.event_files import EVENT_FILES, TENSORBOARD
+from rl4sys_zmq.learner.log_files import LOG
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
+from rl4sys_zmq.names import folder_name
+from rl4sys_zmq.private import make_private
+
+__all__ = ["CONFIG", "DEAD", "aside_folder", "tidy"]
+
+log = logging.getLogger(__name__)
+
+CONFIG, DEAD = "config.json", "dead"
+_OUR_FILES = (CONFIG, LOG, JOURNAL)
+"""How the names of our own files begin: others of theirs follow, such as ``journal.db-wal``."""
+
+
+def aside_folder(run_dir: Path) -> Path:
+    """A new folder for what is put aside.
+
+    Raises:
+        OSError: when it cannot be made.
+    """
+    aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
+    make_private(aside)
+    return aside
+
+
+def tidy(run_dir: Path) -> list[tuple[str, str]]:
+    """Moves what earlier versions put where names from outside could meet files of ours; nothing is deleted.
+
+    They wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that differed from another
+    client's in capital letters alone. A start that is killed in the middle goes on at the next one.
+
+    Returns:
+        What was moved, from where and to where, relative to the run directory.
+
+    Raises:
+        RunDirectoryError: when something cannot be moved.
+    """
+    moved: list[tuple[str, str]] = []
+    if not run_dir.is_dir():
+        return moved
+    try:
+        for folder in sorted(path for path in run_dir.iterdir() if path.is_dir() and not path.is_symlink()):
+            _move_events(run_dir, folder, moved)
+            if folder.name.startswith(_OUR_FILES) and folder.is_dir():
+                _move(run_dir, folder, aside_folder(run_dir) / folder_name(folder.name), moved)
+        for folder in sorted(path for path in (run_dir / CHECKPOINTS).glob("*") if path.is_dir()):
+            name = folder_name(unquote(folder.name, errors="surrogatepass"))
+            if "%-" not in folder.name and "%~" not in folder.name and name != folder.name:
+                target = run_dir / CHECKPOINTS / name
+                if not target.exists():
+                    _move(run_dir, folder, target, moved)
+    except OSError as exc:
+        raise RunDirectoryError(f"{exc.filename or run_dir} cannot be moved: {exc.strerror}; choose another --run-dir") from exc
+    for source, place in moved:
+        log.warning("%s: %s was moved to %s", run_dir, source, place)
+    return moved
+
+
+def _move_events(run_dir: Path, folder: Path, moved: list[tuple[str, str]]) -> None:
+    """Moves the event files that lie directly in a folder, and the folder too where it was made for them alone."""
+    files = sorted(path for path in folder.glob(f"{EVENT_FILES}*") if path.is_file())
+    target = run_dir / TENSORBOARD / folder_name(folder.name)
+    if not files:
+        return
+    make_private(target)
+    for path in files:
+        to, copies = target / path.name, 1
+        while to.exists():
+            copies += 1
+            to = target / f"{path.name}.{copies}"
+        path.rename(to)
+    moved.append((f"{folder.name}/{EVENT_FILES}*", f"{target.relative_to(run_dir)}/"))
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def _move(run_dir: Path, path: Path, target: Path, moved: list[tuple[str, str]]) -> None:
+    path.rename(target)
+    moved.append((str(path.relative_to(run_dir)), str(target.relative_to(run_dir))))

@@ -1,0 +1,90 @@
+"""Asking a learner without being its actor: a message and its answer, a `Hello` that leaves nothing behind, a beacon."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+from rl4sys_zmq.config import AgentConfig
+from rl4sys_zmq.delivery.incarnation import first_incarnation
+from rl4sys_zmq.errors import ProtocolError, Refusal
+from rl4sys_zmq.ops.status import MAX_MESSAGE_FRAMES
+from rl4sys_zmq.ops.zmtp import Unreachable
+from rl4sys_zmq.transports import Poller, Socket
+from rl4sys_zmq.values import space_to_json
+from rl4sys_zmq.wire import decode, encode
+from rl4sys_zmq.wire.messages import Beacon, Hello, Message
+
+__all__ = ["ask", "evaluating_hello", "next_beacon", "until"]
+
+LOOK_S = 0.05
+T = TypeVar("T")
+
+
+def ask(dealer: Socket, message: Message, answers: tuple[type[Message], ...], timeout_s: float) -> Message | None:
+    """Sends a message; returns the first of `answers` that comes, None when none does in time.
+
+    Raises:
+        Unreachable: when what comes is none of ours.
+    """
+    dealer.send(encode(message))
+
+    def look() -> Message | None:
+        while (frames := dealer.recv(MAX_MESSAGE_FRAMES)) is not None:
+            try:
+                found = decode(frames)
+            except ProtocolError as exc:
+                other = exc.code is Refusal.VERSION
+                remedy = "install the same major version on both sides" if other else "it is no learner: correct the port"
+                raise Unreachable(f"its answer can't be read ({exc})", remedy) from exc
+            if type(found) in answers:
+                return found
+        return None
+
+    return cast(Message | None, until(look, timeout_s, dealer))  # mypy joins a union of many to object
+
+
+def until(look: Callable[[], T | None], timeout_s: float, socket: Socket | None = None) -> T | None:
+    """What `look` finds, asked again and again until it is not None or the time is over; woken by `socket`."""
+    deadline = time.monotonic() + timeout_s
+    with Poller() as poller:
+        if socket is not None:
+            poller.register(socket)
+        while (found := look()) is None and (left_s := deadline - time.monotonic()) > 0:
+            poller.poll(min(left_s, LOOK_S))
+    return found
+
+
+def evaluating_hello(config: AgentConfig) -> Hello:
+    """What an actor with this configuration says, but that it only evaluates: it leaves nothing behind."""
+    spaces = [space_to_json(s) if s is not None else {} for s in (config.observation_space, config.action_space)]
+    return Hello(
+        client_id=config.client_id,
+        actor_id=f"doctor-{uuid.uuid4().hex[:8]}",
+        incarnation=first_incarnation(time.time(), random.SystemRandom()),
+        first_seq=0,
+        held_generation=0,
+        held_version=0,
+        algorithm_name=config.algorithm_name or "",
+        algorithm_parameters=dict(config.algorithm_parameters),
+        algorithm_type=config.type or "",
+        observation_space=spaces[0],
+        action_space=spaces[1],
+        submits=False,
+        library="rl4sys_zmq doctor",
+    )
+
+
+def next_beacon(sub: Socket) -> Beacon | None:
+    """A beacon that has come, or None."""
+    while (frames := sub.recv()) is not None:
+        try:
+            found = decode(frames[1:])
+        except ProtocolError:
+            continue
+        if isinstance(found, Beacon):
+            return found
+    return None

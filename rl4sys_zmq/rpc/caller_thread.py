@@ -1,0 +1,349 @@
+"""The thread of a client that serves futures and subscriptions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
+from rl4sys_zmq.resource import Resource, Worker
+from rl4sys_zmq.rpc.session import WINDOW, Pending, Session
+from rl4sys_zmq.rpc.topics import topic_frame
+from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
+from rl4sys_zmq.wire.rpc import Publication, decode_call
+from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
+
+__all__ = ["CallerThread", "Subscription"]
+
+log = logging.getLogger(__name__)
+
+NOTICE_HWM = 8
+FETCH_S = 5.0
+"""How long the newest notice of a topic is waited for when it was missed, and how often it is asked for as long as nothing is
+published, in seconds."""
+JOIN_S = 2.0
+LOOK_S = 1.0
+SILENT_S = 5.0
+"""A publisher that has said nothing for so long, though it says each second how far it is, is looked for anew, in seconds."""
+
+
+class Subscription(Worker):
+    """Hands the newest notice of one topic to a callback, in a thread of its own.
+
+    Attributes:
+        topic: which.
+        number: of the last notice that was handed over; 0 before.
+        ended: it was stopped.
+        asking: the newest notice was asked for, and has not come yet.
+        asked_s: when it was asked for last.
+    """
+
+    def __init__(self, topic: str, callback: Callable[[Tree, int], None], session: Session) -> None:
+        super().__init__(f"rl4sys-notices-{topic}")
+        self.topic = topic
+        self.number = 0
+        self._callback = callback
+        self._counters = session.counters
+        self._ready = threading.Condition()
+        self._newest: tuple[Tree, int] | None = None
+        self.ended = False
+        self._server, self._seen = 0, 0
+        self.asking, self.asked_s = False, float("-inf")
+
+    def offer(self, server: int, number: int, payload: Tree) -> None:
+        """A notice has come; an older one than the last is dropped."""
+        if server == self._server and number <= self._seen:
+            return
+        self._server, self._seen = server, number
+        with self._ready:
+            if self._newest is not None:
+                self._counters.add("skipped")
+            self._newest = payload, number
+            self._ready.notify()
+
+    def behind(self, server: int, latest: int) -> bool:
+        """Whether a topic whose newest number is `latest` has something that did not come here."""
+        return latest > 0 and (server != self._server or latest > self._seen)
+
+    def run(self) -> None:
+        """The thread's body."""
+        while True:
+            with self._ready:
+                while self._newest is None and not self.ended:
+                    self._ready.wait()
+                if self.ended:
+                    return
+                assert self._newest is not None
+                (payload, number), self._newest = self._newest, None
+            self._counters.add("notices")
+            try:
+                self._callback(payload, number)
+            except (Exception, SystemExit):  # sys.exit() would end this thread alone, in silence
+                self._counters.add("callback_failed")
+                log.exception("the callback for notices of %s failed", self.topic)
+            self.number = number
+
+    def stop(self) -> None:
+        """Ends it; a callback that runs is not interrupted."""
+        with self._ready:
+            self.ended = True
+            self._ready.notify()
+
+
+class CallerThread(Worker, Resource):
+    """Owns one DEALER, and a SUB once somebody subscribes."""
+
+    def __init__(self, address: Address, session: Session, secure: Secure | None) -> None:
+        super().__init__("rl4sys-calls")
+        self._address, self._session, self._secure = address, session, secure
+        self._lock = threading.Lock()  # the session: hosts begin calls, this thread does the rest
+        self._wakeup = Wakeup()
+        self._stopping = threading.Event()
+        self._subscriptions: dict[str, list[Subscription]] = {}
+        self._wanted: deque[Subscription] = deque()
+        self._pub = ("", b"")  # where notices come from, and on which channel
+        self._sub: Socket | None = None
+        self._heard_s = 0.0
+
+    def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
+        """See `Caller.submit`."""
+        future: Future[Tree] = Future()
+
+        def tell(pending: Pending) -> None:
+            if future.set_running_or_notify_cancel():
+                if pending.error is not None:
+                    future.set_exception(pending.error)
+                else:
+                    future.set_result(pending.answer)
+
+        with self._lock:
+            self._check_open()
+            self._session.begin(method, payload, time.monotonic(), timeout_s, once=bool(once), tell=tell)
+        self._wakeup.set()
+        return future
+
+    def subscribe(self, topic: str, callback: Callable[[Tree, int], None]) -> Subscription:
+        """See `Caller.subscribe`."""
+        subscription = Subscription(topic, callback, self._session)
+        with self._lock:
+            self._check_open()
+            subscription.start()
+            self._wanted.append(subscription)
+        self._wakeup.set()
+        return subscription
+
+    def run(self) -> None:
+        """The thread's body."""
+        error: BaseException | None = None
+        try:
+            self._serve()
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            self._end(error)
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._wakeup.set()
+
+    def close(self) -> None:
+        """Ends the thread and the subscriptions; what is under way is `Closed`. A callback of theirs may call it."""
+        self.stop()
+        me = threading.get_ident()
+        if self.ident != me:
+            self.join()
+        for subscription in self._all():
+            if me not in (subscription.ident, self.ident) and not subscription.join(JOIN_S):
+                log.warning("the callback for notices of %s does not return; its thread ends when it does", subscription.topic)
+
+    def _check_open(self) -> None:
+        self.raise_if_dead()
+        if self._stopping.is_set():
+            raise Closed(f"the client of {self._address.uri} is closed")
+
+    def _serve(self) -> None:
+        poller = Poller()
+        dealer = self._dial()
+        poller.register(dealer)
+        poller.register(self._wakeup)
+        try:
+            while not self._stopping.is_set():
+                self._follow(poller)
+                now = time.monotonic()
+                with self._lock:
+                    if self._session.silent(now):
+                        dealer = self._dial_anew(poller, dealer, now)
+                    for pending in self._session.due(now):
+                        if dealer.send(pending.frames) is SendResult.FULL:
+                            self._session.not_sent(pending, now)
+                    wait_s = self._session.wait_s(now)
+                ready = poller.poll(min(wait_s, LOOK_S) if self._subscriptions else wait_s)
+                self._wakeup.clear()
+                now = time.monotonic()
+                with self._lock:
+                    if dealer in ready:
+                        while (frames := self._recv(dealer)) is not None:
+                            self._session.take(frames, now)
+                    if self._session.expire(now):
+                        dealer = self._dial_anew(poller, dealer, now)
+                self._tell()
+                if self._sub is not None and self._sub in ready:
+                    self._hear(self._sub)
+        finally:
+            poller.close()
+            dealer.close()
+            if self._sub is not None:
+                self._sub.close()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Nobody may wait for a thread that is gone."""
+        self._stopping.set()
+        with self._lock:
+            for pending in list(self._session.under_way.values()):
+                closed = Closed(f"the client of {self._address.uri} was closed during {pending.method}")
+                self._session.end(pending, closed if error is None else WorkerDied(f"thread {self.name} died: {error!r}"))
+        self._tell()
+        for subscription in self._all():
+            subscription.stop()
+        self._wakeup.close()
+
+    def _tell(self) -> None:
+        """Calls whoever waits for what is over: without the lock, since that may call this."""
+        while self._session.over:
+            pending = self._session.over.popleft()
+            if pending.tell is not None:
+                pending.tell(pending)
+
+    def _recv(self, socket: Socket) -> list[Frame] | None:
+        """A message; an empty list for one that is none, None when there is none."""
+        try:
+            return socket.recv(MAX_TREE_FRAMES + 2)
+        except TooManyFrames:
+            return []
+
+    def _dial(self) -> Socket:
+        return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
+
+    def _dial_anew(self, poller: Poller, dealer: Socket, now: float) -> Socket:
+        """Another connection; what the old one may still have queued must not reach a server that comes later."""
+        poller.unregister(dealer)
+        dealer.close()
+        dealer = self._dial()
+        poller.register(dealer)
+        self._session.dialled(now)
+        return dealer
+
+    # ---- notices
+
+    def _all(self) -> list[Subscription]:
+        return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
+
+    def _follow(self, poller: Poller) -> None:
+        """Subscribes to what is wanted, where the server says that its notices leave; asks for what was missed."""
+        self._drop_ended()
+        while self._wanted:
+            subscription = self._wanted.popleft()
+            held = self._subscriptions.setdefault(subscription.topic, [])
+            held.append(subscription)
+            if self._sub is not None and len(held) == 1:
+                self._sub.subscribe(topic_frame(subscription.topic, self._pub[1]))
+            self._ask_latest(subscription)
+        if not self._subscriptions:
+            return
+        now = time.monotonic()
+        if self._sub is not None and now - self._heard_s > SILENT_S:
+            # Nothing has come, though a server says each second how far it is: it may be another one, elsewhere, by now.
+            self._session.counters.add("redials")
+            self._heard_s = now
+            with self._lock:
+                self._session.greet()
+                self._pub = ("", b"")
+        if self._sub is None or not self._pub[0]:
+            for subscription in self._all():
+                if now - subscription.asked_s >= FETCH_S:
+                    self._ask_latest(subscription)
+        self._dial_publisher(poller)
+
+    def _drop_ended(self) -> None:
+        for topic, held in list(self._subscriptions.items()):
+            if any(subscription.ended for subscription in held):
+                self._subscriptions[topic] = left = [s for s in held if not s.ended]
+                if not left:
+                    del self._subscriptions[topic]
+                    if self._sub is not None:
+                        self._sub.unsubscribe(topic_frame(topic, self._pub[1]))
+
+    def _dial_publisher(self, poller: Poller) -> None:
+        """Listens where the server says that its notices leave."""
+        welcome = self._session.welcome
+        if welcome is None:
+            return
+        pub, channel = welcome["pub"], welcome["channel"]
+        if not pub or (pub, channel) == self._pub:
+            return
+        self._pub, self._heard_s = (pub, channel), time.monotonic()
+        try:
+            sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+        except TransportError as exc:
+            self._session.counters.add("refused")
+            log.warning("%s says that its notices leave at %.200r: %s", self._address.uri, pub, exc)
+            return
+        if self._sub is not None:
+            poller.unregister(self._sub)
+            self._sub.close()
+        self._sub = sub
+        poller.register(self._sub)
+        for topic in self._subscriptions:
+            self._sub.subscribe(topic_frame(topic, channel))
+
+    def _reachable(self, pub: str) -> Address:
+        """The publisher's address as this side dials it: on the host that answers calls when it is bound to all of its own."""
+        address = Address.parse(pub)
+        if address.scheme == "tcp" and self._address.scheme == "tcp":
+            return self._address.with_port(address.port)
+        return address
+
+    def _hear(self, sub: Socket) -> None:
+        while (frames := self._recv(sub)) is not None:
+            try:
+                publication = decode_call(frames[1:])
+            except ProtocolError:
+                self._session.counters.add("refused")
+                continue
+            self._heard_s = time.monotonic()
+            subscriptions = self._subscriptions.get(publication.topic) if isinstance(publication, Publication) else None
+            if subscriptions is None or not isinstance(publication, Publication):
+                self._session.counters.add("refused")
+                continue
+            for subscription in subscriptions:
+                if publication.number > 0:
+                    subscription.offer(publication.server, publication.number, publication.payload)
+                elif subscription.behind(publication.server, publication.latest):
+                    self._ask_latest(subscription)
+
+    def _ask_latest(self, subscription: Subscription) -> None:
+        if subscription.asking:
+            return
+        now = time.monotonic()
+        subscription.asking, subscription.asked_s = True, now
+
+        def tell(pending: Pending) -> None:
+            subscription.asking = False
+            if pending.error is not None:
+                log.info("the newest notice of %s did not come: %s", subscription.topic, pending.error)
+                return
+            try:
+                server, number, payload = (pending.answer[name] for name in ("server", "number", "payload"))
+                if number > 0:
+                    subscription.offer(server, number, payload)
+            except (LookupError, TypeError, ValueError):  # no answer to such a question
+                self._session.counters.add("refused")
+
+        with self._lock:
+            self._session.begin("$latest", subscription.topic, now, FETCH_S, tell=tell)

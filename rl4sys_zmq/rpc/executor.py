@@ -1,0 +1,119 @@
+"""From a job to the answers that go out: the border between a server and its user's callbacks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallRefusal
+from rl4sys_zmq.rpc.call_queue import Handler, Job, Refuse, Request
+from rl4sys_zmq.wire.messages import Frame
+from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
+from rl4sys_zmq.wire.trees import Tree
+
+__all__ = ["CallExecutor", "each"]
+
+log = logging.getLogger(__name__)
+
+MAX_DETAIL = 4000
+"""Characters of what an error says."""
+
+
+class CallExecutor:
+    """Runs callbacks and writes what comes of them. Any of a server's threads uses it."""
+
+    def __init__(self, name: str, server: int, counters: Counters, max_frame_bytes: int) -> None:
+        self._name, self._server, self._counters, self._max_frame_bytes = name, server, counters, max_frame_bytes
+
+    def run(self, job: Job) -> list[list[Frame]]:
+        """One answer for each request of a job.
+
+        A callback that raises for a batch is asked once more for each call by itself, but for those that must run once: they
+        have failed with it. What its caller has given up is not run.
+        """
+        requests, now = job.requests, time.monotonic()
+        try:
+            late = {request for request in requests if _expired(request, now)}
+            results = iter(_results(job.method.run, [r for r in requests if r not in late] if late else requests))
+            return [self._too_late(r.call) if r in late else self._answer(r.call, next(results)) for r in requests]
+        except BaseException as exc:  # noqa: BLE001 (what nobody foresaw, in objects of the user's, ends no thread of the server)
+            return [self._failed(request.call, exc) for request in requests]
+
+    def alone(self, call: Call, run: Callable[[], Tree]) -> list[Frame]:
+        """The answer to a call that needs no job: what `run` returns or raises."""
+        try:
+            return self._answer(call, run())
+        except BaseException as exc:  # noqa: BLE001 (as above)
+            return self._answer(call, exc)
+
+    def refusal(self, call: Call, code: str, detail: str) -> list[Frame]:
+        """The answer to a call that is refused or has failed."""
+        text = detail[:MAX_DETAIL].encode(errors="replace").decode()
+        return encode_reply(Reply(call.number, call.session, self._server, code, text, None))
+
+    def _too_late(self, call: Call) -> list[Frame]:
+        self._counters.add(f"refused.{CallRefusal.EXPIRED}")
+        return self.refusal(call, CallRefusal.EXPIRED, "the caller's time was over before its turn came")
+
+    def _answer(self, call: Call, result: Tree | BaseException) -> list[Frame]:
+        if not isinstance(result, BaseException):
+            try:
+                frames = encode_reply(Reply(call.number, call.session, self._server, ANSWERED, "", result))
+                check_size(frames, self._max_frame_bytes)
+                return frames
+            except BaseException as exc:  # noqa: BLE001 (an answer that can't travel is the callback's failure)
+                result = exc
+        if isinstance(result, Refuse):
+            self._counters.add(f"refused.{result.code}")
+            return self.refusal(call, result.code, result.detail)
+        return self._failed(call, result)
+
+    def _failed(self, call: Call, error: BaseException) -> list[Frame]:
+        self._counters.add("failed")
+        log.warning("%s: a callback of %s failed", self._name, call.method, exc_info=error)
+        return self.refusal(call, FAILED, f"{type(error).__name__}\n{_text(error)}")
+
+
+def each(run: Callable[[Tree], Tree]) -> Handler:
+    """A callback for one payload as one for several."""
+
+    def handler(payloads: Sequence[Tree]) -> list[Tree]:
+        return [run(payload) for payload in payloads]
+
+    return handler
+
+
+def _expired(request: Request, now: float) -> bool:
+    """Whether the caller does not wait any more."""
+    return (now - request.came_s) * 1000 > request.call.timeout_ms
+
+
+def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:
+    """What came of each request: an answer, or what was raised."""
+    given = _call(run, [request.call.payload for request in requests]) if requests else []
+    if not isinstance(given, BaseException):
+        return given
+    if len(requests) == 1:
+        return [given]
+    alone = [given if request.call.once else _call(run, [request.call.payload]) for request in requests]
+    return [one if isinstance(one, BaseException) else one[0] for one in alone]
+
+
+def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:
+    """What a callback raises is its caller's, be it `SystemExit` or a cancelled task: it ends no thread of the server."""
+    try:
+        answers = list(run(payloads))
+        if len(answers) != len(payloads):
+            raise ValueError(f"the callback gave {len(answers)} answers to {len(payloads)} calls")
+        return answers
+    except BaseException as exc:  # noqa: BLE001 (whatever it is)
+        return exc
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException as exc:  # noqa: BLE001 (a class of the user's)
+        return f"(its __str__ raises {type(exc).__name__})"

@@ -1,0 +1,105 @@
+"""Images kept once: rows point at frames, and a frame that is there already is pointed at again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from rl4sys_zmq.serving.data.layout import Leaf
+
+__all__ = ["FrameStore"]
+
+_RECENT = 1024
+"""How many frames are remembered to be recognised: those of some hundred environments that take turns."""
+
+
+class FrameStore:
+    """Frames of one shape and dtype in slots, which come in blocks, each made when it is needed.
+
+    Args:
+        leaf: a frame.
+        block: slots in a block.
+        make: makes the array of the block with a number: ``[block, *leaf.shape]``.
+    """
+
+    def __init__(self, leaf: Leaf, block: int, make: Callable[[int], NDArray[Any]]) -> None:
+        self._leaf, self._block, self._make = leaf, block, make
+        self._blocks: list[NDArray[Any]] = []
+        self._uses = np.zeros(0, np.int64)  # for each slot, how often rows point at it
+        self._free: list[int] = []
+        self._recent: dict[int, int] = {}
+
+    @property
+    def used(self) -> int:
+        """How many frames are kept."""
+        return int(np.count_nonzero(self._uses))
+
+    def restore(self, blocks: Iterable[NDArray[Any]], slots: NDArray[np.int64]) -> None:
+        """Takes blocks that were made before, and the slots ``[rows, ...]`` that rows point at, the newest row last."""
+        self._blocks = list(blocks)
+        self._uses = np.bincount(slots.ravel(), minlength=len(self._blocks) * self._block).astype(np.int64)
+        self._free = [int(slot) for slot in np.flatnonzero(self._uses == 0)[::-1]]
+        self._recent = {_digest(self._at(slot)): slot for slot in slots[-1:].ravel().tolist()}
+
+    def hold(self, frames: NDArray[Any]) -> NDArray[np.int64]:
+        """The slots of some frames ``[n, *shape]``, each found or written, and pointed at once more.
+
+        Raises:
+            StoreError: when a block cannot be made; then none of them is.
+        """
+        slots: list[int] = []
+        try:
+            for frame in frames:
+                slots.append(self._hold(np.asarray(frame, order="C")))
+        except BaseException:
+            self.release(np.asarray(slots, np.int64))
+            raise
+        return np.asarray(slots, np.int64)
+
+    def release(self, slots: NDArray[np.int64]) -> None:
+        """Points at the slots once less for each time they are named; those that nobody points at are free."""
+        flat = slots.ravel()
+        np.subtract.at(self._uses, flat, 1)
+        self._free.extend(int(slot) for slot in np.unique(flat) if not self._uses[slot])
+
+    def gather(self, slots: NDArray[np.int64]) -> NDArray[Any]:
+        """The frames in some slots: a copy ``[*slots.shape, *shape]``."""
+        out = np.empty((*slots.shape, *self._leaf.shape), self._leaf.dtype)
+        blocks, rows = slots // self._block, slots % self._block
+        for number in np.unique(blocks):
+            here = blocks == number
+            out[here] = self._blocks[number][rows[here]]
+        return out
+
+    def _hold(self, frame: NDArray[Any]) -> int:
+        digest = _digest(frame)
+        slot = self._recent.get(digest, -1)
+        if slot < 0 or not self._uses[slot] or not np.array_equal(self._at(slot), frame):
+            slot = self._new_slot()
+            self._at(slot)[...] = frame
+        self._recent.pop(digest, None)
+        self._recent[digest] = slot  # the newest is the last
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+        self._uses[slot] += 1
+        return slot
+
+    def _at(self, slot: int) -> NDArray[Any]:
+        found: NDArray[Any] = self._blocks[slot // self._block][slot % self._block, ...]
+        return found
+
+    def _new_slot(self) -> int:
+        if not self._free:
+            first = len(self._blocks) * self._block
+            self._blocks.append(self._make(len(self._blocks)))
+            self._uses = np.concatenate([self._uses, np.zeros(self._block, np.int64)])
+            self._free = list(range(first + self._block - 1, first - 1, -1))
+        return self._free.pop()
+
+
+def _digest(frame: NDArray[Any]) -> int:
+    return xxhash.xxh3_64_intdigest(frame.data)

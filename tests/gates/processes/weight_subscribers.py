@@ -1,0 +1,73 @@
+"""Agents that only follow the policy: as many as the test wants, which join all at once when it says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from talk import obey, options, say
+
+from rl4sys_zmq import AgentConfig, RL4SysAgent
+from rl4sys_zmq.actor import weight_subscriber
+
+given = options()
+agents: list[RL4SysAgent] = []
+
+
+def follow_elsewhere(pub: str) -> None:
+    """Makes agents take the weights from another address than the learner says: a proxy before it."""
+    join = weight_subscriber.WeightSubscriber.join
+
+    def elsewhere(self: Any, welcome: Any, poller: Any) -> None:
+        join(self, replace(welcome, pub=pub), poller)
+
+    weight_subscriber.WeightSubscriber.join = elsewhere
+
+
+def join() -> dict[str, float]:
+    """All at once; says how long the slowest took."""
+    config = AgentConfig.from_mapping(given["agent"])
+    ready = threading.Barrier(given["count"])
+    failed: list[str] = []
+
+    def one() -> None:
+        ready.wait()
+        try:
+            agents.append(RL4SysAgent(config=config))
+        except Exception as exc:
+            failed.append(repr(exc))
+
+    threads = [threading.Thread(target=one) for _ in range(given["count"])]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"took_s": time.monotonic() - began, "failed": failed}
+
+
+def wait(version: int) -> bool:
+    """Until all have this version or a later one."""
+    for agent in agents:
+        agent.wait_version(version, 60.0)
+    return True
+
+
+def state() -> list[dict[str, int]]:
+    """What each of them holds, and how it came by it."""
+    found = []
+    for agent in agents:
+        counters = agent.stats()["counters"]
+        counted = {name: counters.get(name, 0) for name in ("weights_applied", "fetches", "resyncs.beacon")}
+        found.append({"version": agent.version, "digest": agent.digest, **counted})
+    return found
+
+
+if given.get("pub"):
+    follow_elsewhere(given["pub"])
+say("ready")
+obey(join=join, wait=wait, state=state)
+for agent in agents:
+    agent.close(0.0)

@@ -1,0 +1,123 @@
+"""What a learner thread says, and that words gather only while nobody needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.learner import reporting
+from rl4sys_zmq.learner.reporting import GATHER_BYTES, GATHER_ITEMS, GATHER_S, StatusReporter
+from rl4sys_zmq.wire.messages import Demand, Disposed, Metrics, Verdict
+
+A, B = ("a", 1), ("b", 1)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(reporting, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def said() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def reporter(clock: Clock, said: list[Any]) -> StatusReporter:
+    """One that has said that 1000 steps are usable, just now."""
+    reporter = StatusReporter(said.append, observed_steps=50)
+    reporter.tell(1000, 3)
+    assert said == [Demand(1000, 0, 3)]
+    said.clear()
+    return reporter
+
+
+def take(reporter: StatusReporter, *, steps: int = 10, items: int = 1, nbytes: int = 500) -> None:
+    reporter.taken_messages += 1
+    reporter.taken_steps += steps
+    reporter.taken_items += items
+    reporter.taken_bytes += nbytes
+
+
+def test_words_gather_and_are_said_together(reporter: StatusReporter, clock: Clock, said: list[Any]) -> None:
+    for seq in range(3):
+        take(reporter)
+        reporter.dispose(A, seq, seq + 1, Verdict.TRAINED)
+        reporter.tell(1000, 3)
+    assert not said
+    assert reporter.rest_s == GATHER_S
+    clock.now += 2 * GATHER_S
+    reporter.tell(1000, 3)
+    assert said == [Disposed("a", 1, [[0, 3]], Verdict.TRAINED), Demand(1000, 3, 3)]
+    assert reporter.rest_s > GATHER_S
+
+
+def test_the_first_words_after_a_rest_are_said_at_once(reporter: StatusReporter, clock: Clock, said: list[Any]) -> None:
+    clock.now += 1.0
+    take(reporter)
+    reporter.tell(1000, 3)
+    assert said == [Demand(1000, 1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("taken", "usable", "version"),
+    [
+        ({"steps": 501}, 1000, 3),  # less than half of what is usable is known to be
+        ({}, 1000, 4),
+        ({"items": GATHER_ITEMS}, 1000, 3),
+        ({"nbytes": GATHER_BYTES}, 1000, 3),
+    ],
+)
+def test_what_somebody_may_wait_for_is_said_at_once(
+    reporter: StatusReporter, said: list[Any], taken: dict[str, int], usable: int, version: int
+) -> None:
+    take(reporter, **{"steps": 0, **taken})
+    reporter.dispose(B, 0, 1, Verdict.STALE)
+    reporter.tell(usable, version)
+    assert [type(message) for message in said] == [Disposed, Demand]
+
+
+def test_a_batch_that_fills_up_is_not_pressing(reporter: StatusReporter, said: list[Any]) -> None:
+    for taken in range(100, 1001, 100):
+        take(reporter, steps=100)
+        reporter.tell(1000 - taken, 3)
+    assert not said
+    reporter.tell(1000, 3)  # the update is done, and the next batch may come
+    assert said == [Demand(1000, 10, 3)]
+
+
+def test_what_was_promised_is_not_taken_back(reporter: StatusReporter, said: list[Any]) -> None:
+    reporter.tell(10, 3, at_once=True)
+    assert not said
+    take(reporter)
+    reporter.tell(10, 3, at_once=True)
+    assert said == [Demand(990, 1, 3)]
+
+
+def test_figures_are_said_ten_times_a_second_and_in_the_end(reporter: StatusReporter, clock: Clock, said: list[Any]) -> None:
+    reporter.begin()
+    reporter.scalars["loss"] = 0.5
+    reporter.observed_steps += 20
+    reporter.ended([(70, 1.5, 20)])
+    clock.now += 0.2
+    reporter.report_figures(4)
+    assert said == [Metrics(70, 4, {"loss": 0.5, "charts/SPS": pytest.approx(100.0)}, [[70, 1.5, 20]], 1)]
+    reporter.report_figures(4, at_once=True)
+    assert len(said) == 1  # nothing is new
+    reporter.observed_steps += 1
+    reporter.report_figures(4)
+    assert len(said) == 1
+    reporter.report_figures(4, at_once=True)
+    assert said[1].step == 71
+    assert not said[1].episodes

@@ -1,0 +1,187 @@
+"""What may not be trained on: found for a whole message as it is found for each of its segments."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.learner.bounds import Bounds
+from rl4sys_zmq.learner.validation import CHUNK, ContentRules, content_error, content_errors, is_finite
+from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
+from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment
+
+GENERATION, VERSION = 1000, 5
+SCHEMA = SegmentSchema(BoxSpace((2,)), DiscreteSpace(3, 1), 1 << 20)
+NAN, INF = float("nan"), float("inf")
+FLT_MAX = float(np.finfo(np.float32).max)
+
+
+def standard(schema, magnitude=1e15, reward=1e12) -> ContentRules:
+    return ContentRules(schema, Bounds(schema, magnitude, reward), GENERATION, VERSION)
+
+
+STANDARD = standard(SCHEMA)
+
+
+def segment(steps: int = 3, **changes) -> Segment:
+    rows = np.zeros(steps, np.float32)
+    given = {
+        "observations": np.zeros((steps, 2), np.float32),
+        "actions": np.full(steps, 2),
+        "rewards": rows,
+        "log_probs": rows,
+        "versions": np.full(steps, VERSION, np.uint64),
+        "masks": None,
+        "generation": GENERATION,
+        "episode_id": 1,
+        "segment_index": 0,
+        "terminated": True,
+        "truncated": False,
+        "episode_return": 1.0,
+        "episode_length": steps,
+    }
+    return Segment(**{**given, **changes})
+
+
+def but(value, *place, of):
+    out = of.copy()
+    out[place] = value
+    return out
+
+
+BAD = {
+    "a reward": {"rewards": but(NAN, 1, of=np.zeros(3, np.float32))},
+    "a log-probability": {"log_probs": but(-INF, 2, of=np.zeros(3, np.float32))},
+    "an observation": {"observations": but(INF, 0, 1, of=np.zeros((3, 2), np.float32))},
+    "the return": {"episode_return": NAN},
+    "a huge return": {"episode_return": 1e30},
+    "a reward of FLT_MAX": {"rewards": but(FLT_MAX, 1, of=np.zeros(3, np.float32))},
+    "a reward of -1e13": {"rewards": but(-1e13, 1, of=np.zeros(3, np.float32))},
+    "an observation of 1e19": {"observations": but(1e19, 2, 1, of=np.zeros((3, 2), np.float32))},
+    "an observation of -FLT_MAX": {"observations": but(-FLT_MAX, 0, 0, of=np.zeros((3, 2), np.float32))},
+    "a log-probability of -1e38": {"log_probs": but(-1e38, 0, of=np.zeros(3, np.float32))},
+    "a log-probability above 0": {"log_probs": but(0.7, 0, of=np.zeros(3, np.float32))},
+    "an action too low": {"actions": np.array([2, 0, 2])},
+    "an action too high": {"actions": np.array([2, 2, 4])},
+    "all forbidden": {"masks": but(False, 1, of=np.ones((3, 3), np.bool_))},
+    "a later version": {"versions": np.full(3, VERSION + 1, np.uint64)},
+    "one later version": {"versions": np.array([5, 5, 6], np.uint64)},
+    "a later generation": {"generation": GENERATION + 1},
+}
+GOOD = {
+    "some forbidden": {"masks": np.eye(3, dtype=np.bool_)},
+    "nothing to choose at the end": {
+        "masks": but(False, 3, of=np.ones((4, 3), np.bool_)),
+        "observations": np.zeros((4, 2), np.float32),
+        "terminated": False,
+        "episode_return": None,
+        "episode_length": None,
+    },
+    "large numbers": {"rewards": np.full(3, 9.9e11, np.float32), "observations": np.full((3, 2), -9.9e14, np.float32)},
+    "subnormal numbers": {"rewards": np.full(3, 1e-42, np.float32), "observations": np.full((3, 2), -1e-42, np.float32)},
+    "flipped signs": {"rewards": np.full(3, -1.0, np.float32), "observations": np.full((3, 2), -0.0, np.float32)},
+    "an earlier generation's version": {"generation": GENERATION - 1, "versions": np.full(3, 2**64 - 1, np.uint64)},
+    "mixed versions": {"versions": np.array([5, 3, 4], np.uint64)},
+    "mixed versions of an earlier generation": {"generation": 1, "versions": np.array([5, 9, 9], np.uint64)},
+}
+
+
+def judged(*segments: Segment, skip=()) -> dict[int, str]:
+    batch = Batch(decode(encode(join_submit(0, 0, [pack_segment(s) for s in segments]))))
+    with np.errstate(all="raise"):
+        return content_errors(batch, batch.segments(), skip, STANDARD)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_one_bad_segment_among_good_ones(name):
+    bad = segment(**BAD[name])
+    assert content_error(bad, STANDARD)
+    assert list(judged(segment(), bad, segment(4))) == [1]
+    assert judged(segment(), bad, skip={1}) == {}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_nothing_is_wrong_with_it(name):
+    good = segment(**GOOD[name])
+    assert content_error(good, STANDARD) == ""
+    assert judged(segment(), good, segment(2)) == {}
+
+
+def test_all_good_and_all_bad():
+    assert judged(*[segment(n) for n in range(1, 20)]) == {}
+    assert list(judged(*[segment(**changes) for changes in BAD.values()])) == list(range(len(BAD)))
+
+
+def test_discrete_observations_and_continuous_actions():
+    schema = SegmentSchema(DiscreteSpace(4), BoxSpace((2,)), 9)
+    moves = np.zeros((3, 2), np.float32)
+    cases = [
+        segment(observations=np.array([0, 3, 1]), actions=moves),
+        segment(observations=np.array([0, 4, 1]), actions=moves),
+        segment(observations=np.array([0, 3, 1]), actions=but(NAN, 2, 0, of=moves)),
+    ]
+    batch = Batch(join_submit(0, 0, [pack_segment(s) for s in cases]))
+    assert list(content_errors(batch, batch.segments(), (), standard(schema))) == [1, 2]
+
+
+@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 7])
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_finiteness_of_long_columns(size, bad):
+    column = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    column[-1] = np.finfo(np.float32).max
+    with np.errstate(all="raise"):
+        assert is_finite(column)
+        for place in {0, size // 2, size - 1}:
+            assert not is_finite(but(bad, place, of=column))
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8"])
+def test_finite_numbers_may_add_up_to_more_than_their_type_holds(dtype):
+    column = np.full((2 * CHUNK, 2), np.finfo(dtype).max, dtype)
+    with np.errstate(all="raise"):
+        assert is_finite(column)
+        column[::2] *= -1
+        assert is_finite(column)
+        column[-1] = INF, -INF
+        assert not is_finite(column)
+
+
+CART = BoxSpace((4,), low=(-4.8, -FLT_MAX, -0.418, -INF), high=(4.8, FLT_MAX, 0.418, INF))
+
+
+@pytest.mark.parametrize("steps", [1, 127, 128, 129, 1000])
+def test_the_bounds_of_a_box_are_taken_at_their_word_and_its_infinities_are_not(steps):
+    given = standard(SegmentSchema(CART, DiscreteSpace(2), 1 << 20))
+
+    def with_row(*row: float) -> str:
+        rows = but(row, steps // 2, of=np.zeros((steps, 4), np.float32))
+        one = segment(steps, observations=rows, actions=np.zeros(steps, np.int64))
+        batch = Batch(join_submit(0, 0, [pack_segment(one)]))
+        found = content_errors(batch, batch.segments(), (), given)
+        assert bool(found) == bool(content_error(one, given))
+        return found.get(0, "")
+
+    assert with_row(4.8, 1e14, -0.418, -1e14) == "", "as said, up to rounding"
+    assert "element 0" in with_row(4.81, 0.0, 0.0, 0.0)
+    assert "element 2" in with_row(0.0, 0.0, -0.42, 0.0)
+    assert with_row(0.0, FLT_MAX, 0.0, 0.0) and with_row(0.0, 0.0, 0.0, 1e19) and with_row(0.0, NAN, 0.0, 0.0)
+
+
+def test_raw_actions_may_leave_their_box_and_bytes_are_not_looked_at():
+    schema = SegmentSchema(BoxSpace((2, 2), "|u1", 0.0, 255.0), BoxSpace((2,), low=-1.0, high=1.0), 9)
+    given = standard(schema)
+    assert given.bounds.of("o").vacuous
+    pixels = np.full((3, 2, 2), 255, np.uint8)
+    drawn = segment(observations=pixels, actions=np.full((3, 2), 3.0, np.float32), log_probs=np.full(3, 40.0, np.float32))
+    assert content_error(drawn, given) == ""
+    assert content_error(segment(observations=pixels, actions=np.full((3, 2), 1e19, np.float32)), given)
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f8", "<i8"])
+def test_other_dtypes_have_bounds_too(dtype):
+    given = standard(SegmentSchema(BoxSpace((2,), dtype, -2.0, 2.0), DiscreteSpace(3, 1), 9))
+    assert content_error(segment(observations=np.full((3, 2), 2, dtype)), given) == ""
+    assert content_error(segment(observations=np.full((3, 2), 3, dtype)), given)
+    free = standard(SegmentSchema(BoxSpace((2,), dtype), DiscreteSpace(3, 1), 9))
+    greatest = np.finfo(dtype).max if dtype != "<i8" else np.iinfo(np.int64).max
+    assert bool(content_error(segment(observations=np.full((3, 2), greatest, dtype)), free)) == (dtype != "<f2")

@@ -1,0 +1,82 @@
+"""A dead connection is dialled anew, and a call that is too large is refused before it costs the connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallRefusal, CallRefused
+from rl4sys_zmq.rpc import Caller, Server
+from rl4sys_zmq.rpc import session as sessions
+from rl4sys_zmq.testing import ChaosProxy, Faults
+
+
+def test_a_session_asks_for_another_connection_after_silence() -> None:
+    session = sessions.Session("tcp://x", Counters(), welcome={"max_frame_bytes": 1 << 30})
+    session.begin("m", np.zeros(sessions.SLOWEST_BYTES_S, np.uint8), 100.0, 60.0)
+    due_s, dialled = 100.0, []
+    while due_s < 120.0:
+        if session.silent(due_s):
+            dialled.append(due_s)
+        session.due(due_s)
+        due_s += session.wait_s(due_s)
+    assert dialled == [
+        107.5,
+        115.5,
+    ]  # at 103.5 s its bytes might still have been on their way, and at 111.5 s those after 107.5 s
+    assert session.counters.get("redials") == 2
+
+
+@pytest.mark.parametrize("way", ["call", "submit"])
+def test_a_half_open_connection_is_dialled_anew_and_the_call_runs_once(way: str, monkeypatch: Any, seed: int) -> None:
+    monkeypatch.setattr(sessions, "SILENCE_S", 0.2)
+    ran: list[int] = []
+
+    def run(payload: int) -> int:
+        ran.append(payload)
+        return len(ran)
+
+    with Server("tcp://127.0.0.1:0", name="redial") as server:
+        server.register("note", run)
+        server.start()
+        with ChaosProxy(server.address, seed=seed) as proxy, Caller(proxy.address, timeout_s=20.0) as client:
+
+            def note(number: int) -> Any:
+                if way == "call":
+                    return client.call("note", number, once=True)
+                return client.submit("note", number, once=True).result(20.0)
+
+            assert note(0) == 1
+            proxy.faults = Faults(cut_probability=1.0, half_open=True)
+            monkeypatch.setattr(proxy.counters, "add", remedy(proxy))
+            assert note(1) == 2
+            assert client.stats()["redials"] >= 1
+    assert ran == [0, 1]
+
+
+def remedy(proxy: ChaosProxy) -> Any:
+    """What the proxy counts with: the first half-open connection is the last."""
+    add = proxy.counters.add
+
+    def count(name: str, amount: int = 1) -> None:
+        add(name, amount)
+        if name == "half_open":
+            proxy._loop.faults = Faults()
+
+    return count
+
+
+@pytest.mark.parametrize("way", ["call", "submit"])
+def test_a_call_beyond_the_servers_limit_is_refused_at_once(way: str) -> None:
+    with Server("tcp://127.0.0.1:0", name="small", max_frame_bytes=200_000) as server:
+        server.register("size", lambda payload: payload.nbytes)
+        server.start()
+        with Caller(server.address) as client:
+            large = np.zeros(300_000, np.uint8)
+            with pytest.raises(CallRefused, match="300000 bytes; the limit is 200000") as refused:
+                client.call("size", large) if way == "call" else client.submit("size", large).result(10.0)
+            assert refused.value.code is CallRefusal.TOO_LARGE
+            assert client.call("size", np.zeros(100_000, np.uint8)) == 100_000

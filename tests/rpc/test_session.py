@@ -1,0 +1,176 @@
+"""The caller's side without sockets: greetings, what is lost with a server, how much is said at once. The times are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl4sys_zmq.counters import Counters
+from rl4sys_zmq.errors import CallLost, CallRefusal, CallRefused, RL4SysError
+from rl4sys_zmq.rpc import session as sessions
+from rl4sys_zmq.rpc.session import Pending, Session
+from rl4sys_zmq.transports.frames import Frame
+from rl4sys_zmq.wire.rpc import ANSWERED, Call, Reply, decode_call, encode_reply
+
+
+class Server:
+    """Remembers sessions by the greeting that opened them, as a desk does."""
+
+    def __init__(self, life: int) -> None:
+        self.life = life
+        self.since: dict[int, int] = {}
+
+    def answer(self, pending: Pending, code: str = ANSWERED) -> list[Frame]:
+        call = decode_call(pending.frames)
+        assert isinstance(call, Call)
+        payload: Any = None
+        if call.method == sessions.HELLO:
+            since = self.since.setdefault(call.session, call.number)
+            payload = {"max_frame_bytes": 1 << 20, "pub": "", "channel": b"", "since": since}
+        return [bytes(f) for f in encode_reply(Reply(call.number, call.session, self.life, code, "", payload))]
+
+
+def greeted(server: Server) -> Session:
+    """A session that the server knows, with nothing under way."""
+    session = Session("tcp://x", Counters())
+    first = session.begin("m", None, 0.0, 1000.0)
+    (hello,) = session.due(0.0)
+    session.take(server.answer(hello), 0.0)
+    (said,) = session.due(0.0)
+    assert said is first
+    session.take(server.answer(first), 0.0)
+    assert first.done and session.welcome is not None
+    return session
+
+
+def say(session: Session, now: float) -> list[str]:
+    return [pending.method for pending in session.due(now)]
+
+
+def error_of(pending: Pending) -> RL4SysError | None:
+    assert pending.done
+    return pending.error
+
+
+def test_calls_wait_for_the_greeting() -> None:
+    session = Session("tcp://x", Counters())
+    session.begin("a", None, 0.0, 10.0)
+    session.begin("b", None, 0.0, 10.0)
+    (hello,) = session.due(0.0)
+    assert hello.method == sessions.HELLO
+    assert session.due(0.1) == []
+    assert session.wait_s(0.1) == pytest.approx(sessions.AGAIN_S - 0.1)
+    assert session.due(sessions.AGAIN_S) == [hello]
+    session.take(Server(1).answer(hello), 1.0)
+    assert say(session, 1.0) == ["a", "b"]
+
+
+def test_what_was_said_to_a_server_that_is_gone_is_lost_whoever_greets_the_next() -> None:
+    """Else the greeting that another call causes would make the new server run what the old one may have run."""
+    session, second = greeted(Server(1)), Server(2)
+    said = session.begin("said", None, 0.0, 100.0, once=True)
+    plain = session.begin("plain", None, 0.0, 100.0)
+    assert say(session, 0.0) == ["said", "plain"]
+    fresh = session.begin("fresh", None, 0.1, 100.0, once=True)
+    assert session.due(0.1) == [fresh]
+    session.take(second.answer(fresh, CallRefusal.NO_SESSION), 0.2)  # it has run nowhere
+    (hello,) = session.due(0.2)
+    assert hello.method == sessions.HELLO
+    session.take(second.answer(hello), 0.3)
+    assert isinstance(error_of(said), CallLost)
+    assert not plain.done and not fresh.done
+    assert say(session, 10.0) == ["plain", "fresh"]
+    session.take(second.answer(fresh), 10.1)
+    assert error_of(fresh) is None
+
+
+def test_a_server_that_greets_again_keeps_what_it_knows() -> None:
+    server = Server(1)
+    session = greeted(server)
+    said = session.begin("said", None, 0.0, 100.0, once=True)
+    assert session.due(0.0) == [said]
+    session.greet()
+    (hello,) = session.due(1.0)
+    session.take(server.answer(hello), 1.1)
+    assert not said.done
+    assert session.due(1.1) == [said]
+
+
+def test_a_greeting_that_was_forgotten_and_opened_the_session_all_the_same_is_news() -> None:
+    first, second = Server(1), Server(2)
+    session = greeted(first)
+    said = session.begin("said", None, 0.0, 100.0, once=True)
+    other = session.begin("other", None, 0.0, 5.0)
+    session.due(0.0)
+    session.greet()
+    (lost_hello,) = session.due(1.0)
+    second.answer(lost_hello)  # it comes, and its answer never does
+    assert session.expire(6.0) and other.done and not said.done
+    (hello,) = session.due(7.0)
+    session.take(second.answer(hello), 7.1)
+    assert isinstance(error_of(said), CallLost)
+
+
+def test_an_answer_of_another_life_leads_to_a_greeting() -> None:
+    session, second = greeted(Server(1)), Server(2)
+    one = session.begin("one", None, 0.0, 100.0)
+    two = session.begin("two", None, 0.0, 100.0)
+    session.due(0.0)
+    session.take(second.answer(one), 0.1)
+    assert error_of(one) is None and session.welcome is None
+    (hello,) = session.due(0.1)
+    assert hello.method == sessions.HELLO
+    session.take(second.answer(hello), 0.2)
+    assert session.due(10.0) == [two]
+
+
+def test_terms_that_are_refused_end_every_call_that_waits() -> None:
+    session, server = Session("tcp://x", Counters()), Server(1)
+    calls = [session.begin("m", None, 0.0, 10.0) for _ in range(3)]
+    (hello,) = session.due(0.0)
+    session.take(server.answer(hello, CallRefusal.MISMATCH), 0.1)
+    for pending in calls:
+        error = error_of(pending)
+        assert isinstance(error, CallRefused) and error.code is CallRefusal.MISMATCH
+    session.begin("m", None, 1.0, 10.0)
+    assert say(session, 1.0) == [sessions.HELLO]
+
+
+def test_a_window_of_calls_is_said_and_each_that_is_over_lets_another_in() -> None:
+    server = Server(1)
+    session = greeted(server)
+    calls = [session.begin("m", None, 0.0, 10.0) for _ in range(sessions.WINDOW + 5)]
+    assert session.due(0.0) == calls[: sessions.WINDOW]
+    assert session.due(0.1) == []
+    session.take(server.answer(calls[7]), 0.1)
+    assert session.due(0.1) == [calls[sessions.WINDOW]]
+    assert session.expire(10.0)
+    assert all(pending.done for pending in calls) and not session.under_way
+
+
+def test_what_the_connection_had_no_room_for_was_not_said() -> None:
+    """Else it would be said again only half a second later, and be lost with a server that never saw it."""
+    session, second = greeted(Server(1)), Server(2)
+    pending = session.begin("m", None, 0.0, 10.0, once=True)
+    assert session.due(0.0) == [pending]
+    session.not_sent(pending, 0.0)
+    assert session.wait_s(0.0) == pytest.approx(sessions.FULL_S)
+    assert session.due(sessions.FULL_S) == [pending]
+    session.not_sent(pending, sessions.FULL_S)
+    session.greet()
+    (hello,) = session.due(0.1)
+    session.take(second.answer(hello), 0.1)
+    assert not pending.done
+    assert session.counters.get("again") == 0
+
+
+def test_who_is_to_be_told_is_told_by_the_owner() -> None:
+    told: list[Any] = []
+    server = Server(1)
+    session = greeted(server)
+    pending = session.begin("m", None, 0.0, 10.0, tell=told.append)
+    session.due(0.0)
+    session.take(server.answer(pending), 0.1)
+    assert pending.done and not told
+    assert list(session.over) == [pending]

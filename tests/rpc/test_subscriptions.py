@@ -1,0 +1,111 @@
+"""Who hears what: after a server came back elsewhere, and after a right was taken away."""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+
+import pytest
+
+from rl4sys_zmq.errors import CallTimeout
+from rl4sys_zmq.rpc import Caller, Server
+from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys, write_user_keys
+
+WAIT_S = 15.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beacons come ten times a second, and half a second without one is a silence."""
+    monkeypatch.setattr("rl4sys_zmq.rpc.server.BEACON_S", 0.1)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.SILENT_S", 0.5)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.FETCH_S", 0.4)
+    monkeypatch.setattr("rl4sys_zmq.rpc.caller_thread.LOOK_S", 0.1)
+
+
+def test_a_subscriber_finds_a_server_that_publishes_elsewhere(tmp_path: Path) -> None:
+    got: queue.Queue[int] = queue.Queue()
+    address = f"ipc://{tmp_path}/server"
+    with Caller(address, timeout_s=WAIT_S) as client:
+        with Server(address, name="first", pub="tcp://127.0.0.1:0") as first:
+            first.start()
+            client.subscribe("obs", lambda payload, number: got.put(payload))
+            first.publish("obs", 1)
+            assert got.get(timeout=WAIT_S) == 1
+        with Server(address, name="second", pub="tcp://127.0.0.1:0") as second:
+            second.start()
+            assert second.publish("obs", 2) == 1  # a new life counts anew
+            assert got.get(timeout=WAIT_S) == 2
+            second.publish("obs", 3)
+            assert got.get(timeout=WAIT_S) == 3
+
+
+def test_a_server_is_busy_while_beacons_are_due(tmp_path: Path) -> None:
+    with Server(f"ipc://{tmp_path}/server", name="busy", pub=f"ipc://{tmp_path}/pub") as server:
+        server.register("echo", lambda payload: payload)
+        server.start()
+        with Caller(server.address, timeout_s=WAIT_S) as client:
+            deadline = time.monotonic() + 0.5  # several beacons
+            while time.monotonic() < deadline:
+                assert client.call("echo", 1) == 1
+        server.raise_if_dead()
+
+
+def write_keys(folder: Path, *names: str) -> dict[str, str]:
+    """Makes keys for a server and its clients, and the list; returns each client's entry."""
+    server = ServerKeys(new_key_pair())
+    write_server_keys(folder / "learner.secret", server)
+    listed = {}
+    for name in names:
+        pair = new_key_pair()
+        listed[name] = f"[{name}]\nkey = '{pair.public}'\nclient_ids = ['*']\nroles = ['call', 'read_weights']\n"
+        write_user_keys(folder / f"{name}.keys", name, UserKeys(pair, server.learner.public))
+    (folder / "users.toml").write_text("".join(listed.values()))
+    return listed
+
+
+def test_a_quota_delays_calls(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    listed = write_keys(folder, "busy")
+    (folder / "users.toml").write_text(listed["busy"] + "[busy.quota]\nmessages_per_s = 4\n")
+    with Server("tcp://127.0.0.1:0", name="keyed", keys=folder) as keyed:
+        keyed.register("echo", lambda payload: payload)
+        keyed.start()
+        with Caller(keyed.address, timeout_s=WAIT_S, keys=folder / "busy.keys") as client:
+            while not keyed.counters.get("refused.quota"):
+                assert client.call("echo", 1) == 1
+            assert client.call("echo", 2) == 2
+            assert client.stats()["again"] >= 1
+
+
+def test_a_key_that_is_taken_off_the_list_hears_no_more(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    listed = write_keys(folder, "stays", "goes")
+    heard: dict[str, queue.Queue[int]] = {name: queue.Queue() for name in listed}
+    with Server("tcp://127.0.0.1:0", name="keyed", pub="tcp://127.0.0.1:0", keys=folder) as keyed:
+        keyed.start()
+        keyed.publish("obs", 1)
+        with (
+            Caller(keyed.address, keys=folder / "stays.keys") as stays,
+            Caller(keyed.address, keys=folder / "goes.keys") as goes,
+        ):
+            stays.subscribe("obs", lambda payload, number: heard["stays"].put(payload))
+            goes.subscribe("obs", lambda payload, number: heard["goes"].put(payload))
+            assert {held.get(timeout=WAIT_S) for held in heard.values()} == {1}
+            authenticator = keyed._authenticator
+            assert authenticator is not None
+            (folder / "users.toml").write_text(listed["stays"])
+            while authenticator.watcher.loads < 2:
+                keyed.raise_if_dead()
+            keyed.publish("obs", 2)
+            assert heard["stays"].get(timeout=WAIT_S) == 2  # it greets again, and learns the new channel
+            deadline = time.monotonic() + WAIT_S
+            while not keyed.counters.get("refused.forbidden"):  # the other greets again too, sooner or later
+                assert time.monotonic() < deadline
+                keyed.raise_if_dead()
+            keyed.publish("obs", 3)
+            assert heard["stays"].get(timeout=WAIT_S) == 3
+            assert heard["goes"].empty()
+            with pytest.raises(CallTimeout):  # as a key that was never listed
+                goes.call("$status", timeout_s=0.2)

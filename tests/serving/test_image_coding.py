@@ -1,0 +1,184 @@
+"""Images of some keys travel as files, both ways; what comes instead of them is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl4sys_zmq.errors import CallFailed, ConfigError, PayloadError, ProtocolError, Refusal
+from rl4sys_zmq.images import ImageCodec
+from rl4sys_zmq.serving import ActionClient, ActionConfig, ActionServer
+from rl4sys_zmq.serving import image_coding as p
+from rl4sys_zmq.testing.addresses import TransportUnderTest
+from rl4sys_zmq.values.trees import copy_tree
+
+pytest.importorskip("PIL")
+
+WAIT_S = 20.0
+PNG, JPEG = ImageCodec("png"), ImageCodec("jpeg", 80)
+
+
+def gradient(*shape: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A smooth picture, which JPEG keeps well."""
+    count = int(np.prod(shape))
+    return (np.arange(count) * 200 // count).astype(np.uint8).reshape(shape)
+
+
+def test_images_travel_coded_both_ways_and_published(transport: TransportUnderTest) -> None:
+    frame, mask = gradient(48, 64, 3), gradient(2, 16, 16)
+    seen: list[dict[str, Any]] = []
+    heard = threading.Event()
+
+    def act(key: str, payload: dict[str, Any]) -> dict[str, Any]:
+        payload["cam"][0, 0] = 0  # it is the callback's
+        seen.append(payload)
+        return {"cam": payload["cam"], "mask": None}
+
+    def hear(obs: dict[str, Any]) -> None:
+        seen.append(obs)
+        heard.set()
+
+    config = ActionConfig(
+        transport.address(),
+        ["show"],
+        ["cam", "mask", "speed"],
+        transport.address(),
+        image_codecs={"cam": "jpeg:80", "mask": PNG},
+        timeout_s=WAIT_S,
+    )
+    with ActionServer(config, lambda keys: {"cam": frame, "mask": mask, "speed": 2.5}, act) as server:
+        server.start(threaded=True)
+        with ActionClient(server.address, config) as client:
+            obs = client.obs()
+            assert list(obs) == ["cam", "mask", "speed"]
+            assert (obs["mask"] == mask).all()
+            assert obs["speed"] == 2.5
+            assert not (obs["cam"] == frame).all()  # JPEG is not exact
+            assert np.abs(obs["cam"].astype(int) - frame).mean() < 4
+            answer = client.act("show", {"cam": frame, "note": "x"})
+            assert seen[0]["note"] == "x"
+            assert seen[0]["cam"].shape == answer["cam"].shape == frame.shape
+            assert answer["mask"] is None  # what is no array travels as it is
+            client.register_obs_callback(hear)
+            server.publish_obs({"cam": frame, "free": [1]})
+            assert heard.wait(WAIT_S)
+            assert (seen[1]["cam"].shape, seen[1]["free"]) == (frame.shape, [1])
+            with pytest.raises(PayloadError, match="cannot become jpeg") as caught:
+                client.act("show", {"cam": np.zeros((48, 64, 3), np.float32)})
+            assert caught.value.path == "payload['cam']"
+            with pytest.raises(PayloadError) as caught:
+                server.publish_obs({"cam": frame, "free": object()})
+            assert caught.value.path == "payload['free']"
+
+
+def test_a_callback_whose_image_is_no_image_is_told(transport: TransportUnderTest) -> None:
+    config = ActionConfig(transport.address(), [], ["cam"], image_codecs={"cam": "jpeg"}, timeout_s=WAIT_S)
+    with ActionServer(config, lambda keys: {"cam": np.zeros((4, 4), np.uint8)}) as server:
+        server.start(threaded=True)
+        with ActionClient(server.address, config) as client, pytest.raises(CallFailed, match="8 pixels or more"):
+            client.obs()
+
+
+@pytest.mark.parametrize("array", [gradient(8, 8), gradient(8, 9, 1), gradient(3, 8, 8, 3), gradient(2, 2, 8, 8)])
+def test_png_is_exact_in_any_shape(array: Any) -> None:
+    plain, images = p.code_images({"a": array, "b": 1}, {"a": PNG, "c": PNG})
+    assert plain == {"a": None, "b": 1}
+    assert (p.read_images(images)["a"] == array).all()
+
+
+def test_what_is_no_dict_or_has_no_codec_is_left() -> None:
+    array = gradient(8, 8)
+    for values, codecs in (([array], {"a": PNG}), ({"a": array}, {}), ({"a": "text"}, {"a": PNG})):
+        assert p.code_images(values, codecs) == (values, {})
+
+
+FILES = p.code_images({"a": gradient(8, 8)}, {"a": PNG})[1]["a"][2]
+BOMB = p.code_images({"a": np.zeros((4096, 4096), np.uint8)}, {"a": PNG})[1]["a"][2]
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        3,
+        {"a": 3},
+        {"a": ["png", [8, 8]]},
+        {"a": ["gif", [8, 8], FILES]},
+        {"a": ["png", [8, -8], FILES]},
+        {"a": ["png", [8, 8.0], FILES]},
+        {"a": ["png", [True, 8, 8], FILES]},
+        {"a": ["png", [1] * 9, FILES]},
+        {"a": ["png", [4, 4], FILES]},
+        {"a": ["png", [8], FILES]},
+        {"a": ["png", [8, 9], FILES]},
+        {"a": ["png", [2, 8, 8], FILES]},
+        {"a": ["jpeg", [8, 8], FILES]},
+        {"a": ["png", [8, 8], FILES[:-3]]},
+        {"a": ["png", [8, 8], FILES + b"more"]},
+        {"a": ["png", [8, 8], "text"]},
+        {"a": ["png", [8, 8], BOMB]},
+        {"a": ["png", [65_000, 65_000], FILES]},
+        {"a": ["png", [1 << 40, 8, 8], FILES]},
+        {"a": ["png", [1 << 20, 8, 8], FILES], "b": ["png", [1 << 22, 8, 8], FILES]},
+    ],
+)
+def test_what_is_no_image_is_refused(images: Any) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        p.read_images(images)
+    assert caught.value.code in (Refusal.MALFORMED, Refusal.SHAPE)
+
+
+def test_what_would_be_too_much_is_not_coded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(p, "MAX_PIXEL_BYTES", 100)
+    p.code_images({"a": gradient(8, 8)}, {"a": PNG})
+    with pytest.raises(PayloadError, match="128 bytes of images; the limit is 100"):
+        p.code_images({"a": gradient(8, 8), "b": gradient(8, 8)}, {"a": PNG, "b": JPEG})
+    with pytest.raises(ProtocolError) as caught:
+        p.read_images({"a": ["png", [2, 8, 8], FILES]})
+    assert caught.value.code is Refusal.SHAPE
+
+
+def test_copied_arrays_may_be_written_to() -> None:
+    there = np.frombuffer(bytes(8), np.uint8)
+    here = copy_tree({"a": [there, (there, "x")], "b": 1})
+    here["a"][0][0] = here["a"][1][0][1] = 7
+    assert not there.any()
+    assert (here["b"], here["a"][1][1]) == (1, "x")
+
+
+NO_PILLOW = """
+import sys
+sys.modules["PIL"] = None
+from rl4sys_zmq.errors import ConfigError, ProtocolError
+from rl4sys_zmq.serving import ActionConfig
+from rl4sys_zmq.serving.image_coding import read_images
+try:
+    ActionConfig(0, [], [], image_codecs={"cam": "jpeg"})
+except ConfigError as exc:
+    assert exc.key == "image_codecs" and "rl4sys-zmq[images]" in str(exc)
+else:
+    sys.exit("no error")
+try:
+    read_images({"cam": ["png", [8, 8], b""]})
+except ProtocolError as exc:
+    assert exc.code == "feature" and "rl4sys-zmq[images]" in str(exc)
+else:
+    sys.exit("no error")
+ActionConfig(0, [], ["cam"])
+loaded = {"torch", "gymnasium", "cv2"} & set(sys.modules)
+sys.exit(" ".join(loaded) or 0)
+"""
+
+
+def test_without_pillow_the_error_names_the_extra() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_PILLOW], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_unknown_codec_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="say jpeg"):
+        ActionConfig(0, [], [], image_codecs={"cam": ImageCodec("jpeg", 101)})

@@ -1,7 +1,7 @@
-"""Magnitudes as floats in small: one byte that says how large, which an entropy coder makes short, and the bits it leaves open.
+"""Magnitudes as small floats: a symbol of one byte for the approximate size, which compresses well, and the remaining bits.
 
-With `fine` bits, a symbol is 0 for 0, and else counts the values of a float whose mantissa has so many bits, from 1 on. Symbols
-of magnitudes below ``2 << fine`` leave nothing open; above, each doubling has ``1 << fine`` symbols.
+The symbol of 0 is 0. Other symbols count, from 1, the values of a float whose mantissa has `fine` bits. Magnitudes below ``2 <<
+fine`` leave no bits open. Above that, each doubling has ``1 << fine`` symbols.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["MAX_FINE", "bases", "best_fine", "coarser", "pack_symbols", "symbols
 MAX_FINE = 3
 MAX_MAGNITUDE = 1 << 31
 SYMBOL_BITS = 4.0
-"""About what a symbol that occurs costs in the table of a Huffman coder."""
+"""The approximate cost in bits of one used symbol in the table of a Huffman coder."""
 
 _STORED = 0
 _GAIN = 0.98
-"""Symbols are compressed only below this share of their size: to expand them takes ten times as long as to copy them."""
+"""Symbols are compressed only below this share of their size. Decompression takes ten times as long as copying."""
 _ALL = np.arange(256, dtype=np.uint8)
 
 
@@ -42,11 +42,11 @@ def _tables() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 widths, bases = _tables()
-"""By `fine` and symbol: how many bits are open, and the least magnitude; -1 for symbols that no magnitude has."""
+"""Tables by `fine` and symbol: the number of open bits, and the lowest magnitude (-1 for symbols without one)."""
 
 
 def symbols_of(magnitudes: NDArray[np.int64], fine: int) -> NDArray[np.uint8]:
-    """The symbol of each magnitude, which is at most `MAX_MAGNITUDE`."""
+    """Return the symbol of each magnitude. Magnitudes are at most `MAX_MAGNITUDE`."""
     symbols = magnitudes.astype(np.float64).view(np.int64)
     symbols >>= 52 - fine
     symbols -= (1023 << fine) - 1
@@ -54,7 +54,7 @@ def symbols_of(magnitudes: NDArray[np.int64], fine: int) -> NDArray[np.uint8]:
 
 
 def best_fine(symbols: NDArray[np.uint8]) -> int:
-    """How many fine bits make the shortest code of magnitudes whose symbols with `MAX_FINE` of them are given."""
+    """Return the number of fine bits with the shortest code, given the symbols with `MAX_FINE` fine bits."""
     counts = np.bincount(symbols, minlength=256)
     costs = []
     for fine in range(MAX_FINE + 1):
@@ -66,22 +66,22 @@ def best_fine(symbols: NDArray[np.uint8]) -> int:
 
 
 def coarser(symbols: NDArray[np.uint8], fine: int) -> NDArray[np.uint8]:
-    """Symbols with `MAX_FINE` fine bits as they are with `fine` of them."""
+    """Convert symbols with `MAX_FINE` fine bits to symbols with `fine` of them."""
     return np.where(symbols > 0, (symbols - np.uint8(1) >> np.uint8(MAX_FINE - fine)) + np.uint8(1), np.uint8(0))
 
 
 def pack_symbols(symbols: NDArray[np.uint8]) -> tuple[Buffer, Buffer]:
-    """A plane of symbols, to be joined: a length and a zstd frame, or length 0 and the symbols."""
+    """Pack a plane of symbols, as parts to be joined: a length and a zstd frame, or length 0 and the symbols."""
     packed = zstd.compress(symbols.data, repeats=False)
     return (varint(len(packed)), packed) if len(packed) < _GAIN * symbols.size else (varint(_STORED), symbols.data)
 
 
 def unpack_symbols(reader: BitReader, size: int) -> NDArray[np.uint8]:
-    """What `pack_symbols` wrote of so many symbols."""
+    """Read `size` symbols that `pack_symbols` wrote."""
     length = reader.varint(size)
     if length == _STORED:
         return np.frombuffer(reader.take(size), dtype=np.uint8)
     try:
         return np.frombuffer(zstd.expand(reader.take(length), size), dtype=np.uint8)
     except zstd.NotExpanded as exc:
-        raise WeightsError(f"symbols do not expand: {exc}", reason="payload") from exc
+        raise WeightsError(f"symbols cannot be decompressed: {exc}", reason="payload") from exc

@@ -150,7 +150,7 @@ def test_what_is_poisoned_is_kept_as_it_came() -> None:
     message = forged(submit(sent), 2, b"\x10\0\0\0not an image, no")
     batch = Batch(message)
     (place, reason), *rest = batch.decode_images().items()
-    assert (place, rest) == (1, []) and reason.startswith("image 1 of 9, png: 16 bytes are no PNG")
+    assert (place, rest) == (1, []) and reason.startswith("image 1 of 9, png: 16 bytes are too short for a PNG")
     got = batch.segments()
     same(got[0], sent[0])
     same(got[2], sent[2])

@@ -71,7 +71,7 @@ MISTAKES: list[tuple[str, str, Callable[[list[Event]], list[Event]]]] = [
     ("the law", "1 breaches, such as learner in life 1", lambda e: [*e, law(5, pending=1)]),
     ("negative", "breaches", lambda e: [*e, law(5, trained=6, pending=-1)]),
     ("an actor's law", "breaches", lambda e: [*e, event("law", side="actor", **ACTOR_LAW)]),
-    ("a learner that says nothing", "told no counters", lambda e: [*e, event("ready", who="learner", life=2)]),
+    ("a learner that says nothing", "recorded no counters", lambda e: [*e, event("ready", who="learner", life=2)]),
     ("forgot an ack", "1 accepted for 'on', 2 were acked before", lambda e: [*e, law(1, at=50)]),
 ]
 

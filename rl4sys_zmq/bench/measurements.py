@@ -1,4 +1,4 @@
-"""The questions that can be measured, each with its baseline: the body of ``rl4sys-learner bench`` and of ``benchmarks/``."""
+"""The benchmark questions with their baselines, for ``rl4sys-learner bench`` and the scripts in ``benchmarks/``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ INGRESS_PEERS = ("grpc_per_step", "reqrep_pickle")
 TRAINING_PEERS = ("sb3_ppo", "rllib_ppo")
 REPEAT = 9
 LOWER, HIGHER = "lower", "higher"
-"""What is better, of a ratio to the baseline."""
+"""The better direction of a ratio to the baseline."""
 
 Record = dict[str, Any]
 Say = Callable[[str], None]
@@ -48,17 +48,17 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How much is measured.
+    """The size of the measurements.
 
     Attributes:
-        pairs: of ours and the baseline.
-        seconds: of each measurement of a loop.
-        steps: of each measurement of a step.
-        versions: of each measurement of the fan-out.
-        num_envs: environments of a collecting actor.
-        seed: of everything random; trainings take it and the next ones.
-        peers: measure other people's ways beside ours too.
-        folder: where a journal and the file beside it lie; None for the temporary folder.
+        pairs: Pairs of our measurement and the baseline.
+        seconds: Duration of each measurement of a loop.
+        steps: Steps of each measurement of a step.
+        versions: Versions of each measurement of the fan-out.
+        num_envs: Environments of a collecting actor.
+        seed: Seed of all random choices. Trainings use it and the following ones.
+        peers: True to measure other libraries too.
+        folder: Folder of the journal and of the file for comparison; None for the temporary folder.
     """
 
     pairs: int = LEAST_PAIRS
@@ -72,11 +72,11 @@ class BenchOptions:
 
 
 def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | None = None) -> Record:
-    """Measures, says a line for each figure, and writes all of them as JSON to `path`."""
+    """Measure, print a line for each figure, and write all figures as JSON to `path`."""
     record: Record = {**machine_record(), "seed": options.seed, "pairs": options.pairs, "results": {}}
     say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}")
     say(f"versions {record['versions']}, commit {record['commit']}, seed {options.seed}, {options.pairs} pairs\n")
-    say(f"{'':46} {'ours':>12} {'baseline':>12}   ratio [least, greatest]")
+    say(f"{'':46} {'ours':>12} {'baseline':>12}   ratio [lowest, highest]")
     for name in names:
         record["results"][name] = QUESTIONS[name](options, say)
     if path is not None:
@@ -86,12 +86,12 @@ def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | 
 
 
 def script(text: str | None, names: Sequence[str], say: Say) -> None:
-    """The command line of a script in ``benchmarks/`` that measures some of the questions."""
+    """Run the command line of a script in ``benchmarks/`` that measures some of the questions."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=names, default=names, help="what to measure")
     parser.add_argument("--json", type=Path, help="write the result here")
-    parser.add_argument("--peers", action="store_true", help="other people's ways too (make peers)")
-    parser.add_argument("--folder", type=Path, help="for journals (default: the temporary folder)")
+    parser.add_argument("--peers", action="store_true", help="measure other libraries too (make peers)")
+    parser.add_argument("--folder", type=Path, help="folder of journals (default: the temporary folder)")
     for field in fields(BenchOptions):
         if field.name not in ("peers", "folder"):
             parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
@@ -112,7 +112,7 @@ def _step(options: BenchOptions, say: Say) -> Record:
                 "p99_us": _line(say, f"step, us, {label}, p99", times.p99),
                 "forward_us": times.forward_us,
             }
-            say(f"{'  the forward pass alone, plainly':46} {'':12} {times.forward_us:12.2f}")
+            say(f"{'  forward pass alone, plain numpy':46} {'':12} {times.forward_us:12.2f}")
     return record
 
 
@@ -149,7 +149,7 @@ def _collect(options: BenchOptions, say: Say) -> Record:
     record = {}
     for env_id in ENVS:
         if missing := missing_for(env_id):
-            say(f"{env_id}: left out, it needs {missing}")
+            say(f"{env_id}: skipped; it needs {missing}")
             continue
         pairs = measure_collect(env_id, options.pairs, options.seconds, options.num_envs, options.seed)
         record[env_id] = _line(say, f"{env_id} x {options.num_envs}, steps/s", pairs, 0, HIGHER)
@@ -230,13 +230,13 @@ def _coding(options: BenchOptions, say: Say) -> Record:
     record = {}
     for env_id, batch in product(ENVS, (1, 16)):
         if missing := missing_for(env_id):
-            say(f"{env_id}: left out, it needs {missing}")
+            say(f"{env_id}: skipped; it needs {missing}")
             continue
         label = f"{env_id}, {batch} a message"
         record[label] = _coded_line(say, label, measure_coding(env_id, batch, options.seed))
     for scene, (name, codec) in product(SCENES, CODECS.items()):
         if codec is not None and not has_pillow():
-            say(f"{scene} images, {name}: left out, {NEEDS_PILLOW}")
+            say(f"{scene} images, {name}: skipped: {NEEDS_PILLOW}")
             continue
         label = f"{scene} images, {name}"
         record[label] = _coded_line(say, label, measure_images(scene, codec, options.seed))
@@ -275,7 +275,7 @@ def _peer(say: Say, name: str, *arguments: object) -> Record | None:
     try:
         return run_peer(name, *arguments)
     except PeerMissing as missing:
-        say(f"left out: {missing}")
+        say(f"skipped: {missing}")
         return None
 
 
@@ -298,4 +298,4 @@ QUESTIONS: dict[str, Callable[[BenchOptions, Say], Record]] = {
     "weights": _weights,
     "train": _train,
 }
-"""By name; each says its lines and returns them."""
+"""The questions by name. Each function prints its lines and returns its figures."""

@@ -73,7 +73,7 @@ class Outcome:
             )
             if found
         ]
-        wrong += [f"{len(self.breaches)} breaches, such as {self.breaches[0]}"] if self.breaches else []
+        wrong += [f"{len(self.breaches)} violations, such as {self.breaches[0]}"] if self.breaches else []
         if wrong:
             raise TraceBroken(f"{'; '.join(wrong)} ({self})")
 
@@ -82,8 +82,8 @@ class Outcome:
         return (
             f"{self.submitted} submitted, {self.acked} acked, {self.applied} applied: {self.ok} ok, {len(self.lost)} lost, "
             f"{len(self.duplicate)} duplicate, {len(self.unexpected)} unexpected, {len(self.recovered)} recovered, "
-            f"{len(self.unacked)} unacked, {len(self.reordered)} reordered; {counted}; {self.laws} laws in {self.lives} lives, "
-            f"{len(self.breaches)} breached"
+            f"{len(self.unacked)} unacked, {len(self.reordered)} reordered; {counted}; {self.laws} laws in {self.lives} runs, "
+            f"{len(self.breaches)} violated"
         )
 
 

@@ -163,9 +163,10 @@ def _load(file: memoryview, form: str, mode: str, side: tuple[int, int]) -> NDAr
 
 
 def _check_png(file: memoryview, size: ImageSize) -> None:
-    """Check that a file has the header of such an image and contains nothing but pixels: text and profiles can expand too.
+    """Check that a file has the header of such an image and contains only pixels.
 
-    Pillow fills missing rows of a PNG with black, so the bytes of the rows are counted here.
+    Other chunks are refused, since text and profiles can expand too. Pillow fills missing rows of a PNG with black, so the bytes
+    of the rows are counted here.
     """
     height, width, channels = size
     if len(file) < _PNG_BEGIN.size:
@@ -195,7 +196,10 @@ def _check_png(file: memoryview, size: ImageSize) -> None:
 
 
 def _check_jpeg(file: memoryview, size: ImageSize) -> None:
-    """Check that a file is a baseline JPEG of that size in one scan. Each further scan costs work and memory for all pixels."""
+    """Check that a file is a baseline JPEG of that size in one scan.
+
+    Each further scan would cost work and memory for all pixels.
+    """
     height, width, channels = size
     if bytes(file[:2]) != b"\xff\xd8":
         raise BadImage("it is not a JPEG")

@@ -1,4 +1,7 @@
-"""Compression with zstd frames that have no magic number, size or checksum, for use where a header and a hash replace them."""
+"""Compression with zstd frames without magic number, size and checksum.
+
+Use it where a header and a hash replace these.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ def compress(data: Buffer, *, repeats: bool = True) -> bytes:
 
 
 def expand(frame: Buffer, size: int) -> bytes:
-    """Return the content of a frame, which must have exactly `size` bytes. No more is allocated, whatever the frame claims.
+    """Return the content of a frame, which must have exactly `size` bytes. No more is allocated.
 
     Raises:
         NotExpanded: If the frame is invalid or its content has another size.

@@ -40,7 +40,7 @@ def missing_for(env_id: str) -> str:
 
 
 def measure_collect(env_id: str, pairs: int, seconds: float, num_envs: int, seed: int) -> PairedFigures:
-    """Measure the steps per second of ``rl4sys-actor run``, and of plain ``env.step`` with random actions as the baseline.
+    """Measure steps per second of ``rl4sys-actor run``, with plain ``env.step`` and random actions as the baseline.
 
     Both run in processes of their own, in turn. The actor sends to a counting learner and is measured from its first data on.
     """

@@ -1,4 +1,4 @@
-"""The benchmark of publishing: the time from an update until every actor uses the new version, compared with a plain PUB.
+"""The benchmark of publishing: time from an update until every actor uses it, compared with a plain PUB.
 
 The layout is the same on both sides: the learner (or the PUB) in this process, and all actors (or SUBs) in one other, with one
 thread each. Our time begins when the algorithm returns its weights and ends when the host of the last actor is notified. It

@@ -1,4 +1,4 @@
-"""The benchmark of remote inference: round trip of one caller, and calls per second of several, compared with a REQ/REP server.
+"""The benchmark of remote inference: round trips and calls per second, compared with a REQ/REP server.
 
 The layout is the same on both sides: a server in one process and each caller in its own, all over tcp on this machine. An
 observation of 256 float32 (1 KB) goes in, and four numbers come out. The server runs the same perceptron in numpy, and each

@@ -1,4 +1,4 @@
-"""The benchmark of ingress: the rate at which a learner accepts trajectories, compared with a ROUTER loop and a file.
+"""The benchmark of ingress: trajectories per second, compared with a ROUTER loop and a file.
 
 The count is of steps that reach an algorithm that only counts. The figures are in steps per second.
 """

@@ -1,4 +1,7 @@
-"""Paired measurements, taken in turn. On a machine that drifts, only the ratios of neighbouring measurements are meaningful."""
+"""Paired measurements, taken in turn.
+
+On a machine that drifts, only the ratios of neighbouring measurements are meaningful.
+"""
 
 from __future__ import annotations
 

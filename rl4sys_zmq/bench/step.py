@@ -57,7 +57,7 @@ def forward_only() -> Step:
 
 
 def plain_step() -> Step:
-    """Return the same network, tuned (in place, all names local), with sampling, log-probability and storing into columns."""
+    """Return the same network, tuned (in place, local names), with sampling, log-probability and storing."""
     (w0, b0), (w1, b1), (w2, b2) = _layers()
     dot0, dot1, dot2, add, tanh = w0.dot, w1.dot, w2.dot, np.add, np.tanh
     rng = np.random.default_rng(SEED)
@@ -116,7 +116,10 @@ def agent_for(address: str, **options: Any) -> RL4SysAgent:
 
 
 def agent_step(agent: RL4SysAgent) -> Step:
-    """Return a step with the whole API in one endless episode. Every 128 steps a segment is cut, and the I/O thread sends it."""
+    """Return a step with the whole API in one endless episode.
+
+    Every 128 steps a segment is cut, and the I/O thread sends it.
+    """
     traj: Any = None
     request, add = agent.request_for_action, agent.add_to_trajectory
 

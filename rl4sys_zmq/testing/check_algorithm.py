@@ -24,7 +24,7 @@ _CLOSE = 1e-4
 _UNKNOWN = "no_parameter_has_this_name"
 
 SegmentLogProbs = Callable[[Any, Segment], NDArray[Any]]
-"""A function ``log_probs(algorithm, segment) -> [T]``: the training side's log-probabilities of the segment's actions."""
+"""A function ``log_probs(algorithm, segment) -> [T]``: the training side's log-probabilities."""
 
 
 def check_algorithm(

@@ -135,7 +135,7 @@ def nothing_to_receive_is_none(make: Make, via: Via) -> None:
 
 
 def subscribers_get_their_prefixes(make: Make, via: Via) -> None:
-    """Check that a publisher sees subscriptions begin and end, and that a subscriber gets exactly the topics of its prefixes."""
+    """Check that a publisher sees subscriptions begin and end, and that subscribers get exactly their topics."""
     with ExitStack() as stack:
         publisher = stack.enter_context(Socket.xpub(make(), hwm=100))
         address = via(publisher.bound.uri)

@@ -27,7 +27,7 @@ def fake_spec(hidden_sizes: tuple[int, ...] = (8,)) -> PolicySpec:
 
 
 def fake_weights(spec: PolicySpec, update: int, seed: int = 0) -> FlatWeights:
-    """Return the weights of a `FakeAlgorithm` after `update` updates, float32 ``[spec.size]``. They differ for each update."""
+    """Return the weights of a `FakeAlgorithm` after `update` updates, float32 ``[spec.size]``; all differ."""
     return np.random.default_rng([seed % _SEED_MODULUS, update]).normal(0.0, 0.1, spec.size).astype(np.float32)
 
 

@@ -52,8 +52,7 @@ class Outcome:
     lives: int = 0
 
     def check(self, *, delivered: bool = True) -> None:
-        """Check the outcome against the guarantees: every loss is counted, nothing is duplicated, and the conservation laws
-        hold.
+        """Check that every loss is counted, nothing is duplicated, and the conservation laws hold.
 
         Args:
             delivered: True to require that no segment is unacked.

@@ -1,7 +1,7 @@
-"""Bit packing: fields of one width, fields of several widths, and gaps between positions. The lowest bit of a byte is first.
+"""Bit packing: fields of one width, fields of several widths, and gaps between positions.
 
-The reader checks that every byte belongs to a field and that bits after the last field are 0. So each value has exactly one
-encoding.
+The lowest bit of a byte is first. The reader checks that every byte belongs to a field and that bits after the last field are 0.
+So each value has exactly one encoding.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pack_flags(flags: NDArray[np.bool_]) -> bytes:
 
 
 def pack_fields(values: Integers, widths: Integers) -> bytes:
-    """Pack the lowest ``widths[i]`` bits of each ``values[i]``, side by side. The other bits must be 0; widths are 1 to 32."""
+    """Pack the lowest ``widths[i]`` bits of each ``values[i]``; other bits must be 0. Widths are 1 to 32."""
     if not widths.size:
         return b""
     ends = np.cumsum(widths, dtype=np.int64)
@@ -55,16 +55,17 @@ def pack_fields(values: Integers, widths: Integers) -> bytes:
 
 
 def rice_width(positions: int, size: int) -> int:
-    """Return the number of low bits of a gap that are written unchanged, for `positions` positions among `size` elements."""
+    """Return the number of low bits of a gap that are written unchanged, for `positions` among `size` elements."""
     # This is optimal where all elements are equally likely to change (Kiely, Selecting the Golomb parameter in Rice coding,
     # 2004). It uses integers only, so that both sides compute the same width.
     return (4812 * size // (10_000 * positions)).bit_length() if positions else 0
 
 
 def pack_gaps(positions: Integers, size: int) -> bytes:
-    """Encode ascending positions below `size` with a Golomb-Rice code: the low bits of each gap unchanged, the rest in unary.
+    """Encode ascending positions below `size` with a Golomb-Rice code.
 
-    Without low bits this takes one bit for each of the `size` elements.
+    The low bits of each gap are written unchanged, the rest in unary. Without low bits this takes one bit for each of the `size`
+    elements.
     """
     width = rice_width(positions.size, size)
     gaps = np.diff(positions, prepend=-1) - 1

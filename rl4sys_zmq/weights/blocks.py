@@ -1,4 +1,4 @@
-"""Blocks of a state. Where whole blocks do not change, such as those of a frozen layer, only the other blocks are coded."""
+"""Blocks of a state. Blocks that do not change, such as those of a frozen layer, are left out."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ __all__ = ["WORTH", "estimated_bits", "prediction_helps"]
 SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
 """The approximate number of elements that `estimated_bits` and `prediction_helps` look at."""
 WORTH = 0.98
-"""The share of the plain size that a predicted diff must stay below. An actor that has just joined must fetch the version before
-the base."""
+"""The share of the plain size that a predicted diff must stay below.
+
+A predicted diff has a cost: an actor that has just joined must fetch the version before the base.
+"""
 
 _CLASSES = 40
 _CELL_BITS = 4.0
@@ -25,7 +27,7 @@ _CELL_BITS = 4.0
 
 
 def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, form: IntegerForm) -> bool:
-    """Return True if byte planes get shorter when the last difference (`before` to `base`) is subtracted from the new one."""
+    """Return True if byte planes get shorter when the last difference is subtracted from the new one."""
     step = 1 + base.size // QUICK_SAMPLE
     some = form.select(np.arange(0, base.size, step)) if step > 1 else form
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))

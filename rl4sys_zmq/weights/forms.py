@@ -120,7 +120,7 @@ class Grid(IntegerForm):
         self._exponents = exponents
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
-        """Return the nearest multiples (`IntegerForm.integers`). A value in the middle of two multiples goes to the even one."""
+        """Return the nearest multiples (`IntegerForm.integers`). A tie goes to the even one."""
         multiples = np.rint(np.ldexp(flat.astype(np.float64), -self._exponents))
         return np.clip(multiples, -_MOST, _MOST, out=multiples).astype(np.int32)
 

@@ -19,7 +19,7 @@ ZERO, SPARSE, SYMBOLS = range(3)
 SPARSE_SHARE = 0.45
 """Up to this share of non-zeros, positions are shorter than symbols."""
 UNIT_SHARE, SPARSE_SHARE_OF_UNITS = 0.75, 0.6
-"""A second limit: with at least `UNIT_SHARE` of 1 and -1 among the non-zeros, positions are used up to `SPARSE_SHARE_OF_UNITS`.
+"""If `UNIT_SHARE` of the non-zeros are 1 or -1, positions are used up to `SPARSE_SHARE_OF_UNITS`.
 
 A Huffman code is too long where one symbol is so frequent.
 """

@@ -1,7 +1,8 @@
-"""Integers as planes of bytes. The high planes are almost constant and compress well; the lowest is noise and stays unchanged.
+"""Integers as planes of bytes.
 
-The bytes are digits to the base 256 from -128 to 127, plus 128. So a small integer of either sign has only 128 in its high
-planes. All work except compression goes piece by piece, so that intermediate results stay in the processor's cache.
+The high planes are almost constant and compress well. The lowest is noise and stays unchanged. The bytes are digits to the base
+256 from -128 to 127, plus 128. So a small integer of either sign has only 128 in its high planes. All work except compression
+goes piece by piece, so that intermediate results stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def pack(parts: Iterable[Words], size: int, word: Word) -> list[Buffer]:
 
 
 def unpack(reader: BitReader, size: int, word: Word) -> Iterator[tuple[slice, Words]]:
-    """Read `size` integers of the type `word` that `pack` wrote. All planes are read before the first piece is returned.
+    """Read `size` integers of the type `word` that `pack` wrote. All planes are read before the first piece.
 
     Raises:
         WeightsError: If the bytes are malformed (``reason="payload"``).

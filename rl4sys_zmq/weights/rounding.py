@@ -54,7 +54,7 @@ def round_to(dtype: WireDtype, flat: FlatWeights, steps: Steps = (), sizes: Sequ
 
 
 def steps_of(flat: FlatWeights, sizes: Sequence[int]) -> Steps:
-    """Return the coarsest grid that contains all values of a state: the lowest bit that is set in any element of a tensor."""
+    """Return the coarsest grid with all values of a state: the lowest set bit of any element of a tensor."""
     bits = flat.view(np.int32)
     fractions = bits & 0x7FFFFF
     exponents = (bits >> 23) & 0xFF

@@ -180,7 +180,7 @@ def _snapshot_form(dtype: WireDtype) -> IntegerForm:
 
 
 def _encode_snapshot(flat: FlatWeights, writing: EncodingOptions) -> tuple[Codec, Payload]:
-    """Return the whole state, compressed if that gains enough. Compression uses the bits of the values and needs no steps."""
+    """Return the whole state, compressed if that gains enough. Compression needs no steps."""
     dtype, most = writing.dtype, SNAPSHOT_GAIN[writing.level]
     every = 1 + flat.size // SNAPSHOT_SAMPLE
     sample = flat[::every]

@@ -1,7 +1,7 @@
-"""Magnitudes as small floats: a symbol of one byte for the approximate size, which compresses well, and the remaining bits.
+"""Magnitudes as small floats: a symbol of one byte for the approximate size, and the remaining bits.
 
-The symbol of 0 is 0. Other symbols count, from 1, the values of a float whose mantissa has `fine` bits. Magnitudes below ``2 <<
-fine`` leave no bits open. Above that, each doubling has ``1 << fine`` symbols.
+Symbols compress well. The symbol of 0 is 0. Other symbols count, from 1, the values of a float whose mantissa has `fine` bits.
+Magnitudes below ``2 << fine`` leave no bits open. Above that, each doubling has ``1 << fine`` symbols.
 """
 
 from __future__ import annotations

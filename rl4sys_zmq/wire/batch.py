@@ -155,10 +155,10 @@ class Batch:
                     yield views.column.letter, array
 
     def oldest(self, generation: int, first_version: int) -> NDArray[np.int64]:
-        """Return the lowest version among each segment's steps. A version of an earlier generation counts as at most
-        `first_version`.
+        """Return the lowest version among each segment's steps.
 
-        The caller has checked that no version is from the future.
+        A version of an earlier generation counts as at most `first_version`. The caller has checked that no version is from the
+        future.
         """
         found = self.heads["version"].copy()
         for group in self._groups:
@@ -171,7 +171,7 @@ class Batch:
         return np.where(self.heads["generation"] == generation, found, np.minimum(found, first)).astype(np.int64)
 
     def returns(self, places: Sequence[int]) -> list[tuple[int, float, int]]:
-        """Return those of the segments at `places` that have an episode's return: index in `places`, return, episode length."""
+        """Return index in `places`, return and episode length of the segments with an episode's return."""
         heads = self.heads[places]
         which = np.flatnonzero(heads["flags"] & Flag.RETURN)
         if not len(which):

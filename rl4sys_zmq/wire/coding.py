@@ -109,7 +109,7 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
 
 
 def worth_it(coded: int, plain: int) -> bool:
-    """Return True if a frame of images is enough shorter when coded, and if a learner accepts that ratio in any message."""
+    """Return True if coding a frame gains enough and a learner accepts the ratio in any message."""
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
@@ -151,7 +151,10 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _turned(plain: memoryview, itemsize: int) -> Any:
-    """Reorder the bytes: all first bytes of the elements, then all second bytes. An incomplete last element stays at the end."""
+    """Reorder the bytes: all first bytes of the elements, then all second bytes.
+
+    An incomplete last element stays at the end.
+    """
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)

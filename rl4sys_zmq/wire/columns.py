@@ -97,7 +97,7 @@ class Rows:
 
 
 _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
-"""The row count of each column: 0 for the steps, 1 for the observations, 2 for the steps of segments with a version column."""
+"""The row count of each column: 0 steps, 1 observations, 2 steps of segments with a version column."""
 
 
 class ColumnReader:

@@ -112,7 +112,7 @@ def _describe(columns: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> str
 
 
 def action_dtype(space: Space) -> str:
-    """Return the dtype of the actions column: int64 for discrete actions, float32 for the raw sample of a continuous one."""
+    """Return the dtype of the actions column: int64 for discrete actions, float32 for raw continuous ones."""
     return "<i8" if isinstance(space, DiscreteSpace) else "<f4"
 
 

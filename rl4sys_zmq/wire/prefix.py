@@ -91,7 +91,7 @@ class Prefix:
         return Prefix(*read_prefix(frames, verify=verify))
 
     def join(self, header: bytes, body: Sequence[Frame], digests: Sequence[int | None] = ()) -> bytes:
-        """Return the whole first frame: prefix, checksum, header. `digests` holds the digests of body frames that are known."""
+        """Return the whole first frame: prefix, checksum, header. `digests` are those of `checksum`."""
         return seal(self.pack(), header, body, digests)
 
 

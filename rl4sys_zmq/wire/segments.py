@@ -108,7 +108,9 @@ class PackedSegment:
 
 
 def pack_segment(segment: Segment) -> PackedSegment:
-    """Pack a finished segment. The caller can reuse its columns afterwards, except the large ones, which are not copied.
+    """Pack a finished segment.
+
+    The caller can reuse its columns afterwards, except the large ones, which are not copied.
 
     Raises:
         ProtocolError: If a column's dtype or shape cannot travel, or a number is out of range.

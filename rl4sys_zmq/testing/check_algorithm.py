@@ -125,17 +125,13 @@ class _World:
 def _check_attributes(algorithm: Algorithm, observations: Space, actions: Space) -> None:
     assert isinstance(algorithm, Algorithm), f"{type(algorithm).__name__} lacks a method or an attribute of Algorithm"
     assert algorithm.kind in ("onpolicy", "offpolicy"), f"kind is {algorithm.kind!r}; expected 'onpolicy' or 'offpolicy'"
-    assert type(algorithm.rollout_length) is int and algorithm.rollout_length >= 1, (
-        f"rollout_length is {algorithm.rollout_length!r}"
-    )
+    assert type(algorithm.rollout_length) is int and algorithm.rollout_length >= 1, f"rollout_length={algorithm.rollout_length!r}"
     every = algorithm.publish_every_updates
     assert type(every) is int and every >= 1, f"publish_every_updates is {every!r}; expected an integer of at least 1"
     lag = algorithm.max_policy_lag
     assert lag is None or (type(lag) is int and lag >= 0), f"max_policy_lag is {lag!r}; expected None or an integer of at least 0"
     spec = algorithm.spec()
-    assert (spec.observation_space, spec.action_space) == (observations, actions), (
-        "the spaces of spec() differ from the given ones"
-    )
+    assert (spec.observation_space, spec.action_space) == (observations, actions), "spec() has different spaces"
 
 
 def _check_entry(
@@ -144,9 +140,7 @@ def _check_entry(
     assert entry.kind in ("", algorithm.kind), f"the entry has the kind {entry.kind}, the algorithm {algorithm.kind}"
     entry.read(given)
     if entry.plan is not None:
-        assert entry.plan(observations, actions, given) == algorithm.spec(), (
-            "the policy of the entry's plan differs from the policy that is built"
-        )
+        assert entry.plan(observations, actions, given) == algorithm.spec(), "the entry plans a different policy"
         _check_unknown_parameter(lambda: entry.plan and entry.plan(observations, actions, {**given, _UNKNOWN: 1}))
 
 

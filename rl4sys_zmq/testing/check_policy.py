@@ -59,9 +59,7 @@ def check_policy(
     snapshot = PolicySnapshot(3, 7, 0, flat)
     before = flat.tobytes()
     policy = build_policy(again, snapshot)
-    assert (policy.generation, policy.version) == (3, 7), (
-        f"the policy has the version {policy.generation}.{policy.version}; expected 3.7"
-    )
+    assert (policy.generation, policy.version) == (3, 7), f"the version is {policy.generation}.{policy.version}, not 3.7"
     assert policy.snapshot is snapshot, "policy.snapshot is not the snapshot that the policy was built from"
     observations = random_observations(spec.observation_space, _ROWS, rng)
     _check_single(policy, spec, observations, seed)
@@ -74,7 +72,7 @@ def check_policy(
         raw, _, ours = policy.act_batch(observations, None, Sampler(seed), True)
         theirs = np.asarray(log_probs(spec.views(flat), observations, raw), dtype=np.float64)
         assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), (
-            f"the policy has the log-probabilities {ours}, the training side {theirs}"
+            f"log-probabilities are {ours}, the training side has {theirs}"
         )
     assert flat.tobytes() == before, "the policy has changed its snapshot"
     _check_refusal(again, flat)
@@ -111,12 +109,8 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
     for explore in (True, False):
         raw, actions, log_probs = policy.act_batch(observations, None, Sampler(seed), explore)
         shape = (len(observations), *spec.action_space.shape)
-        assert raw.shape == actions.shape == shape, (
-            f"act_batch returns the shapes {raw.shape} and {actions.shape}; expected {shape}"
-        )
-        assert log_probs.shape == shape[:1], (
-            f"act_batch returns log-probabilities of shape {log_probs.shape}; expected {shape[:1]}"
-        )
+        assert raw.shape == actions.shape == shape, f"act_batch returns {raw.shape} and {actions.shape}; expected {shape}"
+        assert log_probs.shape == shape[:1], f"act_batch has log-probabilities of shape {log_probs.shape}, not {shape[:1]}"
         assert np.isfinite(log_probs).all(), f"act_batch returns log-probabilities that are not finite: {log_probs}"
         for one_raw, one_action in zip(raw, actions, strict=True):
             _check_action(spec, np.asarray(one_raw), np.asarray(one_action))
@@ -131,12 +125,10 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
 def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> None:
     space = spec.action_space
     assert raw.shape == action.shape == space.shape, (
-        f"raw action and action have the shapes {raw.shape} and {action.shape}; expected {space.shape}"
+        f"the action has the shapes {raw.shape} and {action.shape}, not {space.shape}"
     )
     if isinstance(space, DiscreteSpace):
-        assert raw.dtype == np.int64 and raw == action, (
-            f"raw action and action are {raw!r} and {action!r}; expected the same int64"
-        )
+        assert raw.dtype == np.int64 and raw == action, f"actions {raw!r} and {action!r}; expected the same int64"
         assert space.start <= raw < space.start + space.n, f"action {raw} is outside {space.start}..{space.start + space.n - 1}"
         return
     assert raw.dtype == np.float32, f"the raw action is {raw.dtype}; expected float32"
@@ -165,9 +157,7 @@ def _check_masks(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
         raw, _, log_probs = policy.act_batch(observations, masks, Sampler(seed), explore)
         expected = space.start + np.arange(len(masks)) % space.n
         assert np.array_equal(raw, expected), f"with one action allowed in each row, act_batch chose {raw}; expected {expected}"
-        assert np.allclose(log_probs, 0.0, atol=_CLOSE), (
-            f"the only allowed action has a log-probability of {log_probs}; expected 0"
-        )
+        assert np.allclose(log_probs, 0.0, atol=_CLOSE), f"the only allowed action has the log-probability {log_probs}, not 0"
         for index, observation in enumerate(observations):
             one, _, _ = policy.act(observation, masks[index], Sampler(seed), explore)
             assert one == expected[index], f"with only action {expected[index]} allowed, act chose {one}"

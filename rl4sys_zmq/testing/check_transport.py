@@ -333,9 +333,7 @@ def _eventually(condition: Callable[[], bool], complaint: str) -> None:
 
 def _same(got: Sequence[Frame], expected: Sequence[Frame]) -> None:
     left, right = [bytes(f) for f in got], [bytes(f) for f in expected]
-    assert left == right, (
-        f"sent frames of {[len(f) for f in right]} bytes, received different ones of {[len(f) for f in left]} bytes"
-    )
+    assert left == right, f"sent frames of {[len(f) for f in right]} bytes, received {[len(f) for f in left]} bytes"
 
 
 def _raises(kind: type[Exception], call: Callable[[], object], what: str) -> None:

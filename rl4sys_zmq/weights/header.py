@@ -118,7 +118,7 @@ class WeightsHeader:
             raise ProtocolError(Refusal.RANGE, f"a policy id has {len(self.policy_id)} bytes; expected 8")
         if self.base_version >= self.new_version if self.codec.is_diff else self.base_version != self.new_version:
             raise ProtocolError(
-                Refusal.RANGE, f"{self.codec.name} cannot lead from version {self.base_version} to {self.new_version}"
+                Refusal.RANGE, f"{self.codec.name} cannot go from version {self.base_version} to {self.new_version}"
             )
         if not self.chunk < self.chunks:
             raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks} is out of range")

@@ -123,9 +123,7 @@ def plain_body(message: Submit) -> tuple[Part, ...]:
     if not message.codings:
         return message.body
     if len(message.codings) != len(message.body):
-        raise ProtocolError(
-            Refusal.MALFORMED, f"codings of {len(message.codings)} frames, but the body has {len(message.body)} frames"
-        )
+        raise ProtocolError(Refusal.MALFORMED, f"codings of {len(message.codings)} frames for a body of {len(message.body)}")
     sections = [_sections(numbers, len(frame)) for numbers, frame in zip(message.codings, message.body, strict=True)]
     plain, coded = sum(size for frame in sections for _, size, _ in frame), sum(map(len, message.body))
     if plain > min(MAX_PLAIN_BYTES, MOST_EXPANSION * coded + FREE_BYTES):
@@ -180,9 +178,7 @@ def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
     for coded, plain, itemsize in found:
         alone = itemsize in _FORMATS and len(found) == 1
         if (itemsize not in _SIZES and not alone) if itemsize else coded != plain:
-            raise ProtocolError(
-                Refusal.MALFORMED, f"a section has {coded} bytes for {plain}, with the invalid element size {itemsize}"
-            )
+            raise ProtocolError(Refusal.MALFORMED, f"a section has {coded} bytes for {plain}; element size {itemsize}")
     return found
 
 

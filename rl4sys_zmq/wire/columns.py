@@ -112,7 +112,7 @@ class ColumnReader:
         if len(layouts) > 1 or places.any():
             if int(places.max()) >= len(layouts):
                 raise ProtocolError(
-                    Refusal.MALFORMED, f"a segment refers to layout {int(places.max())}; the message has {len(layouts)}"
+                    Refusal.MALFORMED, f"a segment has layout {int(places.max())}; the message has {len(layouts)}"
                 )
             members = [np.flatnonzero(places == k) for k in range(len(layouts))]
         else:

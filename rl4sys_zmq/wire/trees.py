@@ -311,9 +311,7 @@ class _ColumnReader:
         ):
             raise ProtocolError(Refusal.MALFORMED, "a part of a tree has an invalid frame, offset or length")
         if at + size > len(frames[frame]):
-            raise ProtocolError(
-                Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(frames[frame])} bytes"
-            )
+            raise ProtocolError(Refusal.SHAPE, f"a part of a tree ends at byte {at + size} of a frame of {len(frames[frame])}")
         self.left -= size
         if self.left < 0:
             raise ProtocolError(Refusal.TOO_LARGE, "the parts of a tree have more bytes than its frames")

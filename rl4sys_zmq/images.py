@@ -196,10 +196,7 @@ def _check_png(file: memoryview, size: ImageSize) -> None:
 
 
 def _check_jpeg(file: memoryview, size: ImageSize) -> None:
-    """Check that a file is a baseline JPEG of that size in one scan.
-
-    Each further scan would cost work and memory for all pixels.
-    """
+    """Check that a file is a baseline JPEG of that size in one scan. Further scans would be expensive."""
     height, width, channels = size
     if bytes(file[:2]) != b"\xff\xd8":
         raise BadImage("it is not a JPEG")

@@ -1,7 +1,4 @@
-"""Compression with zstd frames without magic number, size and checksum.
-
-Use it where a header and a hash replace these.
-"""
+"""Compression with zstd frames without magic number, size and checksum, which a header and a hash replace."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ class NotExpanded(RL4SysError):
 
 
 class _Tools(threading.local):
-    """The compressors and the decompressor of a thread.
-
-    Creating them takes as long as compressing a small array, and threads must not share them.
-    """
+    """The (de)compressors of a thread. They are expensive to create, and threads must not share them."""
 
     def __init__(self) -> None:
         self.searching, self.counting = (_compressor(), _compressor(hash_log=6))

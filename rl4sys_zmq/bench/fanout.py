@@ -102,10 +102,7 @@ def _ours(spec: PolicySpec, actors: int, level: int, versions: int, seed: int) -
 
 
 def _follow(pipe: Connection, address: str, actors: int, versions: int) -> None:
-    """Run all actors in this process, one thread each, and record when each receives a version.
-
-    The first actor triggers the updates.
-    """
+    """Run one thread per actor that records when it receives each version. The first actor triggers updates."""
     spaces: dict[str, Any] = {"observation_space": BoxSpace((8,)), "action_space": DiscreteSpace(4)}
     config = AgentConfig(
         client_id="lab", train_server_address=address, algorithm_name=ALGORITHM, linger_ms=0, overflow="wait", **spaces

@@ -67,10 +67,7 @@ print(json.dumps([used, wall]))
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Import time in seconds and resident memory in KiB of fresh processes.
-
-    The baseline imports only numpy, pyzmq and msgpack.
-    """
+    """Import seconds and resident KiB of fresh processes. The baseline imports only numpy, pyzmq and msgpack."""
 
     import_s: PairedFigures
     resident_kib: PairedFigures

@@ -8,10 +8,7 @@ from typing import Any
 __all__ = ["TOLERANCE", "ratios", "regressions"]
 
 TOLERANCE = 1.25
-"""The factor by which a median can be worse than the worst of the earlier pairs.
-
-Medians of five vary by 10 % on a busy machine.
-"""
+"""Allowed factor over the worst of the earlier pairs. Medians of five vary by 10 % on a busy machine."""
 
 
 def ratios(results: Any, path: str = "") -> Iterator[tuple[str, float, float, bool]]:

@@ -73,10 +73,7 @@ def _build(observations: Space, actions: Space, parameters: Mapping[str, object]
 
 
 def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> Rate:
-    """Measure our learner, in memory or with a journal (`fsync`), with data from `actors` processes.
-
-    The process keeps freed memory, as `serve` does.
-    """
+    """Measure our learner, in memory or with a journal (`fsync`). It keeps freed memory, as `serve` does."""
     keep_freed_memory()
     register_algorithm(ALGORITHM, _build)
     with contextlib.ExitStack() as stack:

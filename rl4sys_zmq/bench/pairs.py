@@ -1,7 +1,4 @@
-"""Paired measurements, taken in turn.
-
-On a machine that drifts, only the ratios of neighbouring measurements are meaningful.
-"""
+"""Paired measurements, taken in turn. On a machine that drifts, only their ratios are meaningful."""
 
 from __future__ import annotations
 

@@ -24,12 +24,7 @@ def own_pairs(seed: int) -> Iterator[tuple[str, Floats, tuple[int, ...]]]:
 def train(
     env_id: str, hidden: int, iterations: int, seed: int, *, num_envs: int = 8, length: int = 256
 ) -> tuple[list[Floats], list[Floats], tuple[int, ...], Floats]:
-    """Train a plain PPO.
-
-    Returns:
-        The policy after each iteration, the policy after each of the last optimiser steps, the sizes of its tensors, and a sample
-        of observations.
-    """
+    """Train a plain PPO. Return its policies (by iteration, by last optimiser steps), sizes and observations."""
     import gymnasium
     import torch
     from torch import nn

@@ -116,10 +116,7 @@ def agent_for(address: str, **options: Any) -> RL4SysAgent:
 
 
 def agent_step(agent: RL4SysAgent) -> Step:
-    """Return a step with the whole API in one endless episode.
-
-    Every 128 steps a segment is cut, and the I/O thread sends it.
-    """
+    """Return a step with the whole API in one endless episode. The I/O thread sends a segment every 128 steps."""
     traj: Any = None
     request, add = agent.request_for_action, agent.add_to_trajectory
 

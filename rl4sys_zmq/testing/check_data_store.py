@@ -77,7 +77,7 @@ def _check_state(store: DataStore, twin: list[int], capacity: int, number: Calla
             first, items = store.read_after(from_id, limit)
             assert [number(i) for i in items] == expected[:limit], f"read_after({from_id}, {limit}) returns the wrong items"
             assert not items or first == number(items[0]), (
-                f"read_after({from_id}, {limit}) returns {first} for item {number(items[0])}"
+                f"read_after({from_id}, {limit}) returns {first} for {number(items[0])}"
             )
 
 

@@ -71,9 +71,7 @@ def check_policy(
     if log_probs is not None:
         raw, _, ours = policy.act_batch(observations, None, Sampler(seed), True)
         theirs = np.asarray(log_probs(spec.views(flat), observations, raw), dtype=np.float64)
-        assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), (
-            f"log-probabilities are {ours}, the training side has {theirs}"
-        )
+        assert np.allclose(ours, theirs, rtol=_CLOSE, atol=_CLOSE), f"log-probabilities {ours}; the training side has {theirs}"
     assert flat.tobytes() == before, "the policy has changed its snapshot"
     _check_refusal(again, flat)
 
@@ -124,9 +122,7 @@ def _check_batch(policy: Policy, spec: PolicySpec, observations: NDArray[Any], s
 
 def _check_action(spec: PolicySpec, raw: NDArray[Any], action: NDArray[Any]) -> None:
     space = spec.action_space
-    assert raw.shape == action.shape == space.shape, (
-        f"the action has the shapes {raw.shape} and {action.shape}, not {space.shape}"
-    )
+    assert raw.shape == action.shape == space.shape, f"the action has shapes {raw.shape} and {action.shape}, not {space.shape}"
     if isinstance(space, DiscreteSpace):
         assert raw.dtype == np.int64 and raw == action, f"actions {raw!r} and {action!r}; expected the same int64"
         assert space.start <= raw < space.start + space.n, f"action {raw} is outside {space.start}..{space.start + space.n - 1}"

@@ -18,10 +18,7 @@ __all__ = ["SPARE", "TRY_AGAIN", "Child", "ProcessFailed"]
 REAP_S = 10.0
 TAIL_BYTES = 4_000
 SPARE = "RL4SYS_SPARE"
-"""The variable that marks a child as started in advance.
-
-Such a child imports its modules, then waits for a line on its standard input.
-"""
+"""The variable of a child started in advance: it loads its modules and waits for a line on its input."""
 
 TRY_AGAIN = 75
 """``EX_TEMPFAIL``: the exit code of a child whose address was in use and that should be started again."""

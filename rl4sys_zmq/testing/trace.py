@@ -53,10 +53,7 @@ class Event:
 
 
 class TraceWriter(Resource):
-    """A writer of one process's trace.
-
-    Each event is one line and one system call, so a SIGKILL truncates at most the last line.
-    """
+    """A writer of one process's trace: one system call per line, so that a SIGKILL truncates only the last."""
 
     def __init__(self, path: str | os.PathLike[str], *, client: str = "") -> None:
         """Begin a new start of a process in the file `path`, after the lines of earlier starts.

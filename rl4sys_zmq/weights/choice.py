@@ -16,10 +16,7 @@ __all__ = ["WORTH", "estimated_bits", "prediction_helps"]
 SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
 """The approximate number of elements that `estimated_bits` and `prediction_helps` look at."""
 WORTH = 0.98
-"""The share of the plain size that a predicted diff must stay below.
-
-A predicted diff has a cost: an actor that has just joined must fetch the version before the base.
-"""
+"""Highest relative size of a predicted diff. Prediction costs a new actor the fetch of one more version."""
 
 _CLASSES = 40
 _CELL_BITS = 4.0

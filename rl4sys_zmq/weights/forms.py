@@ -64,10 +64,7 @@ class IntegerForm(ABC):
 
 
 class Fp32(IntegerForm):
-    """The form of all float32 values: their bits, as integers of the same order.
-
-    For negative floats, all bits but the sign are inverted.
-    """
+    """The form of all float32 values: their bits as integers of the same order."""
 
     def integers(self, flat: FlatWeights) -> NDArray[np.int32]:
         """Return the integers (`IntegerForm.integers`)."""
@@ -159,7 +156,7 @@ def form_of(dtype: WireDtype, exponents: Sequence[int] = (), sizes: Sequence[int
 
 
 def _ordered(bits: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return float bits as integers of the same order, in a fresh array. The function is its own inverse."""
+    """Return float bits as integers of the same order (negative: all bits but the sign inverted). Its own inverse."""
     out: NDArray[np.int32] = bits >> 31
     out &= _MAGNITUDE
     out ^= bits

@@ -117,9 +117,7 @@ class WeightsHeader:
         if len(self.policy_id) != 8:
             raise ProtocolError(Refusal.RANGE, f"a policy id has {len(self.policy_id)} bytes; expected 8")
         if self.base_version >= self.new_version if self.codec.is_diff else self.base_version != self.new_version:
-            raise ProtocolError(
-                Refusal.RANGE, f"{self.codec.name} cannot go from version {self.base_version} to {self.new_version}"
-            )
+            raise ProtocolError(Refusal.RANGE, f"{self.codec.name} cannot go from {self.base_version} to {self.new_version}")
         if not self.chunk < self.chunks:
             raise ProtocolError(Refusal.RANGE, f"chunk {self.chunk} of {self.chunks} is out of range")
         if self.predicted and not self.codec.is_diff:

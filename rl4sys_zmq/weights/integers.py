@@ -19,10 +19,7 @@ ZERO, SPARSE, SYMBOLS = range(3)
 SPARSE_SHARE = 0.45
 """Up to this share of non-zeros, positions are shorter than symbols."""
 UNIT_SHARE, SPARSE_SHARE_OF_UNITS = 0.75, 0.6
-"""If `UNIT_SHARE` of the non-zeros are 1 or -1, positions are used up to `SPARSE_SHARE_OF_UNITS`.
-
-A Huffman code is too long where one symbol is so frequent.
-"""
+"""If the first share of the non-zeros is 1 or -1, Huffman codes are long: use positions up to the second share."""
 MAX_DEPTH = 6
 
 Sparse = tuple[NDArray[np.int64], NDArray[np.int64]]

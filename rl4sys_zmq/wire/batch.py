@@ -78,11 +78,7 @@ class Batch:
         return checks
 
     def errors(self, schema: SegmentSchema | None = None) -> dict[int, ProtocolError]:
-        """Return the segments to refuse, by their index in the message, with the reason.
-
-        Args:
-            schema: The columns and the length to require. If None, only the numbers in the heads are checked.
-        """
+        """Return the segments to refuse, by index, with the reason. Without a schema only the heads are checked."""
         longest = schema.max_steps if schema is not None else None
         places = range(len(self)) if len(self) <= FEW else self._suspicious(longest)
         heads: dict[int, Head] = {place: head_struct.unpack_from(self._raw, place * HEAD_BYTES) for place in places}

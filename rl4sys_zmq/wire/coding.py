@@ -32,10 +32,7 @@ MAX_PLAIN_BYTES = 64 << 20
 MAX_IMAGE_BYTES = MAX_PLAIN_BYTES - (1 << 16)
 """Largest plain size of the columns of a message with images. The rest is room for padding."""
 MOST_EXPANSION, FREE_BYTES = 256, 1 << 20
-"""Limits on a claimed plain size: `MOST_EXPANSION` times the coded bytes, plus `FREE_BYTES`.
-
-They keep a few bytes from causing much work for a learner.
-"""
+"""Limit on a claimed plain size, so that few bytes cause little work: a factor, plus a number of bytes."""
 _LEAST_BYTES = 64
 _GAIN = 0.95
 _SIZES = (1, 2, 4, 8)
@@ -149,10 +146,7 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
 
 
 def _turned(plain: memoryview, itemsize: int) -> Any:
-    """Reorder the bytes: all first bytes of the elements, then all second bytes.
-
-    An incomplete last element stays at the end.
-    """
+    """Put all first bytes of the elements first, then all second bytes. An incomplete last element stays last."""
     if itemsize == 1:
         return plain
     data = np.frombuffer(plain, np.uint8)
@@ -178,7 +172,7 @@ def _sections(numbers: Any, size: int) -> list[tuple[int, int, int]]:
     for coded, plain, itemsize in found:
         alone = itemsize in _FORMATS and len(found) == 1
         if (itemsize not in _SIZES and not alone) if itemsize else coded != plain:
-            raise ProtocolError(Refusal.MALFORMED, f"a section has {coded} bytes for {plain}; element size {itemsize}")
+            raise ProtocolError(Refusal.MALFORMED, f"invalid section: {coded} coded bytes, {plain} plain, elements of {itemsize}")
     return found
 
 

@@ -111,9 +111,7 @@ class ColumnReader:
         places = heads["layout"]
         if len(layouts) > 1 or places.any():
             if int(places.max()) >= len(layouts):
-                raise ProtocolError(
-                    Refusal.MALFORMED, f"a segment has layout {int(places.max())}; the message has {len(layouts)}"
-                )
+                raise ProtocolError(Refusal.MALFORMED, f"a segment of layout {int(places.max())}; the message has {len(layouts)}")
             members = [np.flatnonzero(places == k) for k in range(len(layouts))]
         else:
             members = [np.arange(len(heads))]

@@ -115,9 +115,7 @@ def encode_call(call: Call) -> list[Frame]:
 
 
 def encode_reply(reply: Reply) -> list[Frame]:
-    """Return the frames of a reply.
-
-    Everything is copied, since the server can resend it after the callback changes its arrays.
+    """Return the frames of a reply. Arrays are copied, since the server can resend it after they change.
 
     Raises:
         PayloadError: If the payload cannot travel.

@@ -16,14 +16,7 @@ __all__ = ["SegmentSchema"]
 
 @dataclass(frozen=True, slots=True)
 class SegmentSchema:
-    """The columns and the length that a client's segments must have.
-
-    Attributes:
-        observation_space: Space of the observations.
-        action_space: Space of the actions.
-        max_steps: Longest segment, in steps.
-        layouts: Layouts that fit the spaces.
-    """
+    """The spaces and the longest length, in steps, of a client's segments, with the layouts that fit the spaces."""
 
     observation_space: Space
     action_space: Space

@@ -35,10 +35,7 @@ INLINE_TOTAL_BYTES = 128 * 1024
 OWN_FRAME_BYTES = 64 * 1024
 """Smallest array with a frame of its own. The receiver does not copy such an array, and the sender need not."""
 MAX_TREE_FRAMES = 128
-"""Most frames of a tree.
-
-The first holds the parts that lie side by side. When the frames are used up, further large parts go there too.
-"""
+"""Most frames of a tree. The first holds small parts, and also large parts when no other frame is left."""
 
 _DTYPES = {np.dtype(d): d for d in DTYPES}
 _BY_NAME = {d: np.dtype(d) for d in DTYPES}
@@ -246,10 +243,7 @@ class _ColumnReader:
     def __init__(self, frames: Sequence[Frame]) -> None:
         self.frames = [memoryview(frame) for frame in frames] if frames else []
         self.left = sum([len(frame) for frame in frames]) if frames else 0
-        """The number of bytes that parts can still refer to.
-
-        Each byte counts once, so that a short message cannot become a huge tree.
-        """
+        """The number of bytes that parts can still refer to. This keeps a short message from becoming a huge tree."""
 
     def read(self, value: Any, depth: int) -> Tree:
         kind = type(value)

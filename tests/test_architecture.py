@@ -19,7 +19,7 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters", "late", "names", "plugins", "private", "loopback", "zstd", "images"),
+    ("errors", "resource", "counters", "_lazy", "names", "plugins", "private", "loopback", "zstd", "images"),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),
@@ -43,7 +43,7 @@ SANS_IO = {"learner": {"client", "core", "endpoint", "client_registry", "dispatc
 """Modules that decide, by room: they are given the time, and reach sockets, threads and disks through ports alone."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
-    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "thread", "worker_pipe")),
+    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "worker_pipe")),
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}

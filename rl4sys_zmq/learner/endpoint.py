@@ -378,7 +378,8 @@ class ActorEndpoint:
             inference=_advertised(self.inference_address, self._config.advertise),
         )
         self._send(peer, answer)
-        self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
+        if before is None or before[1] is not stream:  # a HELLO that was resent joins once
+            self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
     def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
         """Count segments that were acknowledged and are not in this journal, because the journal was replaced or lost."""

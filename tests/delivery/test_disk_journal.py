@@ -681,16 +681,16 @@ def test_a_file_that_cannot_be_written_is_refused(bench, tmp_path):
 
 CHILD = """
 import sys, threading
-from rl4sys_zmq.delivery.disk_journal import Journal
-from rl4sys_zmq.delivery.journal import Entry
+from rl4sys_zmq.delivery.disk_journal import DiskJournal
+from rl4sys_zmq.delivery.journal import JournalEntry
 
 news = threading.Event()
-journal = Journal(sys.argv[1], fsync=sys.argv[2], max_bytes=1 << 30, wake=news.set)
+journal = DiskJournal(sys.argv[1], fsync=sys.argv[2], max_bytes=1 << 30, wake=news.set)
 restored = journal.open()
 seq = max([row.received for row in restored.streams], default=0)
 print(seq, flush=True)
 while True:
-    journal.append([Entry("c", "a", 1, seq + i, seq + i + 1, 1, 0, 0, (b"x" * 3_000, str(seq + i).encode())) for i in range(3)])
+    journal.append([JournalEntry("c", "a", 1, seq + i, seq + i + 1, 1, 0, 0, (b"x" * 3_000, str(seq + i).encode())) for i in range(3)])
     seq += 3
     news.wait(5.0)
     news.clear()

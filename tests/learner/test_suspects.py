@@ -123,6 +123,6 @@ def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -
     suspects = CrashSuspects(tmp_path / "file" / "below")
     suspects.note(KEY, 1, 2)
     suspects.begin(held(1))
-    suspects.settle_configuration()
+    suspects.settle()
     assert not suspects.story and not suspects.reason(KEY, 1)
     suspects.close()

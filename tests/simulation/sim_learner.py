@@ -438,13 +438,13 @@ class SimLearner:
 
     def _on_submit(self, peer: bytes, stream: Stream, before: _Before, message: Submit) -> None:
         """The onlooker sees how far the mark has moved, and what of the message that must be."""
+        if self.now - before.progress_at >= IDLE_S:  # its credit may have been granted once more, to another
+            self._slack_steps += max(0, before.credit_steps - before.accepted_steps)
         moved, key = stream.received - before.received, self._keys[peer]
         if moved <= 0:
             return
         if self._speaks[key[0]] != peer:
             raise Violation("session", f"{moved} segments of {key} came on a connection that another has followed")
-        if self.now - before.progress_at >= IDLE_S:  # its credit may have been granted once more, to another
-            self._slack_steps += max(0, before.credit_steps - before.accepted_steps)
         over = max(0, stream.accepted_steps - max(before.credit_steps, before.accepted_steps))
         if self._schedule.clean and over > MAX_STEPS:
             raise Violation("credit", f"{over} steps came beyond the credit")

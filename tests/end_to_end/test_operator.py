@@ -117,7 +117,7 @@ def test_commands_under_way_are_bounded_and_end_with_the_learner(inproc_lab: Lab
     learner, agent, factory = busy(inproc_lab, tmp_path, shutdown_timeout_s=0.5)
     with pytest.raises(LearnerUnavailable):
         learner.forget("lab", timeout_s=0.1)
-    with pytest.raises(ProtocolError, match="1 commands are under way"):
+    with pytest.raises(ProtocolError, match="1 commands are in progress"):
         learner.forget("lab")
     gateway = learner._running
     agent.close(timeout_s=0.0)

@@ -493,7 +493,7 @@ def test_a_dropped_actor_may_come_back_as_it_likes():
 def test_a_command_for_nothing_names_what_there_is():
     rig = Rig()
     rig.join()
-    with pytest.raises(ConfigError, match="there are: lab"):
+    with pytest.raises(ConfigError, match="known names: lab"):
         rig.core.do(Command(RESTART, "lob")).result(0)
 
 

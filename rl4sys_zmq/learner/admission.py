@@ -42,7 +42,7 @@ _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updat
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """The settings of a client, resolved once from its entry in the learner's configuration and its first actor's HELLO."""
+    """The settings of a client, resolved once from the learner's configuration and its first actor's HELLO."""
 
     client_id: str
     algorithm_name: str
@@ -274,7 +274,7 @@ def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:
 
 
 def _seed(config: LearnerConfig, client_id: str, given: int | None) -> int:
-    """Return the algorithm's seed: the given one, else one from the learner's seed and the client's name, else a random one."""
+    """Return the given seed, else one from the learner's seed and the client's name, else a random one."""
     if given is not None:
         return given
     return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)

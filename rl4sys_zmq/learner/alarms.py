@@ -65,7 +65,7 @@ class Alarm:
 
 
 class Alarms:
-    """The alarms of one client, by kind. Only one thread may use it."""
+    """The alarms of one client, by kind. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
         """Create it without alarms.

@@ -86,7 +86,7 @@ class Client:
         dirty: The actors to which an ack is due.
         settles_at: The earliest time of the next acks, on the monotonic clock.
         waiting: The HELLOs that arrived while the learner thread was starting, each with its user, by peer.
-        worker: The current life of its learner thread; None after it was told to end.
+        worker: The current life of its learner thread; None after `end_thread`.
         workers: All lives that can still be running.
         backlog: Messages for the learner thread that did not fit in its pipeline.
         known: True if the journal has a row of this client.

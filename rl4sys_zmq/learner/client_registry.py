@@ -172,7 +172,7 @@ class ClientRegistry:
             give_up_pending: Delete the client's journal entries first, so that nothing is replayed.
 
         Returns:
-            The number of segments that are rolled back at once: those pending, with a journal in memory.
+            The number of segments that are rolled back at once: the pending ones with a journal in memory, else 0.
         """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)

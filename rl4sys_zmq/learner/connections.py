@@ -129,7 +129,7 @@ class Connections:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
-        """Close connections that complete no message, discard records of closed ones, and count libzmq's connection events."""
+        """Close connections that complete no message, discard records of closed ones, and count libzmq's events."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()

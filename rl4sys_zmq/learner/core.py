@@ -58,7 +58,7 @@ BACKLOG_RETRY_S = 0.005
 
 
 class LearnerCore:
-    """All clients of a learner, their actors and their learner threads. Only one thread may use it.
+    """All clients of a learner, their actors and their learner threads. Use it in one thread only.
 
     Attributes:
         counters: The learner's counters.

@@ -1,4 +1,4 @@
-"""Delivery of segments from the journal to the learner threads, and the checkpoints that let the journal delete entries."""
+"""Delivery of segments from the journal to the learner threads, and requests for checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The learner's side of the protocol with actors: sessions, admission, acknowledgements and refusals, without sockets."""
+"""The learner's side of the protocol with actors: sessions, acknowledgements and refusals, without sockets."""
 
 from __future__ import annotations
 
@@ -470,7 +470,7 @@ class ActorEndpoint:
 
 @functools.lru_cache
 def _advertised(uri: str, host: str | None) -> str:
-    """Return an address as actors should connect to it, or "". A host ``*`` means the host that the actor connected to."""
+    """Return the URI to send to actors, or "". The host ``*`` stands for the host that the actor connected to."""
     if not uri:
         return ""
     address = Address.parse(uri)

@@ -1,4 +1,4 @@
-"""Rate limits of the gateway: how much each connection can send in addition to the segments that it has credit for.
+"""Rate limits of the gateway for all messages of a connection except segments with credit.
 
 Costs are counted in ordinary messages. The debt of a connection is kept as a time: the moment at which the debt is paid off
 at the connection's rate. A submitted segment with credit costs nothing and pays for two other messages, so an actor at work
@@ -44,7 +44,7 @@ class ConnectionShare:
         heard: Time of its last message.
         descriptor: File descriptor of its socket; -1 if unknown.
         owes_until: Time at which the debt for its messages is paid off.
-        excess: Number of messages over the limit since it was last closed.
+        excess: Number of messages over the limit since `to_be_cut` last returned True.
         words: Number of messages checked while it had no session.
         told_until: Time at which the debt for the refusals sent to it is paid off.
     """

@@ -1,7 +1,8 @@
-"""The gateway thread: the learner's core with its sockets (ROUTER, XPUB, and a PULL for messages of learner threads).
+"""The gateway thread: the learner's core and its sockets.
 
-The thread never blocks in a send and never accesses a disk. `LearnerCore` interprets the messages. `Connections` limits the
-rate of each connection.
+The sockets are a ROUTER for actors, an XPUB for weights and beacons, and a PULL for messages of learner threads. The thread
+never blocks in a send and never accesses a disk. `LearnerCore` interprets the messages. `Connections` limits the rate of each
+connection.
 """
 
 from __future__ import annotations

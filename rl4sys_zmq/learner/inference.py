@@ -1,4 +1,4 @@
-"""The inference service: the policies of a learner's clients, for actors that request actions instead of computing them.
+"""The inference service: computes actions for actors that have no policy of their own.
 
 A call of the method ``policy/CLIENT`` carries ``obs`` ``[N, *obs]``, ``mask`` ``[N, n]`` or None, and ``explore``. The reply
 has ``raw`` and ``act`` ``[N, *act]``, ``log_prob`` float32 ``[N]``, and the ``generation`` and ``version`` of the policy.
@@ -41,7 +41,9 @@ def method_of(client_id: str) -> str:
 
 
 class PolicyService(Resource):
-    """A service with the newest version of each policy. The gateway thread offers versions; the server's threads run them.
+    """A service with the newest version of each policy.
+
+    The gateway thread offers versions; the server's threads run them.
 
     Attributes:
         address: The URI that it is bound to; empty before `start`.

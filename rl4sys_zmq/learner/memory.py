@@ -1,4 +1,4 @@
-"""The memory of the process: its size, its limit, and the setting that keeps freed memory for the next large messages."""
+"""The memory of the process: its size, its limit, and a setting that keeps freed memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_memory() -> None:
-    """Return the memory that malloc keeps to the kernel, as far as possible. Do nothing with a C library other than glibc."""
+    """Return the memory that malloc keeps to the kernel, as far as possible. Without glibc, do nothing."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -46,7 +46,7 @@ def resident_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the memory limit of this process in bytes: the machine's memory, or its control group's limit if that is less."""
+    """Return the memory limit of this process in bytes: the lower of the machine's memory and the control group's limit."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # the file is missing, not readable, or contains "max"

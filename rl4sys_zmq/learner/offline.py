@@ -1,4 +1,4 @@
-"""Operators' commands on a run directory that no learner is using: they edit the journal and put checkpoints aside."""
+"""Operators' commands on a run directory that no learner is using."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands of operators (``restart``, ``give-up-pending``, ``forget``, ``drop-actor``), and the expiry of idle clients."""
+"""Operators' commands (``restart``, ``give-up-pending``, ``forget``, ``drop-actor``), and expiry of idle clients."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ class StatusReporter:
     def _is_pressing(self, now_true: _Reported) -> bool:
         """Return True if an actor may soon have to wait for this report.
 
-        That is so if the gateway knows of less than half of the usable steps or of an old version, or if many segments or
-        bytes were taken since the last report.
+        That is so if less than half of the usable steps was reported, if the version changed, or if many segments or bytes
+        were taken since the last report.
         """
         said = self._said
         return (

@@ -66,7 +66,7 @@ class TrainerWorker(Worker):
             learning.close()
 
     def stop(self) -> None:
-        """End the thread when it next has nothing to read. The gateway's `Stop` message, in contrast, comes after the data."""
+        """End the thread when it next has nothing to read. `Stop`, in contrast, is queued after the data."""
         self._stopping.set()
         if self._learning is not None:
             self._learning.excuse(replaced=self._replaced.is_set())

@@ -1,4 +1,4 @@
-"""Implementations of the core's ports with threads: a learner thread with its pipeline, and a task for old checkpoints."""
+"""Ports of the core that use threads: a learner thread with its pipeline, and the task that puts checkpoints aside."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:
         (("drop-actor", "a1"), "actor a1 of client lab is dropped; it was live and can join again"),
         (("restart",), "client lab was restarted from checkpoint"),
         (("give-up-pending",), "3 are rolled back"),
-        (("forget",), "of 11 accepted segments 0 were pending"),
+        (("forget",), "0 of its 11 accepted segments were pending"),
     ):
         result = run(learner.address, "lab", *arguments)
         assert result.exit_code == 0 and said in result.stdout and result.stdout.count("\n") == 2, result.output

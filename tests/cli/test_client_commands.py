@@ -319,7 +319,7 @@ def test_a_directory_takes_no_nonsense(stack: ExitStack, tmp_path: Path) -> None
     run_dir = a_run(tmp_path)
     assert "no client 'lob'; known names: lab" in refused(run_dir, "lob", "forget")
     assert "no actor 'a2'; known names: a1" in refused(run_dir, "lab", "drop-actor", "a2")
-    assert "which is what restart does" in refused(run_dir, "lab", "restart")
+    assert "start a learner on this directory instead" in refused(run_dir, "lab", "restart")
     (tmp_path / "empty").mkdir()
     assert "is not a run directory" in refused(tmp_path / "empty", "lab", "forget")
     assert list((tmp_path / "empty").iterdir()) == []

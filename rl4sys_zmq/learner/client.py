@@ -287,7 +287,7 @@ class Client:
         self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
-    # ---- going back to a checkpoint
+    # ---- return to a checkpoint
 
     def rewind(self, message: Ready) -> None:
         """Reset the verdicts and marks to those of the checkpoint that the learner thread continues from."""

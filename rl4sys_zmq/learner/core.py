@@ -148,7 +148,7 @@ class LearnerCore:
             case Failed():
                 self._on_failed(client, message)
             case ToLearner() | ToActor() | ToWorker():
-                raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} from a learner thread")
+                raise ProtocolError(Refusal.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
                 assert_never(message)
 
@@ -309,7 +309,7 @@ class LearnerCore:
             "clients": {client.client_id: client.report(now) for client in self.registry},
         }
 
-    # ---- the end
+    # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
         """Fail the commands with this error, end the learner threads, and send ``CLOSING`` to the actors."""

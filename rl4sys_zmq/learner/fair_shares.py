@@ -135,7 +135,7 @@ class FairShares:
         line.told_until = max(line.told_until, now) + 1 / REPLIES_PER_S
         return True
 
-    # ---- time
+    # ---- rests
 
     def rest_after(self, wasted_s: float, now: float) -> None:
         """Begin a rest after `wasted_s` seconds were spent on messages over the limit."""

@@ -161,7 +161,7 @@ class StatusReporter:
             or now_true.nbytes - said.nbytes >= GATHER_BYTES
         )
 
-    # ---- figures
+    # ---- metrics
 
     def ended(self, episodes: Iterable[tuple[float, float, int]]) -> None:
         """Record episodes that have ended.

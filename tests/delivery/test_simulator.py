@@ -771,7 +771,10 @@ MUTANTS = TWELVE | {
         {"parts": LearnerParts(dispatcher=AsksForOnePage), "schedule": CRASHES},
         {"disposed", "conserved", "stalled"},
     ),
-    "takes_a_page_for_all": ({"parts": LearnerParts(dispatcher=TakesAPageForAll), "schedule": CRASHES}, {"disposed", "conserved"}),
+    "takes_a_page_for_all": (
+        {"parts": LearnerParts(dispatcher=TakesAPageForAll), "schedule": CRASHES},
+        {"disposed", "conserved"},
+    ),
     "takes_any_page": (
         {"parts": LearnerParts(dispatcher=TakesAnyPage), "schedule": replace(CRASHES, thread_restarts=8, pace=0.1)},
         {"once", "order", "conserved", "disposed", "transit", "verdicts"},

@@ -1,4 +1,4 @@
-"""The connections of the ROUTER: fair shares between them, and the end of those that flood or finish no message."""
+"""The connections of the ROUTER: rate limits, and the closing of connections that flood or complete no message."""
 
 from __future__ import annotations
 
@@ -18,30 +18,34 @@ from rl4sys_zmq.wire.messages import Frame
 __all__ = ["Connections"]
 
 ROUTER_BURST = 256
+"""Number of messages read in one turn of the gateway thread, at most."""
+
 EXCESS_BURST = 64
-"""How many messages in excess are dropped in a turn."""
+"""Number of messages over the rate limit that are dropped in one turn, at most."""
 
 FRAMES_PER_MESSAGE = 32
-"""So many frames of a message with too many of them count as another message."""
+"""A message with too many frames costs one ordinary message for this many frames."""
 
 TIDY_S, IDLE_CONNECTION_S = 5.0, 30.0
-"""How often connections are looked through, and how long one may finish no message: actors say something each second."""
+"""Interval between two checks of all connections, and longest time in which a connection completes no message, in seconds.
+Actors send a message each second."""
 
 BUSY_S, NEW_S = 1.5, 0.15
-"""How long it may do so while memory runs out; and one that has never finished any."""
+"""Longest time in which a connection completes no message while memory runs out, in seconds. The second value is for a
+connection that has never completed one."""
 
 
 class Connections:
-    """Reads the ROUTER for an `ActorEndpoint`, as fairly as the connections allow. Used in the gateway thread."""
+    """The reader of the ROUTER, which limits each connection's rate. Only the gateway thread uses it."""
 
     def __init__(self, config: LearnerConfig, router: Socket, endpoint: ActorEndpoint, counters: Counters) -> None:
-        """Take a bound ROUTER.
+        """Create a reader for a bound ROUTER.
 
         Args:
-            config: The learner's.
-            router: Where messages come from; its owner closes it.
-            endpoint: Takes what is read.
-            counters: The learner's.
+            config: The learner's configuration.
+            router: The ROUTER. Its owner closes it.
+            endpoint: Handles the messages.
+            counters: The learner's counters.
         """
         self._router, self._endpoint, self._counters = router, endpoint, counters
         self._shares = FairShares(config.messages_per_s, config.bytes_per_s)
@@ -52,11 +56,11 @@ class Connections:
 
     @property
     def rest_s(self) -> float:
-        """For how long `read` takes nothing."""
+        """The remaining time in which `read` reads nothing, in seconds."""
         return self._shares.rest_s(time.monotonic())
 
     def read(self) -> None:
-        """Take what has come, as far as a turn allows; after much that was dropped, nothing for a while."""
+        """Read up to `ROUTER_BURST` messages. After many dropped messages, read nothing for a short rest."""
         began = time.monotonic()
         if self._shares.rest_s(began):
             return
@@ -93,9 +97,9 @@ class Connections:
             self._shares.rest_after(now - began - useful_s, now)
 
     def _handle(self, peer: bytes, line: ConnectionShare | None, frames: Sequence[Frame], now: float) -> float | None:
-        """Give a message to the endpoint; return what it counts, in ordinary messages, None for one that was dropped."""
+        """Let the endpoint handle a message. Return its cost in ordinary messages, or None if it was dropped."""
         sender = None
-        if self._router.authenticated:  # over inproc, and without keys, every peer may do everything
+        if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
             try:
                 sender = self._endpoint.admit(peer, self._router.user, sum(len(f) for f in frames), now)
             except ProtocolError as exc:
@@ -115,17 +119,17 @@ class Connections:
             self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
 
     def _drop(self, peer: bytes, line: ConnectionShare, frames: Sequence[Frame], now: float, reason: str = "") -> None:
-        """Leave a message unread. A few of them are answered; a connection that goes on and on is ended."""
+        """Drop a message over the rate limit. Some are answered with a refusal; a connection that floods is closed."""
         self._excess += 1
         if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.may_be_told(line, now):
-            self._endpoint.refuse(peer, Refusal.QUOTA, reason or "this connection sends more than its share", field=RATE)
+            self._endpoint.refuse(peer, Refusal.QUOTA, reason or "this connection exceeds its rate limit", field=RATE)
         else:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 
     def each_second(self, now: float) -> None:
-        """Forget connections that are long gone, end those that have finished no message for long, and count what libzmq saw."""
+        """Close connections that complete no message, discard records of closed ones, and count libzmq's events."""
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()
@@ -135,9 +139,12 @@ class Connections:
             self._counters.add(f"connections.{event.name}")
 
     def relieve(self, *, everybody: bool) -> int:
-        """End connections because memory runs out: those that finish no message, or all; return how many.
+        """Close connections because memory runs out, and return their number.
 
-        What they have sent of an unfinished message is freed. Actors dial again.
+        Their incomplete messages are freed. Actors reconnect.
+
+        Args:
+            everybody: Close all connections, not only those that complete no message.
         """
         found = self._router.connections()
         return self._cut(found if everybody else self._shares.mute(found, time.monotonic(), BUSY_S, NEW_S))

@@ -1,8 +1,8 @@
-"""Fair shares of the gateway: how much each connection may say besides the data that it has credit for.
+"""Rate limits of the gateway for all messages of a connection except segments with credit.
 
-Costs are counted in messages. A `ConnectionShare` is what is known of one connection; what it owes is a time, until which it
-would pay at its rate. A segment that was asked for costs nothing and pays for two other messages, so that an actor at work
-owes nothing.
+Costs are counted in ordinary messages. The debt of a connection is kept as a time: the moment at which the debt is paid off
+at the connection's rate. A submitted segment with credit costs nothing and pays for two other messages, so an actor at work
+has no debt.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Container, Sequence
 __all__ = ["ConnectionShare", "FairShares"]
 
 BURST_S = 2.0
-"""How many seconds' worth of messages a connection may send at once."""
+"""Size of a burst: a connection can send the messages of this many seconds at once."""
 
 STRANGERS = 20
-"""How many connections' worth all connections without a session may send together."""
+"""Rate limit of all connections without a session together, as a multiple of one connection's."""
 
 FIRST_WORDS = 2
-"""How many messages of a new connection are heard whatever other strangers say: a HELLO, and another."""
+"""Number of messages of a connection without a session that the limit for all such connections does not drop."""
 
 REPLIES_PER_S = 5.0
-"""How many refusals a second are said to a connection whose messages are dropped."""
+"""Refusals per second that are sent to a connection whose messages are dropped, at most."""
 
 CUT_AFTER = 4096
-"""How many messages in excess end a connection."""
+"""Number of messages over the limit after which a connection is closed."""
 
 CUT_BYTES = 1 << 18
-"""A message in excess of so many bytes ends its connection at once: more of them would wait in memory."""
+"""Size from which one message over the limit closes its connection at once, in bytes. More of them would fill the memory."""
 
 REST_FACTOR, MAX_REST_S = 2.0, 0.001
-"""After time spent on messages in excess the gateway reads none for so many times as long, at most so long: what floods then
-waits in its sender. The others wait too, no longer than that. A good client mostly waits for answers: with rests of 10 ms it
-kept 0.42 of its rate beside a flood of heartbeats, with 1 ms 0.89."""
+"""After a turn with messages over the limit, the gateway reads nothing for `REST_FACTOR` times the time spent on them, at most
+`MAX_REST_S` seconds. The flood then waits at its sender. Other peers wait too, but mostly they wait for replies anyway: beside
+a flood of heartbeats, a well-behaved actor kept 0.42 of its rate with rests of 10 ms and 0.89 with rests of 1 ms."""
 
 FORGET_S, MAX_LINES = 60.0, 1 << 16
 
 
 class ConnectionShare:
-    """One connection.
+    """The rate limit of one connection. All times are on the monotonic clock, in seconds.
 
     Attributes:
-        heard: when its last message came, by the monotonic clock.
-        descriptor: of its socket; -1 where there is none.
-        owes_until: when it will have paid for what it said.
-        excess: messages in excess since it was last cut.
-        words: messages that were handled while it had no session.
-        told_until: likewise for refusals said to it.
+        heard: Time of its last message.
+        descriptor: File descriptor of its socket; -1 if unknown.
+        owes_until: Time at which the debt for its messages is paid off.
+        excess: Number of messages over the limit since `to_be_cut` last returned True.
+        words: Number of messages checked while it had no session.
+        told_until: Time at which the debt for the refusals sent to it is paid off.
     """
 
     __slots__ = ("descriptor", "excess", "heard", "owes_until", "told_until", "words")
@@ -58,18 +58,18 @@ class ConnectionShare:
 
 
 class FairShares:
-    """The connections of a ROUTER and what each owes. Used in the gateway thread.
+    """The rate limits of all connections of a ROUTER. Only the gateway thread uses it.
 
     Attributes:
-        lines: the connections, by routing id.
+        lines: The connections, by routing id.
     """
 
     def __init__(self, messages_per_s: float, bytes_per_s: float) -> None:
-        """Makes it.
+        """Create it without connections.
 
         Args:
-            messages_per_s: how many messages a second a connection may send, besides data that it has credit for; and
-            bytes_per_s: how many bytes of them. Infinity for no limit.
+            messages_per_s: Ordinary messages per second of one connection, not counting segments with credit.
+            bytes_per_s: Bytes per second of these messages. Infinity for no limit.
         """
         self.lines: dict[bytes, ConnectionShare] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
@@ -78,18 +78,24 @@ class FairShares:
         self._unheard: dict[int, float] = {}
 
     def meet(self, peer: bytes, descriptor: int, now: float) -> ConnectionShare:
-        """A new connection.
+        """Add a connection and return it.
 
         Args:
-            peer: its routing id.
-            descriptor: of its socket.
-            now: the time.
+            peer: Its routing id.
+            descriptor: The file descriptor of its socket.
+            now: Time on the monotonic clock, in seconds.
         """
         line = self.lines[peer] = ConnectionShare(descriptor, now)
         return line
 
     def over(self, line: ConnectionShare, now: float, *, stranger: bool) -> bool:
-        """Whether a message is in excess, and is to be dropped before it is decoded."""
+        """Return True if a message exceeds the limit and must be dropped before it is decoded.
+
+        Args:
+            line: The connection.
+            now: Time on the monotonic clock, in seconds.
+            stranger: True if the connection has no session.
+        """
         if line.owes_until > now + BURST_S:
             return True
         if not stranger:
@@ -98,14 +104,14 @@ class FairShares:
         return line.words > FIRST_WORDS and self._strangers_owe_until > now + BURST_S
 
     def charge(self, line: ConnectionShare, messages: float, nbytes: int, now: float, *, stranger: bool) -> None:
-        """Notes what a connection has cost.
+        """Charge a connection for a message.
 
         Args:
-            line: the connection.
-            messages: how many ordinary messages this one was worth; negative for one that pays.
-            nbytes: its size; 0 for one that pays.
-            now: the time.
-            stranger: it had no session.
+            line: The connection.
+            messages: Cost in ordinary messages; negative if the message pays for others.
+            nbytes: Size in bytes; 0 if the message pays for others.
+            now: Time on the monotonic clock, in seconds.
+            stranger: True if the connection had no session.
         """
         cost_s = messages * self._message_s + nbytes * self._byte_s
         line.owes_until = max(line.owes_until + min(cost_s, 0.0), now) + max(cost_s, 0.0)
@@ -114,7 +120,7 @@ class FairShares:
 
     @staticmethod
     def to_be_cut(line: ConnectionShare, nbytes: int) -> bool:
-        """Counts a message in excess; whether its connection is to be ended."""
+        """Count a message over the limit, and return True if its connection must be closed."""
         line.excess += 1
         if line.excess < CUT_AFTER and nbytes < CUT_BYTES:
             return False
@@ -123,32 +129,32 @@ class FairShares:
 
     @staticmethod
     def may_be_told(line: ConnectionShare, now: float) -> bool:
-        """Whether a connection is told that a message of it was dropped: floods are not answered one for one."""
+        """Return True if a dropped message gets a refusal. Only `REPLIES_PER_S` a second do, with bursts."""
         if line.told_until > now + BURST_S:
             return False
         line.told_until = max(line.told_until, now) + 1 / REPLIES_PER_S
         return True
 
-    # ---- time
+    # ---- rests
 
     def rest_after(self, wasted_s: float, now: float) -> None:
-        """Lets a flood wait, after so much time that was spent on it."""
+        """Begin a rest after `wasted_s` seconds were spent on messages over the limit."""
         self._rests_until = now + min(wasted_s * REST_FACTOR, MAX_REST_S)
 
     def rest_s(self, now: float) -> float:
-        """For how long nothing is read yet."""
+        """Return the remaining time of the rest, in seconds."""
         return max(0.0, self._rests_until - now)
 
     # ---- all connections
 
     def mute(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
-        """The connections that have finished no message for a while.
+        """Return the descriptors of the connections that have completed no message for too long.
 
         Args:
-            connected: the descriptors of all connections.
-            now: the time.
-            silent_s: how long one may be silent that has finished a message.
-            new_s: how long one that has not, since it was first asked about.
+            connected: The descriptors of all connections.
+            now: Time on the monotonic clock, in seconds.
+            silent_s: Limit for a connection that has completed a message before, in seconds.
+            new_s: Limit for any other connection, since the first call that listed it, in seconds.
         """
         heard: dict[int, float] = {}
         for line in self.lines.values():
@@ -157,12 +163,13 @@ class FairShares:
         return [fd for fd in connected if (now - heard[fd] >= silent_s if fd in heard else now - self._unheard[fd] >= new_s)]
 
     def forget(self, now: float, sessions: Container[bytes], connected: Sequence[int]) -> None:
-        """Forget connections that have ended and owe nothing, or were silent for long; the eldest, when there are too many.
+        """Discard the records of connections that are closed and have no debt, or were silent for `FORGET_S` seconds.
 
-        Those with a session are kept.
+        Above `MAX_LINES` records, the ones that were silent for longest are discarded too. Records of connections with a
+        session are kept.
 
         Args:
-            now: The time.
+            now: Time on the monotonic clock, in seconds.
             sessions: The routing ids that have a session.
             connected: The descriptors of all connections.
         """

@@ -1,4 +1,4 @@
-"""The bound on the learner's memory that libzmq does not have: its resident size is watched, and something is done about it."""
+"""The limit on the learner's resident memory. libzmq has none: it buffers incomplete messages without a bound."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 CUT_ALL_S = 2.0
-"""After so long over the limit all connections are ended, in seconds."""
+"""Time over the limit after which all connections are closed, in seconds."""
 
 END_S = 6.0
-"""After so long over the limit the learner ends."""
+"""Time over the limit after which the learner ends, in seconds."""
 
 
 class MemoryWatch(Worker):
-    """The thread ``rl4sys-memory``. It looks five times a second and owns nothing else.
+    """The thread ``rl4sys-memory``, which checks the resident size every `LOOK_S` seconds.
 
-    Over the limit, connections that have finished no message for a while are ended, and again at each look: libzmq keeps an
-    unfinished message until its end comes. When that is not enough, all are: actors dial again by themselves, and lose nothing.
-    When that does not help either, the thread dies of `MemoryExceeded`, and the learner with it.
+    Over the limit, each check closes the connections that have completed no message for a while, since libzmq keeps an
+    incomplete message until it is complete. After `CUT_ALL_S` seconds over the limit, all connections are closed once; actors
+    reconnect and lose nothing. After `END_S` seconds the thread ends with `MemoryExceeded`, and the learner ends too.
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:
-        """Makes it; `start` starts it.
+        """Create the thread object. `start` starts the thread.
 
         Args:
-            limit_bytes: what the process may hold.
-            cut: ends connections, given whether all of them; returns how many. Called in this thread.
-            on_end: called when nothing has helped.
+            limit_bytes: Limit on the resident memory of the process, in bytes.
+            cut: Closes connections (all of them if its argument is True) and returns their number. Called in this thread.
+            on_end: Called in this thread when the memory is still over the limit after `END_S` seconds.
         """
         super().__init__("rl4sys-memory")
         self._limit_bytes, self._cut, self._on_end = limit_bytes, cut, on_end
@@ -47,26 +47,30 @@ class MemoryWatch(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """The thread's body.
+        """Check the memory until `stop`.
 
         Raises:
-            MemoryExceeded: when nothing has helped.
+            MemoryExceeded: If the memory is over the limit for `END_S` seconds.
         """
         while not self._stopping.wait(LOOK_S):
             self.look(resident_bytes(), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Does what is due, when so much is used.
+        """Compare the memory with the limit, and close connections if it is over.
+
+        Args:
+            used_bytes: Resident memory of the process.
+            now: Time on the monotonic clock, in seconds.
 
         Raises:
-            MemoryExceeded: when nothing has helped.
+            MemoryExceeded: If the memory is over the limit for `END_S` seconds.
         """
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return
         if self._over_since is None:
             self._over_since = now
-            log.warning("%d MiB are used, of %d: connections are ended", used_bytes >> 20, self._limit_bytes >> 20)
+            log.warning("%d MiB are used, the limit is %d MiB; closing connections", used_bytes >> 20, self._limit_bytes >> 20)
         over_s = now - self._over_since
         if over_s >= END_S:
             raise MemoryExceeded(used_bytes, self._limit_bytes)
@@ -75,13 +79,13 @@ class MemoryWatch(Worker):
         with suppress(Closed):
             count = self._cut(everybody)
             if count:
-                log.warning("%d connections ended%s", count, "" if everybody else ", which had finished no message for a while")
+                log.warning("%d connections closed%s", count, "" if everybody else " that had completed no message for a while")
         give_back_memory()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Ends the learner too."""
+        """Stop the learner too."""
         self._on_end()

@@ -1,4 +1,4 @@
-"""A learner thread: one client's algorithm, fed through a PULL, answering through a PUSH, in wire messages only."""
+"""The learner thread: runs one client's algorithm, reads messages from a PULL, and sends messages through a PUSH."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ QUEUE_MESSAGES = 64
 
 
 class TrainerWorker(Worker):
-    """Connects to the gateway's two pipeline ends, is told by `Assign` what to be, and learns until `Stop`.
+    """A learner thread. It connects to the gateway, is configured by an `Assign` message, and trains until `Stop`.
 
-    Nothing but frames goes in or out, so the same body can run in another process on other addresses.
+    It exchanges only wire messages with the gateway, so the same code can run in another process with other addresses.
     """
 
     def __init__(self, name: str, key: bytes, down: str, up: str) -> None:
-        """Makes it; `start` starts it.
+        """Create the thread object. `start` starts the thread.
 
         Args:
-            name: of the thread.
-            key: put before every message upstream, so that the gateway knows who speaks.
-            down: address of the gateway's PUSH.
-            up: address of the gateway's PULL.
+            name: Name of the thread.
+            key: Precedes every message to the gateway, and identifies the sender.
+            down: Address of the gateway's PUSH.
+            up: Address of the gateway's PULL.
         """
         super().__init__(name)
         self._key = key
@@ -43,7 +43,7 @@ class TrainerWorker(Worker):
         self._learning: TrainLoop | None = None
 
     def run(self) -> None:
-        """The thread's body."""
+        """Train until `Stop` or `stop`. Report any error of the algorithm to the gateway in `Failed`."""
         with Socket.pull(connect=self._down, hwm=QUEUE_MESSAGES) as down, Socket.push(connect=self._up) as up:
             upstream = UpstreamSender(up, self._key)
             try:
@@ -51,12 +51,12 @@ class TrainerWorker(Worker):
                     self._learn(down, upstream)
                 except Closed:
                     raise
-                except Exception as exc:  # noqa: BLE001 - the border of a client: it stops this client alone
+                except Exception as exc:  # noqa: BLE001 - an error of an algorithm stops its client only
                     upstream.say(
                         Failed(plain_text(f"{type(exc).__name__}: {exc}"[:1000]), plain_text(traceback.format_exc()[-8000:]))
                     )
             except Closed as exc:
-                log.warning("%s ends without a last word: %s", self.name, exc)
+                log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
     def _learn(self, down: Socket, upstream: UpstreamSender) -> None:
         learning = self._learning = TrainLoop(down, upstream, self._stopping, self._replaced)
@@ -66,12 +66,12 @@ class TrainerWorker(Worker):
             learning.close()
 
     def stop(self) -> None:
-        """Ends the thread when it next finds nothing to read; the gateway's `Stop` message comes in order with the data."""
+        """End the thread when it next has nothing to read. `Stop`, in contrast, is queued after the data."""
         self._stopping.set()
         if self._learning is not None:
             self._learning.excuse(replaced=self._replaced.is_set())
 
     def replace(self) -> None:
-        """Another thread takes its place, which has the checkpoints from now on; this one ends as soon as it can."""
+        """End the thread as soon as it can, without a checkpoint: another thread writes the client's checkpoints now."""
         self._replaced.set()
         self.stop()

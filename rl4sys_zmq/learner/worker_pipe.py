@@ -1,4 +1,4 @@
-"""The core's ports that are threads: a learner thread with its pipeline, and a task that puts checkpoints aside."""
+"""Ports of the core that use threads: a learner thread with its pipeline, and the task that puts checkpoints aside."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ LOOK_S = 0.05
 
 
 class WorkerPipe:
-    """A learner thread and the PUSH that feeds it: a `WorkerPort`. Used in the gateway thread, but for `alive` and `join`."""
+    """A learner thread with the PUSH to it; implements `WorkerPort`.
+
+    Only the gateway thread uses it, but any thread can call `alive` and `join`.
+    """
 
     def __init__(self, client_id: str, key: bytes, up: str) -> None:
         """Bind the pipeline and start the thread.
 
         Args:
-            client_id: Whose.
-            key: What the thread puts before all that it says.
-            up: The address that it answers at; its own pipeline is bound beside it.
+            client_id: The client.
+            key: Precedes every message of the thread.
+            up: The address of the gateway's PULL. The pipeline to the thread is bound to this address plus the key.
 
         Raises:
             TransportError: If the pipeline cannot be bound.
@@ -46,15 +49,15 @@ class WorkerPipe:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True while the thread runs."""
         return self._thread.alive
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for the thread; return False if the pipeline is full or closed."""
+        """Queue a message for the thread. Return False if the pipeline is full or closed."""
         return self._push is not None and bool(self._push.send(frames))
 
     def end(self, *, replaced: bool) -> None:
-        """Tell the thread to finish what it has been given, and to end; with `replaced`, as soon as it can."""
+        """Tell the thread to finish its queue and end; with `replaced`, to end as soon as it can."""
         if self._push is not None:
             self._push.send(encode(Stop()))
             self._push.close()
@@ -64,17 +67,19 @@ class WorkerPipe:
         self._thread.stop()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end of the thread; from any thread."""
+        """Wait for the end of the thread. Any thread can call this."""
         return self._thread.join(timeout_s)
 
 
 class AbandonCheckpoints(Worker):
-    """Waits for the end of learner threads, then renames the checkpoints that they had. The gateway's thread touches no disk.
+    """A thread that waits for the end of learner threads and then renames their checkpoints.
+
+    It exists because the gateway thread must not access a disk.
 
     Attributes:
-        done: It has ended.
-        problem: What went wrong; empty if nothing did.
-        count: How many checkpoints were put aside.
+        done: True if the task has ended.
+        problem: The error, or empty.
+        count: The number of checkpoints that were put aside.
     """
 
     def __init__(self, client_id: str, workers: Sequence[WorkerPort], folder: Path, wake: Callable[[], None]) -> None:
@@ -86,7 +91,7 @@ class AbandonCheckpoints(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Wait for the learner threads, and put the checkpoints aside."""
         try:
             ended = [False]
             while not all(ended) and not self._stopping.is_set():
@@ -102,5 +107,5 @@ class AbandonCheckpoints(Worker):
             self._wake()
 
     def stop(self) -> None:
-        """End the wait; the checkpoints stay as they are."""
+        """Cancel the wait. The checkpoints stay as they are."""
         self._stopping.set()

@@ -465,7 +465,7 @@ def test_what_differs_from_the_learner_is_named_with_both_values(bench: Bench) -
     assert caught.value.field == "action_space"
     with pytest.raises(HandshakeRefused, match=r"algorithm_parameters.gamma of client 'lab' is 'not set'.* 0.5"):
         bench.agent(algorithm_parameters={"gamma": 0.5})
-    with pytest.raises(HandshakeRefused, match="algorithm_name of client 'lab' is 'KEEPER' on the learner, the actor has 'PPO'"):
+    with pytest.raises(HandshakeRefused, match="of client 'lab' is 'KEEPER' on the learner, but the actor has 'PPO'"):
         bench.agent(algorithm_name="PPO")
     with pytest.raises(ConfigError, match="client_id: expected 1 to 200 printable characters"):
         bench.agent(client_id="../up")

@@ -27,7 +27,7 @@ CERTAIN = 1e-3
 """Largest log-probability of a discrete action. It is above 0, which is certainty, because of rounding."""
 
 ROUNDING = 4
-"""How far a value may be outside the bounds of a box, in units in the last place."""
+"""Tolerance at the bounds of a box, in units in the last place."""
 
 TILE = 512
 """Elements compared side by side. Rows of few columns are joined, because numpy is slow along short rows."""

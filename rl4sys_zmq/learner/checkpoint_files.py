@@ -40,7 +40,7 @@ _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How much of a stream a checkpoint contains.
+    """The position of a checkpoint in one stream.
 
     Attributes:
         actor_id: The actor of the stream.

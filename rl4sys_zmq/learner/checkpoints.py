@@ -74,7 +74,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: If the checkpoint cannot be written or is no longer wanted. The earlier ones are unchanged.
-                If the very last flush failed, the new one is there as well, complete, but may not survive a loss of
+                If the very last flush failed, the new one is there as well, complete, but might not survive a loss of
                 power.
         """
         with _disk(self.folder):

@@ -45,7 +45,7 @@ class ReceivedMessage:
 
 @dataclass(slots=True, eq=False)
 class HeldSegment:
-    """A segment that an algorithm was given, and may have to be given again.
+    """A segment that an algorithm received and may need to receive again.
 
     Attributes:
         taken: The message that contained it; None if that is no longer kept.

@@ -83,9 +83,9 @@ def state_dir(checkpoint: Path) -> Path:
 
 
 def go_back(config: LearnerConfig) -> Rollback | None:
-    """Make the checkpoint named by `LearnerConfig.resume` the newest of its client; None if none is named.
+    """Make the checkpoint named by `LearnerConfig.resume` the newest of its client.
 
-    Call this while the journal is open, so that no other learner uses the directory.
+    Return None if no checkpoint is named. Call this while the journal is open, so that no other learner uses the directory.
 
     Raises:
         ConfigError: If the checkpoint is not in this run directory.

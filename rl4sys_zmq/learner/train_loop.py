@@ -60,7 +60,7 @@ ASSIGN_S = 0.5
 """Longest wait for an assignment, in seconds, before the thread checks again if it must stop."""
 
 MAX_POISONED = 3
-"""How many segments in a row an algorithm may reject before the client fails."""
+"""Largest number of segments in a row that an algorithm can reject before the client fails."""
 
 CHECKPOINT_SHARE = 20
 """The shortest time between checkpoints, in multiples of the time that writing one takes."""
@@ -94,7 +94,7 @@ class TrainLoop:
         self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         self._ready = self._resume()
-        # A journal in memory ends with the process, and so do the segments that may have ended it.
+        # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
         self._trainer = Trainer(self._algorithm, self._suspects, max(0, self._saved_updates))
@@ -313,7 +313,7 @@ class TrainLoop:
             self._barrier()
 
     def _take_some(self, taken: ReceivedMessage, start: int) -> int:
-        """Process the segments of a message from place `start` on, until the batch is full. Return the next place."""
+        """Process the segments of a message from place `start` until the batch is full, and return the next place."""
         key, batch, reporter = taken.key, taken.batch, self._reporter
         first = batch.first_seq + start
         lags = self._version - taken.oldest

@@ -29,7 +29,7 @@ MAX_TRIALS = 128
 """Limit of trial updates for one undone update. Segments that these did not separate are removed together."""
 
 MAX_DIVERGED = 3
-"""How many updates in a row may be undone with nothing left of their batches. Beyond it the client fails."""
+"""Largest number of updates in a row that can be undone with nothing left of their batches before the client fails."""
 
 RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
 """Limits for the segments of an off-policy algorithm that can be quarantined later.
@@ -267,7 +267,7 @@ class Trainer:
         known = (self._recent.pop(number, None) for number in numbers)
         return Outcome(culprits=[one for one in known if one is not None], reason=reason)
 
-    # ---- segments that may have ended the process before
+    # ---- suspects of an earlier end of the process
 
     def _isolate(self) -> None:
         """Try the suspects among the held segments apart from the others. See `CrashSuspects`."""

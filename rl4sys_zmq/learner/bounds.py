@@ -1,8 +1,8 @@
 """The allowed range of the numbers in a segment: by column, from the client's spaces and two options.
 
-A finite number can still be harmful. Some devices report "no reading" as the largest float, and one such number,
-squared, makes a gradient infinite. The bounds of a bounded box apply as given. Where a space has no bounds, the options
-apply. They leave room for any sensor: the sum of the squares of a hundred million numbers of 1e15 is finite in float32.
+A finite number can still be harmful. Some devices report "no reading" as the largest float, and one such number, squared, makes
+a gradient infinite. The bounds of a bounded box apply as given. Where a space has no bounds, the options apply. They leave room
+for any sensor: the sum of the squares of a hundred million numbers of 1e15 is finite in float32.
 """
 
 from __future__ import annotations

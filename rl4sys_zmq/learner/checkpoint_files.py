@@ -1,8 +1,8 @@
 """The two files of a checkpoint, ``state.safetensors`` and ``manifest.json``, with checksums over every bit.
 
-The manifest begins with its seal, the digest of everything after it. It contains the size and the digest of the other
-file. This much is fixed for all future formats, so that another format is never mistaken for damage. The digests
-(xxh3-128) detect accidents, not attacks.
+The manifest begins with its seal, the digest of everything after it. It contains the size and the digest of the other file.
+This much is fixed for all future formats, so that another format is never mistaken for damage. The digests (xxh3-128) detect
+accidents, not attacks.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
       00000005.abandoned/                 newer than the checkpoint that --resume returned to
       .tmp-00000010/                      being written or removed; the next start removes it
 
-A checkpoint is written beside the others, flushed to disk, and renamed once. After a crash at any moment, either the
-old set or the new one is there.
+A checkpoint is written beside the others, flushed to disk, and renamed once. After a crash at any moment, either the old set or
+the new one is there.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class CheckpointStore:
 
     Attributes:
         folder: The folder, created by the first `write`.
-        damaged: The errors of all checkpoints that `load` has moved aside so far, including those with no older
-            replacement.
+        damaged: The errors of all checkpoints that `load` has moved aside so far, including those with no older replacement.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
@@ -64,8 +63,7 @@ class CheckpointStore:
         """Write one checkpoint. It is on disk when this returns.
 
         Args:
-            manifest: The manifest. `number` and `saved_unix_s` are set here. Numbers are never reused, not even
-                abandoned ones.
+            manifest: The manifest. `number` and `saved_unix_s` are set here. Numbers are never reused, not even abandoned ones.
             state: The result of `Algorithm.state`; see `pack_state` for the supported types.
             wanted: Called right before the rename; returns False if another learner thread has replaced this one.
 
@@ -73,9 +71,8 @@ class CheckpointStore:
             The manifest as written.
 
         Raises:
-            CheckpointError: If the checkpoint cannot be written or is no longer wanted. The earlier ones are unchanged.
-                If the very last flush failed, the new one is there as well, complete, but might not survive a loss of
-                power.
+            CheckpointError: If the checkpoint cannot be written or is no longer wanted. The earlier ones are unchanged. If the
+                very last flush failed, the new one is there as well, complete, but might not survive a loss of power.
         """
         with _disk(self.folder):
             _make_folder(self.folder)
@@ -111,12 +108,12 @@ class CheckpointStore:
         Newer ones that are damaged are renamed to ``NNNNNNNN.damaged``.
 
         Returns:
-            Its manifest, its state, and the errors of the damaged ones; None if there is no intact checkpoint (then
-            `damaged` has the errors).
+            Its manifest, its state, and the errors of the damaged ones; None if there is no intact checkpoint (then `damaged`
+            has the errors).
 
         Raises:
-            CheckpointError: If a checkpoint that may be intact cannot be read: another format, no permission, too many
-                open files. Falling back to an older one would undo what it holds, so a person must decide.
+            CheckpointError: If a checkpoint that may be intact cannot be read: another format, no permission, too many open
+                files. Falling back to an older one would undo what it holds, so a person must decide.
         """
         with _disk(self.folder):
             self._sweep()

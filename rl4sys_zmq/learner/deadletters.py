@@ -6,9 +6,8 @@
       2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame after its length (u32, little-endian)
       2026-11-21/luna,3f2a9c41,7,1042.json    the stream of the segment, and why it was quarantined
 
-A name consists of the client, the actor, the origin and the sequence number (`rl4sys_zmq.names.file_name`). So no two
-segments have the same name, and no name leads out of the folder. Beyond `MAX_LETTERS` and `MAX_BYTES` the oldest
-letters are removed.
+A name consists of the client, the actor, the origin and the sequence number (`rl4sys_zmq.names.file_name`). So no two segments
+have the same name, and no name leads out of the folder. Beyond `MAX_LETTERS` and `MAX_BYTES` the oldest letters are removed.
 """
 
 from __future__ import annotations

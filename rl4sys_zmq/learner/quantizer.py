@@ -12,8 +12,8 @@ __all__ = ["GRID_NOISE", "Quantizer"]
 GRID_NOISE = 2.0
 """The step of a grid, in multiples of the size of an update.
 
-Rounding errors of different weights are independent, updates are not: on LunarLander rounding moves the policy by a
-thousandth of what an update does. ``benchmarks/diffs.py --grid`` measures it.
+Rounding errors of different weights are independent, updates are not: on LunarLander rounding moves the policy by a thousandth
+of what an update does. ``benchmarks/diffs.py --grid`` measures it.
 """
 
 

@@ -1,13 +1,12 @@
 """Files of records within a limit of bytes: all of the newest records, and fewer and fewer of older ones.
 
-Records go into *parts* of bounded size. If there are too many parts, two neighbours are merged into one that keeps
-every second record, or as many as fit. The two that cover the least in relation to their age are chosen. So records
-thin out by age alone, and the whole history stays visible, however long it grows. Age is counted in later records, not
-in time: no clock is used.
+Records go into *parts* of bounded size. If there are too many parts, two neighbours are merged into one that keeps every second
+record, or as many as fit. The two that cover the least in relation to their age are chosen. So records thin out by age alone,
+and the whole history stays visible, however long it grows. Age is counted in later records, not in time: no clock is used.
 
-A part is called ``STAMP.FIRST-LAST`` and replaces the parts numbered from FIRST to LAST. If a crash happens after the
-merged part was written and before the old ones were removed, the old ones lie within its range. Readers ignore them,
-and the next start removes them.
+A part is called ``STAMP.FIRST-LAST`` and replaces the parts numbered from FIRST to LAST. If a crash happens after the merged
+part was written and before the old ones were removed, the old ones lie within its range. Readers ignore them, and the next
+start removes them.
 """
 
 from __future__ import annotations

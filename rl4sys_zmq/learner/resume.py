@@ -54,8 +54,8 @@ class Rollback:
         version: Version of the policy in it.
         abandoned: Numbers of the newer checkpoints, which are put aside.
         undone_versions: Number of versions undone, as far as checkpoints show.
-        undone_segments: Number of segments with a later verdict, as far as checkpoints show. Those that the journal
-            still holds are trained on again; the others are counted as rolled back.
+        undone_segments: Number of segments with a later verdict, as far as checkpoints show. Those that the journal still holds
+            are trained on again; the others are counted as rolled back.
     """
 
     client_id: str

@@ -11,8 +11,8 @@
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.event_files`)
       before-TIME/              put aside by `--resume never` or `tidy`
 
-CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can
-collide with the library's own files.
+CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can collide
+with the library's own files.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def aside_folder(run_dir: Path) -> Path:
 def tidy(run_dir: Path) -> list[tuple[str, str]]:
     """Move files of earlier versions whose place could collide with the library's own files. Nothing is deleted.
 
-    Earlier versions wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that could
-    differ from another client's in letter case only. If a start is killed in the middle, the next one continues.
+    Earlier versions wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that could differ
+    from another client's in letter case only. If a start is killed in the middle, the next one continues.
 
     Returns:
         The moves as ``(from, to)``, relative to the run directory.

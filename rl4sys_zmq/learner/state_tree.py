@@ -1,7 +1,6 @@
 """An algorithm's state as a JSON tree and named arrays, which can be read without trusting them. Nothing is pickled.
 
-Values that JSON lacks become an object whose first key begins with ``$``: ``{"$array": NAME, "dtype": ..., "shape":
-...}``.
+Values that JSON lacks become an object whose first key begins with ``$``: ``{"$array": NAME, "dtype": ..., "shape": ...}``.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _PLAIN = (type(None), bool, str)
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
     """Split a state into a tree for JSON and the arrays that it names. Contiguous arrays are not copied.
 
-    A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype
-    without fields or objects), integers of any size, floats, bool, str, bytes and None.
+    A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
+    fields or objects), integers of any size, floats, bool, str, bytes and None.
 
     Raises:
         CheckpointError: If the state contains anything else. The error names the place in the state.

@@ -1,21 +1,21 @@
 """Segments that end the learner's process when they are trained on: noted before, quarantined after repeated ends.
 
-A small file, `training.mark`, lists the segments in hand. It is written before they are observed or trained on, and
-cleared afterwards. It is not flushed: it outlives the process, but not a loss of power. If a start finds segments in
-it, the previous process ended while it worked on them, and they become suspects.
+A small file, `training.mark`, lists the segments in hand. It is written before they are observed or trained on, and cleared
+afterwards. It is not flushed: it outlives the process, but not a loss of power. If a start finds segments in it, the previous
+process ended while it worked on them, and they become suspects.
 
-One end proves nothing, because anything can kill a process. So suspects are only trained on more carefully: an
-on-policy algorithm first tries the two halves of them apart, an off-policy one takes them one at a time. If the process
-ends again, only those that were in hand both times stay suspects, at most half of them. A batch of n segments takes
-about log2(n) ends. A suspect that is trained on without an end is cleared.
+One end proves nothing, because anything can kill a process. So suspects are only trained on more carefully: an on-policy
+algorithm first tries the two halves of them apart, an off-policy one takes them one at a time. If the process ends again, only
+those that were in hand both times stay suspects, at most half of them. A batch of n segments takes about log2(n) ends. A
+suspect that is trained on without an end is cleared.
 
 These are quarantined:
 
 - a single remaining suspect, after `ENDS_ALONE` ends in a row with this result;
 - a group of suspects that cannot be separated, because its halves do no harm, after `ENDS_TOGETHER` such ends in a row.
 
-Kills from outside would have to hit each of these trainings in turn to quarantine a harmless segment, because one
-completed training clears it. An orderly end excuses the segments in hand.
+Kills from outside would have to hit each of these trainings in turn to quarantine a harmless segment, because one completed
+training clears it. An orderly end excuses the segments in hand.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class CrashSuspects:
         """Read the notes of the previous process.
 
         Args:
-            folder: The client's checkpoints; None to note nothing, because received segments do not outlive the
-                process.
+            folder: The client's checkpoints; None to note nothing, because received segments do not outlive the process.
         """
         self.story = ""
         self.repeated = False

@@ -29,8 +29,8 @@ class Record:
 def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
     """Return the records that fit a number of bytes, evenly over their order, and the counts of the others by kind.
 
-    Lasting records come first, up to half of the bytes. Among lasting and among other records, all kinds get equal
-    shares: a flood of one kind does not displace the others. The first record of each kind is kept.
+    Lasting records come first, up to half of the bytes. Among lasting and among other records, all kinds get equal shares: a
+    flood of one kind does not displace the others. The first record of each kind is kept.
     """
     if sum(len(record.content) for record in records) <= limit:
         return list(records), Counter()

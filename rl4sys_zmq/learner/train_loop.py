@@ -372,9 +372,9 @@ class TrainLoop:
     def _observe(self, one: HeldSegment, *, alone: bool) -> bool:
         """Give a segment to the algorithm. Return False if the algorithm rejected it and it was quarantined.
 
-        After `MAX_POISONED` rejections in a row the algorithm is at fault, and its error is raised. Without the
-        quarantine, a journal on disk would deliver the segment again to each new learner thread. With `alone`, the
-        segment is noted by itself.
+        After `MAX_POISONED` rejections in a row the algorithm is at fault, and its error is raised. Without the quarantine, a
+        journal on disk would deliver the segment again to each new learner thread. With `alone`, the segment is noted by
+        itself.
         """
         if alone:
             self._suspects.clear()

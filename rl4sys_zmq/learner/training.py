@@ -1,9 +1,8 @@
 """Updates that can be undone: segments that make the loss or the weights non-finite are found and removed.
 
-The state before an update is kept. An update that is not finite, or raises, is undone by restoring that state. The
-segments at fault are found by halving the batch: trial updates on parts of it, each from the kept state, none of them
-published. The rest is trained on. An off-policy algorithm learns from a replay, so it finds the data itself
-(`Undoable.discard`).
+The state before an update is kept. An update that is not finite, or raises, is undone by restoring that state. The segments at
+fault are found by halving the batch: trial updates on parts of it, each from the kept state, none of them published. The rest
+is trained on. An off-policy algorithm learns from a replay, so it finds the data itself (`Undoable.discard`).
 """
 
 from __future__ import annotations
@@ -247,8 +246,8 @@ class Trainer:
     def _undo_replay(self, reason: str, failure: Exception | None) -> Outcome | None:
         """Undo the updates since the kept state, for an algorithm with a replay.
 
-        Several updates can be undone at once. They are then repeated one by one, to reach the state right before the
-        failing one.
+        Several updates can be undone at once. They are then repeated one by one, to reach the state right before the failing
+        one.
         """
         if self._hooks is None:
             raise failure or TrainingDiverged(1, f"{reason}; an off-policy algorithm needs the methods of Undoable to undo this")

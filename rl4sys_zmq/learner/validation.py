@@ -87,8 +87,8 @@ def _is_sound_column(letter: str, column: NDArray[Any], standard: ContentRules) 
 def is_finite(column: NDArray[Any]) -> bool:
     """Return True if all elements of a float array are finite.
 
-    A finite sum proves that all terms are finite, in one pass. A non-finite sum proves nothing, because finite terms
-    can add up beyond the range of their type. ``einsum`` is the fastest sum and releases the interpreter lock.
+    A finite sum proves that all terms are finite, in one pass. A non-finite sum proves nothing, because finite terms can add up
+    beyond the range of their type. ``einsum`` is the fastest sum and releases the interpreter lock.
     """
     flat = column.reshape(-1)
     if flat.dtype.itemsize > 2 and np.isfinite(np.einsum("i->", flat)):  # float16 sums are slow

@@ -1,7 +1,7 @@
 """The interface between a learner thread and an algorithm.
 
-An algorithm is a function of the segments it has observed. It does no I/O, starts no thread, logs nothing, counts no
-versions and uses no global random state. The learner thread that created it makes all calls and does everything else.
+An algorithm is a function of the segments it has observed. It does no I/O, starts no thread, logs nothing, counts no versions
+and uses no global random state. The learner thread that created it makes all calls and does everything else.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Algorithm(Protocol):
             off-policy segment counts as trained once `observe` has returned.
         rollout_length: Largest number of steps that an actor should put into one segment.
         publish_every_updates: Number of updates per published version, unless the configuration sets it.
-        max_policy_lag: Largest accepted age of a segment, in versions, unless the configuration sets it; None for no
-            limit.
+        max_policy_lag: Largest accepted age of a segment, in versions, unless the configuration sets it; None for no limit.
     """
 
     kind: ClassVar[str]
@@ -49,8 +48,8 @@ class Algorithm(Protocol):
 
         Args:
             segment: The segment. It fits the spaces, and its numbers are finite.
-            correct: True if the segment is older than ``max_policy_lag`` and must be corrected by importance weights
-                (``on_lag: correct``).
+            correct: True if the segment is older than ``max_policy_lag`` and must be corrected by importance weights (``on_lag:
+                correct``).
         """
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
@@ -59,10 +58,9 @@ class Algorithm(Protocol):
         An on-policy update uses all segments observed since the last update.
 
         Args:
-            partial: No more data will come for this batch. An on-policy algorithm trains on what it has, even a single
-                step, and returns None if it has nothing. An off-policy algorithm ignores this argument. The learner
-                thread passes it only when it is True, so an `update` without this parameter works until the learner
-                closes.
+            partial: No more data will come for this batch. An on-policy algorithm trains on what it has, even a single step,
+                and returns None if it has nothing. An off-policy algorithm ignores this argument. The learner thread passes it
+                only when it is True, so an `update` without this parameter works until the learner closes.
         """
 
     def demand(self) -> int:
@@ -74,10 +72,9 @@ class Algorithm(Protocol):
     def state(self) -> dict[str, Any]:
         """Return everything needed to continue exactly: tensors, optimizer, random state, replay, schedules.
 
-        The state goes into a checkpoint. It consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy
-        arrays, numbers, str, bytes, bool and None. All of them are copies. An on-policy algorithm can be asked at any
-        time and returns its state after the last update: the segments that wait for the next update are delivered
-        again.
+        The state goes into a checkpoint. It consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays,
+        numbers, str, bytes, bool and None. All of them are copies. An on-policy algorithm can be asked at any time and returns
+        its state after the last update: the segments that wait for the next update are delivered again.
         """
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -91,9 +88,8 @@ class Algorithm(Protocol):
 class Undoable(Protocol):
     """The optional methods that let a learner thread undo a non-finite update cheaply.
 
-    Without these methods, an on-policy algorithm is restored with `Algorithm.state` and `Algorithm.load`, which copy
-    everything at each update. An off-policy algorithm, whose state holds a replay, cannot be restored at all, and its
-    client fails.
+    Without these methods, an on-policy algorithm is restored with `Algorithm.state` and `Algorithm.load`, which copy everything
+    at each update. An off-policy algorithm, whose state holds a replay, cannot be restored at all, and its client fails.
     """
 
     def checkpoint(self) -> Any:
@@ -111,10 +107,9 @@ class Undoable(Protocol):
     def discard(self) -> Sequence[int]:
         """Remove from the replay the data that make the next update non-finite. Leave the state unchanged.
 
-        The algorithm finds these data by trying the update. Only an off-policy algorithm is asked, right after a
-        `restore`.
+        The algorithm finds these data by trying the update. Only an off-policy algorithm is asked, right after a `restore`.
 
         Returns:
-            The segments that the data belonged to, counted from 0 in the order of `observe` since construction. Data
-            that came with a `load` have negative numbers, which the caller ignores.
+            The segments that the data belonged to, counted from 0 in the order of `observe` since construction. Data that came
+            with a `load` have negative numbers, which the caller ignores.
         """

@@ -1,7 +1,7 @@
 """DQN: double Q-learning from a replay of n-step transitions, for discrete actions.
 
-The amount of training depends only on the observed steps, never on time: each `train_frequency` environment steps make
-one unit of `gradient_steps` due. So a run with fast actors and one with slow actors train equally often per step.
+The amount of training depends only on the observed steps, never on time: each `train_frequency` environment steps make one unit
+of `gradient_steps` due. So a run with fast actors and one with slow actors train equally often per step.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class DQN:
 
     The defaults prevent two causes of collapse, measured on CartPole-v1:
 
-    - Choosing the best action by noisy values overestimates a little in each backup, and by ``1 / (1 - gamma **
-      n_step)`` times that in the values. More steps before the bootstrap and a slow target keep this small. Values
-      above ``reward / (1 - gamma)`` are the symptom.
-    - A loss that is linear beyond an error of 1 pulls towards the median of the targets. Where values are near 100, it
-      ignores a failure in one of ten cases.
+    - Choosing the best action by noisy values overestimates a little in each backup, and by ``1 / (1 - gamma ** n_step)`` times
+      that in the values. More steps before the bootstrap and a slow target keep this small. Values above ``reward / (1 -
+      gamma)`` are the symptom.
+    - A loss that is linear beyond an error of 1 pulls towards the median of the targets. Where values are near 100, it ignores
+      a failure in one of ten cases.
     """
 
     kind: ClassVar[str] = "offpolicy"

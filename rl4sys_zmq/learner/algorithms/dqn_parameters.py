@@ -93,9 +93,9 @@ class DQNParameters:
     def target_every(self) -> int:
         """Gradient steps between target updates.
 
-        Stable-Baselines3 and CleanRL count environment steps, and update only between units of training. With few long
-        units (256 steps, then 128 gradient steps), their interval of 10 steps is one of 128 gradient steps. An interval
-        of 10 gradient steps would diverge.
+        Stable-Baselines3 and CleanRL count environment steps, and update only between units of training. With few long units
+        (256 steps, then 128 gradient steps), their interval of 10 steps is one of 128 gradient steps. An interval of 10
+        gradient steps would diverge.
         """
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency

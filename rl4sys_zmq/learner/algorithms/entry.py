@@ -51,18 +51,18 @@ class Preset:
 class AlgorithmEntry:
     """One algorithm in the registry.
 
-    Importing the module that creates an entry must be cheap and must not import torch. For this reason the factory can
-    be a string.
+    Importing the module that creates an entry must be cheap and must not import torch. For this reason the factory can be a
+    string.
 
     Attributes:
         name: The name in configurations; case does not matter.
         factory: The factory, or ``"package.module:attribute"``, which is imported when the first algorithm is created.
         summary: One line of documentation.
         kind: ``onpolicy`` or ``offpolicy``; empty if not declared.
-        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None for an
-            algorithm that reads its parameters itself.
-        plan: Returns the policy that the algorithm would train. With it, `rl4sys-learner config check` builds nothing,
-            and a policy that is too large is refused before it takes memory.
+        parameters: The dataclass of the parameters, declared with `rl4sys_zmq.config.options.option`; None for an algorithm
+            that reads its parameters itself.
+        plan: Returns the policy that the algorithm would train. With it, `rl4sys-learner config check` builds nothing, and a
+            policy that is too large is refused before it takes memory.
         presets: Settings that solve a task, by Gymnasium id.
         extra: The extra of this package that the factory needs, for the message if a module is missing; empty for none.
     """

@@ -1,7 +1,7 @@
 """Multi-layer perceptrons whose parameters are views into one flat vector, and the torch version of a `PolicySpec`.
 
-The optimizer, the digest, the snapshot and the checkpoint all use this one vector. An optimizer step over it takes a
-few kernel launches, however many layers there are. With small networks the launches are the cost of a step.
+The optimizer, the digest, the snapshot and the checkpoint all use this one vector. An optimizer step over it takes a few kernel
+launches, however many layers there are. With small networks the launches are the cost of a step.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def activation_function(name: str) -> Callable[[Tensor], Tensor]:
 class MLPStack:
     """``K`` perceptrons with the same input and hidden sizes, run as batched products, in one flat vector.
 
-    The vector holds the networks one after another. Each has the layout of a `PolicySpec` manifest: weight ``[out,
-    in]`` and bias of each layer, then `extras` further numbers (a log_std, for instance). So the part of network 0 is
-    the snapshot of its policy, and a layer of all networks is one strided ``[K, out, in]`` view. All parts have one
-    size: a network with fewer outputs than network 0 has rows that are never read and never change.
+    The vector holds the networks one after another. Each has the layout of a `PolicySpec` manifest: weight ``[out, in]`` and
+    bias of each layer, then `extras` further numbers (a log_std, for instance). So the part of network 0 is the snapshot of its
+    policy, and a layer of all networks is one strided ``[K, out, in]`` view. All parts have one size: a network with fewer
+    outputs than network 0 has rows that are never read and never change.
 
     Attributes:
         flat: Float32 ``[size]``, all parameters. Write to it only in place.
@@ -195,8 +195,7 @@ class FlatAdam:
 def encode_observations(space: Space, observations: NDArray[Any]) -> Tensor:
     """Return observations ``[N, *obs]`` as float32 features ``[N, feature_size(space)]``.
 
-    Discrete observations become one-hot, others are flattened. Contiguous, writable float32 observations are not
-    copied.
+    Discrete observations become one-hot, others are flattened. Contiguous, writable float32 observations are not copied.
     """
     if isinstance(space, BoxSpace):
         flat = np.ascontiguousarray(observations, dtype=np.float32).reshape(len(observations), space.size)

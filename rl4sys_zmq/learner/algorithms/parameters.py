@@ -1,7 +1,7 @@
 """Algorithm parameters: one frozen dataclass per algorithm, read like all other options.
 
-Declare each field with `rl4sys_zmq.config.options.option`: its check, its default, its synonyms in other projects, and
-its meaning. `read_parameters` converts a mapping from a configuration into the dataclass.
+Declare each field with `rl4sys_zmq.config.options.option`: its check, its default, its synonyms in other projects, and its
+meaning. `read_parameters` converts a mapping from a configuration into the dataclass.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
     """Read `given` into the parameter dataclass `cls`.
 
     Args:
-        cls: A dataclass whose fields were declared with `option`. Its optional class attribute ``ignored`` names keys
-            that are accepted and have no effect.
+        cls: A dataclass whose fields were declared with `option`. Its optional class attribute ``ignored`` names keys that are
+            accepted and have no effect.
         given: Parameters by name or synonym. Those that the learner itself reads are skipped.
         algorithm: The algorithm's name, for messages.
 
     Raises:
-        ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter
-            disagree.
+        ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
     values = gather(cls, given, extra=elsewhere, section="algorithm_parameters", owner=algorithm)

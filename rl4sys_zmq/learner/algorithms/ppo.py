@@ -38,15 +38,13 @@ class PPO:
 
     Differences from the paper and from CleanRL's `ppo.py`:
 
-    - The ratio uses the log-probabilities that the actors sent, so a batch that is some versions old is weighted
-      correctly.
-    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive
-      segments of an episode are joined, so that a trace continues across a cut.
+    - The ratio uses the log-probabilities that the actors sent, so a batch that is some versions old is weighted correctly.
+    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive segments of
+      an episode are joined, so that a trace continues across a cut.
     - Advantages are normalised over the batch, not over each minibatch. The minibatches of one pass are equally large.
-    - Observation statistics change at the end of an update and are part of the snapshot. Until the next update the
-      learner uses the statistics that its actors use, so at a lag of 0 the first ratio is 1.
-    - ``traj_per_epoch`` counts trajectories: episodes that ended, and parts of endless ones that filled
-      ``max_traj_length``.
+    - Observation statistics change at the end of an update and are part of the snapshot. Until the next update the learner uses
+      the statistics that its actors use, so at a lag of 0 the first ratio is 1.
+    - ``traj_per_epoch`` counts trajectories: episodes that ended, and parts of endless ones that filled ``max_traj_length``.
     - `state` holds no segments: those not trained on so far are delivered again.
     """
 
@@ -145,8 +143,7 @@ class PPO:
         """Restore a `state`. Discard the segments observed since the last update.
 
         Raises:
-            ConfigError: If the state comes from a network of another size, or was saved with another
-                ``normalise_rewards``.
+            ConfigError: If the state comes from a network of another size, or was saved with another ``normalise_rewards``.
         """
         flat = torch.as_tensor(state["parameters"])
         if flat.shape != self._network.flat.shape:

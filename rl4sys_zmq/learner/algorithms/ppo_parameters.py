@@ -223,9 +223,9 @@ PRESETS = {
 }
 """Settings that solve each task, with these results.
 
-They were measured in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length` and a
-policy lag of exactly one version. Seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean return
-of the last 100 training episodes, read at each update:
+They were measured in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length` and a policy
+lag of exactly one version. Seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean return of the last
+100 training episodes, read at each update:
 
 ======================  =====================  ==================================  =======================
 task                    steps to the target    lowest score in as many steps more  CPU seconds of training
@@ -234,8 +234,8 @@ CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)       
 LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
 ======================  =====================  ==================================  =======================
 
-The lowest score was always the one at the crossing itself, or at the update after it: no run fell back below its
-target. The schedules stay at their floor of 5 % after `total_steps`, so that training continues.
+The lowest score was always the one at the crossing itself, or at the update after it: no run fell back below its target. The
+schedules stay at their floor of 5 % after `total_steps`, so that training continues.
 """
 
 ENTRY = AlgorithmEntry(

@@ -23,8 +23,7 @@ class NStepColumns:
     Attributes:
         returns: ``[T]`` float32, the discounted sum of the next ``n_t`` rewards.
         discounts: ``[T]`` float32, ``gamma ** n_t``, or 0 if the episode terminated within the window.
-        reach: ``[T]`` int64, the row of ``segment.observations`` to bootstrap from (any valid row where the discount is
-            0).
+        reach: ``[T]`` int64, the row of ``segment.observations`` to bootstrap from (any valid row where the discount is 0).
     """
 
     returns: NDArray[np.float32]
@@ -56,9 +55,9 @@ class Batch:
 def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
     """Return the n-step returns within one segment (Sutton & Barto, 2nd edition, equation 7.1).
 
-    A window never extends beyond its segment, because the next segment of the episode may arrive much later, or never.
-    The last ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, and are discounted by that many. A truncated and
-    a cut segment are alike: both bootstrap from the observation after the last step. Only a terminated one does not.
+    A window never extends beyond its segment, because the next segment of the episode may arrive much later, or never. The last
+    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, and are discounted by that many. A truncated and a cut segment
+    are alike: both bootstrap from the observation after the last step. Only a terminated one does not.
     """
     steps = segment.steps
     rows = np.arange(steps)
@@ -76,8 +75,8 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
 class Replay:
     """The last `capacity` transitions. New ones overwrite the oldest.
 
-    Observations are stored as float32, as the policy reads them. One-byte dtypes are kept, because a frame of pixels
-    would grow fourfold. Both observations of a transition are stored, so rows do not depend on each other.
+    Observations are stored as float32, as the policy reads them. One-byte dtypes are kept, because a frame of pixels would grow
+    fourfold. Both observations of a transition are stored, so rows do not depend on each other.
     """
 
     def __init__(self, observation_space: Space, action_space: DiscreteSpace, capacity: int, n_step: int, gamma: float) -> None:

@@ -1,8 +1,8 @@
 """Advantages and value targets for a batch of consecutive segments: pure functions of flat columns.
 
-The steps of a segment are adjacent; ``continues[t]`` is True if step ``t + 1`` of the batch is the next step of the
-same episode. So nothing is padded and no loop runs over time. ``values[t]`` is V(s_t), and ``next_values[t]`` is
-V(s_{t+1}): zero after a terminal state, the bootstrap value where a segment was cut or truncated.
+The steps of a segment are adjacent; ``continues[t]`` is True if step ``t + 1`` of the batch is the next step of the same
+episode. So nothing is padded and no loop runs over time. ``values[t]`` is V(s_t), and ``next_values[t]`` is V(s_{t+1}): zero
+after a terminal state, the bootstrap value where a segment was cut or truncated.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Column = NDArray[np.float64]
 def discounted_sums(x: Column, decay: Column, *, reverse: bool = False) -> Column:
     """Solve ``y[t] = x[t] + decay[t] * y[t + 1]`` for all ``t`` at once, with ``y[T] = 0``.
 
-    Neighbouring intervals are merged by doubling (Hillis & Steele 1986). The number of rounds is the number of binary
-    digits of the longest run of non-zero `decay`.
+    Neighbouring intervals are merged by doubling (Hillis & Steele 1986). The number of rounds is the number of binary digits of
+    the longest run of non-zero `decay`.
 
     Args:
         x: Float64 ``[T]``.
@@ -55,9 +55,9 @@ def vtrace(
 
         v_t = V(s_t) + ρ_t δ_t + γ c_t (v_{t+1} - V(s_{t+1})),    δ_t = r_t + γ V(s_{t+1}) - V(s_t)
 
-    The advantages are ``r_t + γ [(1 - λ) V(s_{t+1}) + λ v_{t+1}] - V(s_t)``. With ``ρ = 1`` both are GAE's (Schulman et
-    al. 2016, equation 16): ``A_t = δ_t + γ λ A_{t+1}`` and ``V(s_t) + A_t``. The advantage is not weighted by its own
-    ``ρ_t``, because PPO's objective already multiplies it by that ratio.
+    The advantages are ``r_t + γ [(1 - λ) V(s_{t+1}) + λ v_{t+1}] - V(s_t)``. With ``ρ = 1`` both are GAE's (Schulman et al.
+    2016, equation 16): ``A_t = δ_t + γ λ A_{t+1}`` and ``V(s_t) + A_t``. The advantage is not weighted by its own ``ρ_t``,
+    because PPO's objective already multiplies it by that ratio.
 
     Args:
         rewards: ``[T]``.

@@ -83,7 +83,9 @@ class SegmentDispatcher:
                 continue
             wrong = client.pool.transit.settle() if not client.replaying else None
             if wrong is not None:
-                text = f"{wrong} were counted as waiting for the journal, which has nothing left to write; the count was corrected"
+                text = (
+                    f"{wrong} were counted as waiting for the journal, which has nothing left to write; the count was corrected"
+                )
                 client.alarms.note(CREDIT_CORRECTED, text)
                 client.dirty.update(s.actor_id for s in client.table.live())
             reason = client.look_for_stall(now)

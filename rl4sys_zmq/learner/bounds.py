@@ -1,8 +1,8 @@
-"""How large the numbers of a segment may be: by column, from the client's spaces and two options.
+"""The allowed range of the numbers in a segment: by column, from the client's spaces and two options.
 
-Finite is not enough. Some devices say "no reading" by the greatest float there is, and one such number, squared, makes a
-gradient infinite. A bounded box is taken at its word. Where it says nothing the options hold, with room for any sensor: the sum
-of the squares of a hundred million numbers of 1e15 is finite in float32.
+A finite number can still be harmful. Some devices report "no reading" as the largest float, and one such number, squared, makes
+a gradient infinite. The bounds of a bounded box apply as given. Where a space has no bounds, the options apply. They leave room
+for any sensor: the sum of the squares of a hundred million numbers of 1e15 is finite in float32.
 """
 
 from __future__ import annotations
@@ -18,29 +18,35 @@ from rl4sys_zmq.wire import SegmentSchema
 __all__ = ["MAX_LOG_PROB", "Bounds", "Range"]
 
 MAX_LOG_PROB = 100.0
-"""The greatest absolute value of a log-probability, for each dimension of the action: no sampler draws what is rarer than e^-100,
-and the ratio to it could not be computed in float32."""
+"""Largest absolute value of a log-probability per dimension of the action.
+
+No sampler draws actions rarer than e^-100, and float32 cannot represent the ratio to such a probability.
+"""
 
 CERTAIN = 1e-3
-"""By how much the log-probability of a discrete action may lie above 0, which is certainty, for rounding's sake."""
+"""Largest log-probability of a discrete action. It is above 0, which is certainty, because of rounding."""
 
 ROUNDING = 4
-"""A value may lie outside the bounds of a box by so many units in the last place."""
+"""Tolerance at the bounds of a box, in units in the last place."""
 
 TILE = 512
-"""Elements that are looked at side by side: rows of few columns are laid together, because numpy is slow along short ones."""
+"""Elements compared side by side. Rows of few columns are joined, because numpy is slow along short rows."""
 
 
 class Range:
-    """The least and the greatest value of a column, each for all of it or one for each element of a row."""
+    """The lowest and the highest value of a column: one for the whole column, or one per element of a row.
+
+    Attributes:
+        vacuous: True if the column's dtype cannot exceed the range.
+    """
 
     def __init__(self, low: NDArray[np.float64], high: NDArray[np.float64], dtype: np.dtype[Any]) -> None:
-        """Makes it.
+        """Create the range.
 
         Args:
-            low: the least, float64 of the shape of a row.
-            high: the greatest.
-            dtype: of the column.
+            low: Lowest values, float64 of the shape of a row.
+            high: Highest values, likewise.
+            dtype: Dtype of the column.
         """
         info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
         self.vacuous = info is None or bool((low <= float(info.min)).all() and (high >= float(info.max)).all())
@@ -51,7 +57,7 @@ class Range:
         self._tiles = np.tile(self._low, self._rows), np.tile(self._high, self._rows)
 
     def holds(self, column: NDArray[Any]) -> bool:
-        """Tells if all of a column ``[T, ...]`` lies within; what is not a number lies outside."""
+        """Return True if a whole column ``[T, ...]`` is inside the range. NaN is outside."""
         if not column.size:
             return True
         if self._same:
@@ -63,7 +69,7 @@ class Range:
         return head and (whole == len(table) or _fits(table[whole:], self._low, self._high))
 
     def error(self, name: str, column: NDArray[Any]) -> str:
-        """The first value that lies outside, in words; empty if there is none."""
+        """Return an error message for the first value outside the range; empty if there is none."""
         table = column.reshape(-1, len(self._low))
         outside = ~((table >= self._low) & (table <= self._high))
         if not outside.any():
@@ -71,7 +77,7 @@ class Range:
         row, place = np.unravel_index(int(outside.argmax()), outside.shape)
         low, high = self._low[place], self._high[place]
         where = f" (element {place})" if len(self._low) > 1 else ""
-        return f"{name} reach {float(table[row, place]):g}{where}; {low:g} to {high:g} are allowed"
+        return f"{name} contain {float(table[row, place]):g}{where}; expected {low:g} to {high:g}"
 
 
 def _fits(table: NDArray[Any], low: NDArray[np.float64], high: NDArray[np.float64]) -> bool:
@@ -82,16 +88,16 @@ class Bounds:
     """The ranges of all columns of a client.
 
     Attributes:
-        max_reward: the greatest absolute value of a reward.
+        max_reward: Largest absolute value of a reward.
     """
 
     def __init__(self, schema: SegmentSchema, max_magnitude: float, max_reward: float) -> None:
-        """Makes it.
+        """Create the ranges.
 
         Args:
-            schema: has the client's spaces.
-            max_magnitude: of an observation or a raw action, where the space has no bound of its own.
-            max_reward: the greatest absolute value of a reward.
+            schema: Contains the client's spaces.
+            max_magnitude: Largest absolute value of an observation or a raw action where the space has no bound.
+            max_reward: Largest absolute value of a reward.
         """
         self.max_reward = max_reward
         actions = schema.action_space
@@ -103,15 +109,15 @@ class Bounds:
         }
         if isinstance(schema.observation_space, BoxSpace):
             self._ranges["o"] = _of_box(schema.observation_space, max_magnitude)
-        if isinstance(actions, BoxSpace):  # what the policy drew, before it is clipped to the box or squashed into it
+        if isinstance(actions, BoxSpace):  # raw actions, before they are clipped or squashed into the box
             self._ranges["a"] = _of_box(BoxSpace(actions.shape, actions.dtype), max_magnitude)
 
     def of(self, letter: str) -> Range | None:
-        """The range of a column, by its letter on the wire; None for one that is not looked at."""
+        """Return the range of a column, by its letter on the wire; None for a column without one."""
         return self._ranges.get(letter)
 
     def max_return(self, steps: int) -> float:
-        """The greatest absolute value of the return of an episode of so many steps."""
+        """Return the largest absolute value of the return of an episode with this many steps."""
         return self.max_reward * max(steps, 1)
 
 

@@ -1,8 +1,8 @@
-"""One checkpoint as two files, ``state.safetensors`` and ``manifest.json``, in which no bit can change unnoticed.
+"""The two files of a checkpoint, ``state.safetensors`` and ``manifest.json``, with checksums over every bit.
 
-The manifest begins with its seal, the digest of everything in it that follows; it names the size and the digest of the other
-file. That much is fixed for all formats to come, so that a checkpoint of another format is told from a damaged one. The
-digests (xxh3-128) tell accidents, not attackers.
+The manifest begins with its seal, the digest of everything after it. It contains the size and the digest of the other file.
+This much is fixed for all future formats, so that another format is never mistaken for damage. The digests (xxh3-128) detect
+accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -30,20 +30,23 @@ FORMAT = 1
 _HEAD = b'{"seal": "'
 _DIGEST_BYTES = 32
 _LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
-"""What the disk says of a file that is not there any more. Anything else (no permission, too many open files) may pass."""
+"""The errors of the disk that mean a lost file.
+
+Any other error (no permission, too many open files) can be temporary.
+"""
 
 _TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far a stream is contained in a checkpoint.
+    """The position of a checkpoint in one stream.
 
     Attributes:
-        actor_id: of the stream.
-        origin: the incarnation that began to number its segments.
-        next_seq: the first sequence number that is not disposed of in this state.
-        verdicts: of this stream's segments that are: how many were trained, stale, quarantined, refused.
+        actor_id: The actor of the stream.
+        origin: The incarnation that began to number its segments.
+        next_seq: The first sequence number that this state has not disposed of.
+        verdicts: Counts of the stream's segments below `next_seq`: trained, stale, quarantined, refused.
     """
 
     actor_id: str
@@ -54,22 +57,22 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint is of, and how far it goes.
+    """The description of a checkpoint.
 
     Attributes:
-        client_id: whose policy it is.
-        journal_id: the lineage that the marks belong to.
-        number: of the checkpoint among this client's; given by `CheckpointStore.write`.
-        generation: of the policy.
-        version: of the policy, within the generation.
-        digest: of the policy, xxh3-64 of its flat weights.
-        algorithm_name: what reads the state.
-        updates: how many were done.
-        steps: how many were observed.
-        verdicts: of all segments of the client.
-        marks: one per stream.
-        grid: the exponents of the steps of what was published, if the weights travel on a grid.
-        saved_unix_s: when it was written; given by `CheckpointStore.write`.
+        client_id: The client.
+        journal_id: The lineage of the journal that the marks belong to.
+        number: Number of the checkpoint among this client's; set by `CheckpointStore.write`.
+        generation: Generation of the policy.
+        version: Version of the policy in its generation.
+        digest: Xxh3-64 of the policy's flat weights.
+        algorithm_name: The algorithm that can read the state.
+        updates: Number of updates done.
+        steps: Number of steps observed.
+        verdicts: Counts of all segments of the client.
+        marks: One per stream.
+        grid: Exponents of the grid steps of the published weights; empty if they are not on a grid.
+        saved_unix_s: Time of writing; set by `CheckpointStore.write`.
     """
 
     client_id: str
@@ -88,10 +91,10 @@ class Manifest:
 
 
 def encode_checkpoint(manifest: Manifest, state: Mapping[str, Any]) -> dict[str, bytes]:
-    """The contents of the two files by name.
+    """Return the contents of the two files by name.
 
     Raises:
-        CheckpointError: when something in the state cannot be stored, or safetensors is not installed.
+        CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
     """
     tree, arrays = pack_state(state)
     data = _safetensors().numpy.save(arrays)
@@ -108,19 +111,19 @@ def encode_checkpoint(manifest: Manifest, state: Mapping[str, Any]) -> dict[str,
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of the checkpoint in the folder `path`, verified; the state is not looked at.
+    """Return the verified manifest of the checkpoint in the folder `path`, without reading the state.
 
     Raises:
-        CheckpointError: when it is missing, damaged, not readable or of another format.
+        CheckpointError: If it is missing, damaged, unreadable or of another format.
     """
     return _manifest(path, _document(path))
 
 
 def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Any]]:
-    """The checkpoint in the folder `path`, verified to the last bit.
+    """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit.
 
     Raises:
-        CheckpointError: naming the file and what is wrong with it.
+        CheckpointError: If it cannot be read or verified. The error names the file and the problem.
     """
     document = _document(path)
     manifest = _manifest(path, document)
@@ -129,35 +132,35 @@ def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Any]]:
         size, digest = document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
         tree = document["state"]
     except (KeyError, TypeError) as exc:
-        raise CheckpointError(path / MANIFEST, f"it has no {exc}", damaged=True) from exc
+        raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
     data = _read(file)
     if len(data) != size:
-        raise CheckpointError(file, f"it has {len(data)} bytes, not {size}", damaged=True)
+        raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
     if xxhash.xxh3_128_hexdigest(data) != digest:
-        raise CheckpointError(file, "its bytes are not those that were written (digest)", damaged=True)
+        raise CheckpointError(file, "its contents have changed since it was written (digest)", damaged=True)
     try:
         arrays = _safetensors().numpy.load(data)
         state = unpack_state(tree, arrays)
     except (_safetensors().SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
-        raise CheckpointError(file, f"it does not fit its manifest: {exc}", damaged=True) from exc
+        raise CheckpointError(file, f"it does not match its manifest: {exc}", damaged=True) from exc
     return manifest, state
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """The manifest's JSON, once its digest and its format are right."""
+    """Return the manifest's JSON, after checking its digest and format."""
     file = path / MANIFEST
     data = _read(file)
     at = len(_HEAD) + _DIGEST_BYTES
     if data[: len(_HEAD)] != _HEAD or xxhash.xxh3_128_hexdigest(data[at:]).encode() != data[len(_HEAD) : at]:
-        raise CheckpointError(file, "its bytes are not those that were written (seal)", damaged=True)
+        raise CheckpointError(file, "its contents have changed since it was written (seal)", damaged=True)
     try:
         document = json.loads(data)
         written, library = document["format"], document.get("library", "unknown")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
-        raise CheckpointError(file, f"it is no manifest: {exc!r}", damaged=True) from exc
+        raise CheckpointError(file, f"it is not a manifest: {exc!r}", damaged=True) from exc
     if written != FORMAT:
         raise CheckpointError(
-            file, f"version {library} of this library wrote it in format {written}; this one reads format {FORMAT}"
+            file, f"version {library} of this library wrote it in format {written}; this version reads format {FORMAT}"
         )
     return dict(document)
 
@@ -165,7 +168,7 @@ def _document(path: Path) -> dict[str, Any]:
 def _manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
     try:
         values = {field.name: document[field.name] for field in fields(Manifest) if field.name != "grid"}
-        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))  # older ones have none
+        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))  # older manifests lack it
         values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
         for thing in (Manifest(**values), *values["marks"]):
             for field in fields(thing):
@@ -173,7 +176,7 @@ def _manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
                 if expected is not None and type(getattr(thing, field.name)) is not expected:
                     raise TypeError(f"{field.name} is not {field.type}")
     except (KeyError, TypeError) as exc:
-        raise CheckpointError(path / MANIFEST, f"it does not say what it should: {exc}", damaged=True) from exc
+        raise CheckpointError(path / MANIFEST, f"a field is missing or invalid: {exc}", damaged=True) from exc
     return Manifest(**values)
 
 

@@ -1,15 +1,15 @@
-"""The checkpoints of one client on disk: written whole or not at all, read only when every bit is right.
+"""The checkpoints of one client on disk. Each is written as a whole or not at all, and verified when it is read.
 
 ::
 
     RUN/checkpoints/CLIENT/
       00000007/  00000008/  00000009/     the newest few, each with state.safetensors and manifest.json
-      00000006.damaged/                   did not verify at a start; kept for people to look at
-      00000005.abandoned/                 newer than the one that --resume went back to
+      00000006.damaged/                   failed verification at a start; kept for inspection
+      00000005.abandoned/                 newer than the checkpoint that --resume returned to
       .tmp-00000010/                      being written or removed; the next start removes it
 
-A checkpoint is written beside the others, flushed to the disk, and renamed once. A crash at any moment leaves the old set
-or the new one.
+A checkpoint is written beside the others, flushed to disk, and renamed once. After a crash at any moment, either the old set or
+the new one is there.
 """
 
 from __future__ import annotations
@@ -39,41 +39,40 @@ _NAME = re.compile(r"([0-9]{8,})(\.(?:damaged|abandoned)(?:\.[0-9]+)?)?")
 
 
 class CheckpointStore:
-    """The folder of one client. Its learner thread alone writes there; `newest` may be called by anybody.
+    """The checkpoint folder of one client. Only its learner thread writes there; any thread can call `newest`.
 
     Attributes:
-        folder: made by the first `write`.
-        damaged: what `load` has moved aside so far, in words: also those for which it found nothing older.
+        folder: The folder, created by the first `write`.
+        damaged: The errors of all checkpoints that `load` has moved aside so far, including those with no older replacement.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Touches nothing yet.
+        """Create the store. Does not touch the disk.
 
         Args:
-            folder: of the client; the last part is usually a `rl4sys_zmq.names.folder_name`.
-            keep: how many checkpoints stay, at least 1.
+            folder: The client's folder; its last part is usually a `rl4sys_zmq.names.folder_name`.
+            keep: Number of checkpoints to keep, at least 1.
         """
         if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
+            raise ValueError(f"keep is {keep}; expected at least 1")
         self.folder = folder
         self.damaged: list[str] = []
         self._keep = keep
 
     def write(self, manifest: Manifest, state: Mapping[str, Any], *, wanted: Callable[[], bool] = lambda: True) -> Manifest:
-        """Writes one checkpoint; when this returns it is on the disk.
+        """Write one checkpoint. It is on disk when this returns.
 
         Args:
-            manifest: `number` and `saved_unix_s` are set here: numbers are never used twice, not even abandoned ones.
-            state: what `Algorithm.state` returned; see `pack_state` for what may be in it.
-
-            wanted: asked at the last moment; False when another learner thread has taken this one's place.
+            manifest: The manifest. `number` and `saved_unix_s` are set here. Numbers are never reused, not even abandoned ones.
+            state: The result of `Algorithm.state`; see `pack_state` for the supported types.
+            wanted: Called right before the rename; returns False if another learner thread has replaced this one.
 
         Returns:
-            The manifest as it was written.
+            The manifest as written.
 
         Raises:
-            CheckpointError: when it cannot be written, or is not wanted any more. What was there is still there; at worst (an
-                error of the very last flush) the new one is there too, whole, and may outlast a loss of power or not.
+            CheckpointError: If the checkpoint cannot be written or is no longer wanted. The earlier ones are unchanged. If the
+                very last flush failed, the new one is there as well, complete, but might not survive a loss of power.
         """
         with _disk(self.folder):
             _make_folder(self.folder)
@@ -85,7 +84,7 @@ class CheckpointStore:
             try:
                 _fill(temporary, contents)
                 if not wanted():
-                    raise CheckpointError(temporary, "another learner thread writes here now")
+                    raise CheckpointError(temporary, "another learner thread has replaced this one and writes here now")
                 os.rename(temporary, self.folder / f"{number:08d}")
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -95,24 +94,26 @@ class CheckpointStore:
         return written
 
     def newest(self) -> list[Path]:
-        """The checkpoints, newest first: neither those moved aside nor what a crash left unfinished.
+        """Return the checkpoints, newest first, without those moved aside or left unfinished by a crash.
 
         Raises:
-            CheckpointError: when the folder cannot be read.
+            CheckpointError: If the folder cannot be read.
         """
         with _disk(self.folder):
             return [path for _, aside, path in self._entries() if not aside]
 
     def load(self) -> tuple[Manifest, dict[str, Any], list[str]] | None:
-        """The newest checkpoint that verifies.
+        """Return the newest checkpoint that verifies.
+
+        Newer ones that are damaged are renamed to ``NNNNNNNN.damaged``.
 
         Returns:
-            Its manifest, its state, and in words which newer ones were damaged; these are renamed to ``NNNNNNNN.damaged``.
-            None when there is none, or none that is whole (`damaged` tells).
+            Its manifest, its state, and the errors of the damaged ones; None if there is no intact checkpoint (then `damaged`
+            has the errors).
 
         Raises:
-            CheckpointError: when one may be whole and still cannot be read: another format, no permission, too many files.
-                Going back behind it would undo what it holds, so a person decides.
+            CheckpointError: If a checkpoint that may be intact cannot be read: another format, no permission, too many open
+                files. Falling back to an older one would undo what it holds, so a person must decide.
         """
         with _disk(self.folder):
             self._sweep()
@@ -123,20 +124,20 @@ class CheckpointStore:
             except CheckpointError as exc:
                 if not exc.damaged:
                     raise
-                log.warning("damaged checkpoint: %s", exc)
+                log.warning("checkpoint is damaged and is moved aside: %s", exc)
                 damaged.append(str(exc))
                 self.damaged.append(str(exc))
                 self._set_aside(path, "damaged")
         return None
 
     def abandon_after(self, number: int) -> list[int]:
-        """Renames all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, newest first.
+        """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, newest first.
 
         Returns:
             Their numbers, newest first.
 
         Raises:
-            CheckpointError: when one cannot be renamed; a second call goes on from there.
+            CheckpointError: If one cannot be renamed; a second call continues from there.
         """
         newer = [(int(path.name), path) for path in self.newest() if int(path.name) > number]
         for _, path in newer:
@@ -144,7 +145,7 @@ class CheckpointStore:
         return [number for number, _ in newer]
 
     def _entries(self) -> list[tuple[int, bool, Path]]:
-        """``(number, moved aside, path)`` of each checkpoint, newest first."""
+        """Return ``(number, moved aside, path)`` of each checkpoint, newest first."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -153,16 +154,19 @@ class CheckpointStore:
         return sorted(found, reverse=True)
 
     def _sweep(self) -> None:
-        """Removes what a crash left unfinished."""
+        """Remove what a crash left unfinished."""
         for path in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _prune(self) -> None:
-        """Removes the oldest. The new one is safe by now: a disk that refuses costs space, and the next write tries again."""
+        """Remove the oldest checkpoints.
+
+        The new one is on disk already, so a failure only costs space; the next write tries again.
+        """
         try:
             for path in reversed(self.newest()[self._keep :]):
                 doomed = self.folder / f"{TEMPORARY}{path.name}"
-                os.rename(path, doomed)  # so that a half-removed one is never taken for a checkpoint
+                os.rename(path, doomed)  # so that a partly removed one never looks like a checkpoint
                 shutil.rmtree(doomed)
         except (OSError, CheckpointError) as exc:
             log.warning("an old checkpoint cannot be removed: %s", exc)
@@ -179,7 +183,7 @@ class CheckpointStore:
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """What the disk refuses becomes an error of ours."""
+    """Convert `OSError` to `CheckpointError`."""
     try:
         yield
     except OSError as exc:
@@ -187,7 +191,7 @@ def _disk(path: Path) -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes the folder and those above it, for the owner alone, and what names them durable."""
+    """Create the folder and its parents, private to the owner, and flush their names to disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -195,7 +199,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Makes a folder with these files; when this returns they are on the disk, but the folder's own name may not be."""
+    """Create a folder with these files.
+
+    The files are on disk when this returns; the folder's own name may not be.
+    """
     folder.mkdir(mode=0o700)
     for name, content in contents.items():
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written by ourselves: one record for each step's figures, private, and within a bound."""
+"""TensorBoard event files, written without TensorBoard's writer: one record per step, private, and bounded in size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rl4sys_zmq.names import folder_name
 __all__ = ["EVENT_FILES", "TENSORBOARD", "EventFileFormat", "event_series"]
 
 TENSORBOARD = "tensorboard"
-"""The folder in a run directory that holds a folder for each client, and nothing else."""
+"""The folder in a run directory that contains one folder per client, and nothing else."""
 
 EVENT_FILES = "events.out.tfevents."
-"""How the names of event files begin; TensorBoard looks for ``tfevents``."""
+"""The prefix of event file names; TensorBoard looks for ``tfevents``."""
 
 MAX_RECORD_BYTES = 1 << 26
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
@@ -29,7 +29,7 @@ class EventFileFormat(RecordFormat):
     """TFRecords of TensorBoard's `Event`. The kind of a record is the list of its tags.
 
     Raises:
-        ConfigError: when TensorBoard is not installed.
+        ConfigError: If TensorBoard is not installed.
     """
 
     prefix = EVENT_FILES
@@ -46,7 +46,7 @@ class EventFileFormat(RecordFormat):
         self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
 
     def record(self, wall_time_s: float, step: int, scalars: Mapping[str, float], **fields: Any) -> bytes:
-        """One record of scalars."""
+        """Return one record of scalars."""
         event = self._event(wall_time=wall_time_s, step=step, **fields)
         for tag, value in scalars.items():
             event.summary.value.add(tag=tag, simple_value=value)
@@ -56,7 +56,7 @@ class EventFileFormat(RecordFormat):
         return length + next(checks) + content + next(checks)
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """The records, as far as they are whole."""
+        """Yield the complete records."""
         while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
             (size,) = _LENGTH.unpack_from(start)
             if size > MAX_RECORD_BYTES:
@@ -72,10 +72,10 @@ class EventFileFormat(RecordFormat):
                 yield Record("\n".join(value.tag for value in event.summary.value), start + rest)
 
     def notice(self, dropped: Mapping[str, int]) -> bytes:
-        """None: a curve with fewer points says it itself."""
+        """Return nothing: a gap in a curve is visible."""
         return b""
 
 
 def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
-    """What writes the event files of one client."""
+    """Return the writer of one client's event files."""
     return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)

@@ -1,4 +1,4 @@
-"""Segments on their way into an algorithm: with the message that brought them, so that one can be buried later."""
+"""Segments on their way into an algorithm, with their messages, so that each can be quarantined later."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["HeldSegment", "ReceivedMessage", "runs", "streams_of"]
 
 @dataclass(slots=True, eq=False)
 class ReceivedMessage:
-    """A message that is being taken.
+    """A message whose segments are being processed.
 
     Attributes:
-        key: whose.
-        batch: its heads and columns; `segments`, of it.
-        refused: places that the gateway has refused.
-        bad: places whose content is bad, and why.
-        oldest: the least version of each segment.
+        key: The stream.
+        batch: The heads and columns of the message.
+        segments: The segments of the batch.
+        refused: The places that the gateway has refused, with the error.
+        bad: The places with invalid content, with the reason.
+        oldest: The lowest version of each segment.
     """
 
     key: Key
@@ -38,20 +39,20 @@ class ReceivedMessage:
     oldest: NDArray[np.int64]
 
     def letter(self, place: int, reason: str) -> DeadLetter:
-        """The segment at a place, for a person to look at."""
+        """Return the segment at a place as a dead letter."""
         return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
 
 @dataclass(slots=True, eq=False)
 class HeldSegment:
-    """A segment that an algorithm was given, and may have to be given again.
+    """A segment that an algorithm received and may need to receive again.
 
     Attributes:
-        taken: the message that brought it; None where it was too old to be kept.
-        place: of it in the message.
-        key: whose it is; and
-        seq: its number.
-        correct: as it was given.
+        taken: The message that contained it; None if that is no longer kept.
+        place: Its place in the message.
+        key: Its stream.
+        seq: Its sequence number.
+        correct: The argument of `Algorithm.observe`.
     """
 
     taken: ReceivedMessage | None
@@ -68,7 +69,7 @@ class HeldSegment:
 
 
 def runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges of ``[first, end)``."""
+    """Return ascending numbers as ranges ``[first, end)``."""
     if not places:
         return []
     if places[-1] - places[0] == len(places) - 1:
@@ -78,7 +79,7 @@ def runs(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
-    """Segments as ranges ``[first, end)`` of their streams."""
+    """Return segments as ranges ``[first, end)`` of their streams."""
     found: dict[Key, list[int]] = {}
     for one in held:
         found.setdefault(one.key, []).append(one.seq)

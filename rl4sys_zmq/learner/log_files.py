@@ -1,4 +1,4 @@
-"""The log of a run: ``RUN/log.jsonl``, one event a line, and what it has become with age in ``RUN/log/``."""
+"""The log of a run: ``RUN/log.jsonl`` with one event per line, and its older, thinned parts in ``RUN/log/``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": 
 
 
 class JsonLineFormat(RecordFormat):
-    """JSON, one record a line. All events but ``metrics`` are lasting; those of one client and event are a kind."""
+    """JSON lines. All events but ``metrics`` are lasting. The kind of a record is its event with its client."""
 
     suffix = ".jsonl"
     notice_bytes = 2048
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """The lines, as far as they are whole."""
+        """Yield the complete lines."""
         for line in file:
             match = _START.match(line)
             if match is not None and line.endswith(b"}\n"):
@@ -39,7 +39,7 @@ class JsonLineFormat(RecordFormat):
                 yield Record(kind, line, lasting=event != "metrics")
 
     def notice(self, dropped: Mapping[str, int]) -> bytes:
-        """An event ``thinned`` with the numbers by event."""
+        """Return an event ``thinned`` with the counts by event."""
         by_event: dict[str, int] = {}
         for kind, count in dropped.items():
             event = kind.partition(" ")[0]
@@ -47,7 +47,7 @@ class JsonLineFormat(RecordFormat):
         return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """The numbers of an event ``thinned``."""
+        """Return the counts of an event ``thinned``; None for other events."""
         if record.kind != THINNED:
             return None
         try:
@@ -57,22 +57,22 @@ class JsonLineFormat(RecordFormat):
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    """What writes the log of a run."""
+    """Return the writer of a run's log."""
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """All events of a run that are still there, oldest first, while a learner writes, too.
+    """Yield all events of a run that still exist, oldest first. A learner may be writing at the same time.
 
     Raises:
-        RunDirectoryError: when there is no readable ``log.jsonl``.
+        RunDirectoryError: If there is no readable ``log.jsonl``.
     """
     path = run_dir / LOG
     try:
         with contextlib.ExitStack() as stack:
             for file in _opened(run_dir, stack):
                 for line in file:
-                    if line.endswith(b"\n"):  # the last line of a run that still goes on may be half
+                    if line.endswith(b"\n"):  # the last line of a running learner may be incomplete
                         yield json.loads(line)
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror}; is this a run directory?") from exc
@@ -81,10 +81,10 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """All files, opened before one is read: a learner may merge them meanwhile, but what is open stays.
+    """Return all files, opened before any is read: a learner may merge them meanwhile, but open files stay readable.
 
     Raises:
-        OSError: when they can't be opened, or there are none.
+        OSError: If they cannot be opened, or there are none.
     """
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:
@@ -101,9 +101,9 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """The parts and the newest file; empty when a learner has moved something meanwhile."""
+    """Return the parts and the newest file; an empty list if a learner has moved one meanwhile."""
     newest: BinaryIO | None = None
-    with contextlib.suppress(FileNotFoundError):  # it has just become a part
+    with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))
     found = [part.path for part in list_parts(run_dir / LOG_FOLDER, JsonLineFormat())[0]]
     files: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in found]

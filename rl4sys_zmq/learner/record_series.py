@@ -1,12 +1,12 @@
-"""Files of records within a bound of bytes: the newest records are all there, of older ones fewer and fewer.
+"""Files of records within a limit of bytes: all of the newest records, and fewer and fewer of older ones.
 
-Records go into *parts* of bounded size. When there are too many parts, two neighbours become one, in which every second record
-stays, or as many as it takes. They are those two that cover the least in relation to their age, so that what is kept thins out
-with age alone, and the whole history stays in sight however long it grows. Age is counted in what came since, not in time: no
-clock is asked.
+Records go into *parts* of bounded size. If there are too many parts, two neighbours are merged into one that keeps every second
+record, or as many as fit. The two that cover the least in relation to their age are chosen. So records thin out by age alone,
+and the whole history stays visible, however long it grows. Age is counted in later records, not in time: no clock is used.
 
-A part is called ``STAMP.FIRST-LAST``: it stands for the parts numbered from FIRST to LAST. A part that lies within another was
-left by a crash between the writing of the other and its own removal; readers pass it over, and the next start removes it.
+A part is called ``STAMP.FIRST-LAST`` and replaces the parts numbered from FIRST to LAST. If a crash happens after the merged
+part was written and before the old ones were removed, the old ones lie within its range. Readers ignore them, and the next
+start removes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PART_BYTES = 4 << 20
 LEAST_PARTS, MOST_PARTS = 16, 256
 BUFFER_BYTES = 1 << 16
 _OVERSIZE = 4
-"""How many times the size of a part is read at once."""
+"""Parts whose total size exceeds this multiple of a part's size are sampled while they are read."""
 _TEMPORARY = ".tmp-"
 _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
@@ -41,10 +41,10 @@ class SeriesPart:
     """One closed file.
 
     Attributes:
-        path: of it.
+        path: The file.
         stamp: Unix time of its first record in whole seconds, never less than that of the part before.
-        first, last: the numbers of the parts that it stands for.
-        nbytes: of it.
+        first, last: Numbers of the parts that it replaces.
+        nbytes: Size of the file.
     """
 
     path: Path
@@ -55,12 +55,12 @@ class SeriesPart:
 
 
 class RecordFormat(ABC):
-    """The format of a series' records.
+    """The format of the records of a series.
 
     Attributes:
-        prefix, suffix: of its files' names.
-        head: what each file begins with.
-        notice_bytes: the greatest length of a `notice`.
+        prefix, suffix: First and last part of the file names.
+        head: First bytes of each file.
+        notice_bytes: Largest length of a `notice`.
     """
 
     prefix = ""
@@ -70,22 +70,22 @@ class RecordFormat(ABC):
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """The records of a file but its head, as far as they are whole."""
+        """Yield the complete records of a file, without its head."""
 
     @abstractmethod
     def notice(self, dropped: Mapping[str, int]) -> bytes:
-        """A record of at most `notice_bytes` that says how many were left out, by kind; empty if there is none."""
+        """Return a record of at most `notice_bytes` with the counts of dropped records by kind; empty for none."""
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """What `notice` was told, if this is one."""
+        """Return the counts in a record that `notice` made; None for other records."""
         return None
 
 
 def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
-    """The parts in a folder, oldest first, and those that lie within another.
+    """Return the parts in a folder, oldest first, and separately those that lie within another.
 
     Raises:
-        OSError: when the folder cannot be read.
+        OSError: If the folder cannot be read.
     """
     found = []
     try:
@@ -99,7 +99,7 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
             path = folder / name
             try:
                 found.append(SeriesPart(path, int(match[1]), int(match[2]), int(match[3]), path.stat().st_size))
-            except FileNotFoundError:  # another thread has just merged it
+            except FileNotFoundError:  # another thread has merged it
                 continue
     found.sort(key=lambda part: (part.first, -part.last))
     parts: list[SeriesPart] = []
@@ -110,21 +110,25 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 
 
 class RecordSeries(Resource):
-    """Writes records, and keeps all of them together within a bound. Used in one thread."""
+    """Writes records, and keeps all files together within a size limit. Used in one thread.
+
+    Attributes:
+        dropped: Number of records dropped so far.
+    """
 
     def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
-        """Touches nothing yet.
+        """Create the series. Does not touch the disk.
 
         Args:
-            folder: of the parts; made by the first `write`.
-            form: of the records.
-            max_bytes: of all files together.
-            active: the file that is written, which becomes a part when it is full; None: a part from the beginning.
+            folder: Folder of the parts, created by the first `write`.
+            form: Format of the records.
+            max_bytes: Size limit of all files together.
+            active: File to write, which becomes a part when it is full; None to write parts directly.
         """
         self.dropped = 0
         self._folder, self._form, self._active = folder, form, active
         self._most_parts = min(max(max_bytes // PART_BYTES, LEAST_PARTS), MOST_PARTS)
-        self._part_bytes = max_bytes // (self._most_parts + 2)  # one is being written, and one more while two are merged
+        self._part_bytes = max_bytes // (self._most_parts + 2)  # one more is being written, and another exists during a merge
         self._room_bytes = self._part_bytes - len(form.head) - form.notice_bytes
         self._parts: list[SeriesPart] = []
         self._file: BinaryIO | None = None
@@ -133,10 +137,10 @@ class RecordSeries(Resource):
         self._is_known = False
 
     def write(self, record: bytes, at_unix_s: float) -> bool:
-        """Adds a record; False when it is too long to be kept at all.
+        """Add a record; return False if it is too long to be stored.
 
         Raises:
-            OSError: when it, or one before it, cannot be written.
+            OSError: If it, or an earlier one, cannot be written.
         """
         if len(record) > self._room_bytes:
             return False
@@ -152,10 +156,10 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Makes the file that is written, where it has a name of its own; the first `write` does it, too.
+        """Create the active file, if there is one. The first `write` does this as well.
 
         Raises:
-            OSError: when it cannot be made.
+            OSError: If it cannot be created.
         """
         if not self._is_known:
             self._look()
@@ -163,19 +167,19 @@ class RecordSeries(Resource):
             self._begin_part(0.0)
 
     def flush(self) -> None:
-        """Hands what was written to the operating system.
+        """Pass buffered records to the operating system.
 
         Raises:
-            OSError: when that fails.
+            OSError: If that fails.
         """
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
-        """Writes what is buffered and ends. A second call does nothing.
+        """Write buffered records and close the file. A second call does nothing.
 
         Raises:
-            OSError: when that fails.
+            OSError: If that fails.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -184,7 +188,7 @@ class RecordSeries(Resource):
     # ---- parts
 
     def _look(self) -> None:
-        """Takes up what is there: removes what a crash has left over, and goes on in the file that was being written."""
+        """Load the existing parts, remove leftovers of a crash, and continue in the active file."""
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             path.unlink()
         self._parts, within = list_parts(self._folder, self._form)
@@ -219,7 +223,7 @@ class RecordSeries(Resource):
     def _end_part(self) -> None:
         try:
             self.close()
-        finally:  # a disk that is full keeps a part from being whole, not from being one
+        finally:  # on a full disk the part is incomplete, but it is a part
             path = self._path_of(self._stamp, self._number, self._number)
             if self._path != path:
                 make_private(self._folder)
@@ -231,16 +235,19 @@ class RecordSeries(Resource):
         return self._folder / f"{self._form.prefix}{stamp:010d}.{first:08d}-{last:08d}{self._form.suffix}"
 
     def _fit(self) -> None:
-        """Brings all parts within the bound."""
+        """Bring all parts within the limit."""
         for place, part in enumerate(self._parts):
-            if part.nbytes > self._part_bytes:  # the bound was greater before
+            if part.nbytes > self._part_bytes:  # the limit was higher before
                 self._parts[place] = self._merge(part)
         while len(self._parts) > self._most_parts:
             place = self._place_to_merge()
             self._parts[place : place + 2] = [self._merge(*self._parts[place : place + 2])]
 
     def _place_to_merge(self) -> int:
-        """The first of two neighbours: those that lose nothing if there are such, else those that cover least for their age."""
+        """Return the first of two neighbours to merge.
+
+        It prefers two that fit into one part, then those that cover the least for their age.
+        """
         newest = self._parts[-1].last + 1
         best, place = float("inf"), 0
         for here, (one, other) in enumerate(itertools.pairwise(self._parts)):
@@ -252,7 +259,7 @@ class RecordSeries(Resource):
         return place
 
     def _merge(self, *parts: SeriesPart) -> SeriesPart:
-        """Writes parts as one that fits, then removes them."""
+        """Write some parts as one that fits, then remove them."""
         records, dropped = self._read(parts)
         kept, new = thin(records, self._room_bytes)
         self.dropped += new.total()
@@ -278,9 +285,9 @@ class RecordSeries(Resource):
         return SeriesPart(path, parts[0].stamp, first, last, path.stat().st_size)
 
     def _read(self, parts: Sequence[SeriesPart]) -> tuple[list[Record], Counter[str]]:
-        """The records of parts, and how many of each kind had been left out before.
+        """Return the records of some parts, and the counts by kind of those dropped before.
 
-        Of a kind that fills more than memory should have to hold, a share is read: an earlier version left files of any length.
+        Only a share is read of a kind that would take too much memory: earlier versions left files of any length.
         """
         records: list[Record] = []
         dropped: Counter[str] = Counter()
@@ -309,7 +316,7 @@ class RecordSeries(Resource):
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """Cuts off the line that a crash has left half written; returns the length."""
+    """Cut off an incomplete last line, which a crash may leave. Return the length of the file."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - BUFFER_BYTES)

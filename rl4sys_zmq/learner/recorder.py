@@ -1,4 +1,4 @@
-"""The recorder: what a learner leaves behind for people, written by a thread of its own (`rl4sys_zmq.learner.run_files`)."""
+"""The recorder: a thread that writes a learner's log, metrics and dead letters (`rl4sys_zmq.learner.run_files`)."""
 
 from __future__ import annotations
 
@@ -25,40 +25,43 @@ FLUSH_S = 1.0
 
 
 class EventSink(Protocol):
-    """Where figures for people go; must not block."""
+    """The receiver of a learner's metrics and events for people. No method blocks."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """A learner thread's scalars and episodes."""
+        """Record the scalars and episodes of a learner thread."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Something happened that a person may want to know."""
+        """Record an event that can interest a person."""
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """A segment that was quarantined."""
+        """Record a quarantined segment."""
 
     def forget(self, client_id: str) -> None:
-        """No more figures of a client will come, unless it is founded anew."""
+        """Release what belongs to a client that has ended, such as open files."""
 
 
 class NullEventSink:
-    """Keeps nothing: a learner without a run directory."""
+    """An event sink that stores nothing, for a learner without a run directory."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """Ignores figures."""
+        """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Leaves a line in the log."""
+        """Log the event."""
         log.info("%s %s", name, fields)
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """Keeps none."""
+        """Ignore the segment."""
 
     def forget(self, client_id: str) -> None:
-        """Has nothing of it."""
+        """Do nothing."""
 
 
 class Recorder(Worker):
-    """Writes the run directory. Its queue is bounded: what does not fit is dropped and counted, the caller never waits."""
+    """Writes the run directory in its own thread.
+
+    The queue has `QUEUE_RECORDS` places. Records that do not fit are dropped and counted; the caller never waits.
+    """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         super().__init__("rl4sys-recorder")
@@ -69,10 +72,10 @@ class Recorder(Worker):
         self.counters = self._files.counters
 
     def open(self) -> None:
-        """Makes the files and starts the thread. Until then records wait in the queue, and nothing on disk has changed.
+        """Create the files and start the thread. Before that, records wait in the queue and nothing on disk changes.
 
         Raises:
-            RunDirectoryError: when they cannot be made.
+            RunDirectoryError: If the files cannot be created.
         """
         try:
             self._files.open()
@@ -84,20 +87,20 @@ class Recorder(Worker):
     # ---- called by the gateway; never blocks
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """Queues a learner thread's figures."""
+        """Queue the metrics of a learner thread."""
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Queues an event."""
+        """Log and queue an event."""
         log.info("%s %s", name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """Queues a quarantined segment."""
+        """Queue a quarantined segment."""
         self._put((client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        """Queues the closing of a client's files."""
+        """Queue the closing of a client's files."""
         self._put((client_id, None, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:
@@ -109,7 +112,7 @@ class Recorder(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """The thread's body."""
+        """Write queued records until `stop`. This is the body of the thread."""
         next_flush = time.monotonic() + FLUSH_S
         try:
             while True:
@@ -128,13 +131,13 @@ class Recorder(Worker):
             self._try(self._files.close)
 
     def stop(self) -> None:
-        """Writes what is queued, then ends."""
+        """Write all queued records, then end the thread."""
         if self.ident is not None and not self._ending.is_set():
             self._ending.set()
             try:
                 self._queue.put(None, timeout=FLUSH_S)
             except queue.Full:
-                log.warning("the recorder of %s does not keep up; its last records are lost", self.run_dir)
+                log.warning("the recorder of %s is too slow: its queue is full, and the last records are lost", self.run_dir)
 
     def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any] | None, at: float) -> None:
         if what is None:
@@ -147,7 +150,7 @@ class Recorder(Worker):
             self._files.metrics(name, what, at)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """A disk that refuses costs figures for people, and is counted."""
+        """Call `write`; count and log a failure of the disk instead of raising it."""
         try:
             write()
         except OSError as exc:

@@ -1,4 +1,4 @@
-"""The run directory's files for people, written record by record; the owner is one thread."""
+"""The run directory's files for people, written record by record in one thread."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class RunFiles(Resource):
     """Writes ``config.json``, the log, the event files and the dead letters of a run.
 
     Attributes:
-        counters: ``records_thinned``, those that had to make room for newer ones; ``records_too_long``.
+        counters: ``records_thinned``, the records dropped for newer ones; ``records_too_long``.
     """
 
     def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Touches nothing yet.
+        """Create the writer. Does not touch the disk.
 
         Args:
-            run_dir: the directory.
-            config: the learner's configuration; `LearnerConfig.to_json` says what the bounds are.
+            run_dir: The directory.
+            config: The learner's configuration as `LearnerConfig.to_json` returns it, with the size limits.
 
         Raises:
-            ConfigError: when the extra that TensorBoard files need is not installed.
+            ConfigError: If the extra for TensorBoard files is not installed.
         """
         self.counters = Counters()
         self._run_dir, self._config = run_dir, config
@@ -45,10 +45,10 @@ class RunFiles(Resource):
         self._dead = DeadLetterFolder(run_dir / DEAD)
 
     def open(self) -> None:
-        """Makes the directory and ``config.json``.
+        """Create the directory and ``config.json``.
 
         Raises:
-            OSError: when they cannot be made.
+            OSError: If they cannot be created.
         """
         make_private(self._run_dir)
         text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
@@ -56,10 +56,10 @@ class RunFiles(Resource):
         self._log.open()
 
     def metrics(self, client_id: str, metrics: Metrics, at_unix_s: float) -> None:
-        """Writes the figures of a learner thread.
+        """Write the metrics of a learner thread.
 
         Raises:
-            OSError: when they cannot be written.
+            OSError: If they cannot be written.
         """
         record = {
             "t": round(at_unix_s, 3),
@@ -72,49 +72,49 @@ class RunFiles(Resource):
         }
         try:
             self._write(self._log, json.dumps(record).encode() + b"\n", at_unix_s)
-        finally:  # one file that cannot be written leaves the other its figures
+        finally:  # if one file cannot be written, the other still gets the metrics
             self._write_curves(client_id, metrics, at_unix_s)
 
     def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
-        """Writes an event.
+        """Write an event.
 
         Raises:
-            OSError: when it cannot be written.
+            OSError: If it cannot be written.
         """
         self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
 
     def dead_letter(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> None:
-        """Writes a quarantined segment.
+        """Write a quarantined segment.
 
         Raises:
-            OSError: when it cannot be written.
+            OSError: If it cannot be written.
         """
         self._dead.write(client_id, letter, at_unix_s)
 
     def forget(self, client_id: str) -> None:
-        """Closes a client's event files.
+        """Close a client's event files.
 
         Raises:
-            OSError: when that fails.
+            OSError: If that fails.
         """
         series = self._curves.pop(client_id, None)
         if series is not None:
             series.close()
 
     def flush(self) -> None:
-        """Hands everything to the operating system.
+        """Pass everything buffered to the operating system.
 
         Raises:
-            OSError: when that fails.
+            OSError: If that fails.
         """
         for series in (self._log, *self._curves.values()):
             series.flush()
 
     def close(self) -> None:
-        """Writes what is buffered and ends. A second call does nothing.
+        """Write everything buffered and close all files. A second call does nothing.
 
         Raises:
-            OSError: when that fails; all files are closed.
+            OSError: If writing fails; all files are closed nevertheless.
         """
         error: OSError | None = None
         for series in (self._log, *self._curves.values()):

@@ -1,4 +1,4 @@
-"""The choice of the records that stay when not all of them can."""
+"""The choice of the records to keep when not all fit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Record:
     """One record.
 
     Attributes:
-        kind: records of one kind are thinned alike.
-        content: as it stands in the file.
-        lasting: it stays while there are others that do not last.
+        kind: Records of one kind are thinned alike.
+        content: The bytes in the file.
+        lasting: True if it is kept in preference to others, in up to half of the space.
     """
 
     kind: str
@@ -27,24 +27,24 @@ class Record:
 
 
 def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
-    """As many of the records as fit a number of bytes, evenly over their order, and how many of each kind were left out.
+    """Return the records that fit a number of bytes, evenly over their order, and the counts of the others by kind.
 
-    Lasting records come first, up to half of the bytes. Among the lasting as among the others, all kinds share alike: a flood
-    of one kind does not push out the others. The first of each kind stays.
+    Lasting records come first, up to half of the bytes. Among lasting and among other records, all kinds get equal shares: a
+    flood of one kind does not displace the others. The first record of each kind is kept.
     """
     if sum(len(record.content) for record in records) <= limit:
         return list(records), Counter()
     kept: list[Record] = []
     dropped: Counter[str] = Counter()
-    for target in _TARGETS:  # records differ in length, so that an even choice may be a little too long
+    for target in _TARGETS:  # records differ in length, so an even choice can be a little too long
         kept, dropped = _evenly(records, _shares(records, int(limit * target)))
         if sum(len(record.content) for record in kept) <= limit:
             return kept, dropped
-    return _newest(kept, limit, dropped)  # so many kinds that one record of each is too much
+    return _newest(kept, limit, dropped)  # one record of each kind is too much
 
 
 def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
-    """A share of the records of each kind, and how many of each were left out."""
+    """Return a share of the records of each kind, and the counts of the others."""
     places: Counter[str] = Counter()
     kept, dropped = [], Counter[str]()
     for record in records:
@@ -67,7 +67,7 @@ def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[l
 
 
 def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
-    """How much of each kind stays: above 0, at most 1."""
+    """Return the share of each kind to keep: above 0, at most 1."""
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     for record in records:
         sizes[record.lasting][record.kind] += len(record.content)
@@ -81,7 +81,7 @@ def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
 
 
 def _level(sizes: Sequence[int], room: int) -> int:
-    """How much each may have when those that want less leave the rest to the others; at least 1."""
+    """Return the equal share of `room` when sizes below it leave the rest to the others; at least 1."""
     for place, size in enumerate(sizes):
         share = room // (len(sizes) - place)
         if size > share:

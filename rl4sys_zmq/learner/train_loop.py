@@ -1,4 +1,4 @@
-"""What a learner thread does: builds one client's algorithm, feeds it, has it learn, publishes and saves what comes of it."""
+"""The loop of a learner thread: it builds a client's algorithm, trains it, and publishes and saves the results."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ DRAIN_MESSAGES = 256
 MAX_SEGMENT_STEPS = 1 << 20
 MAX_MESSAGE_FRAMES = 256
 ASSIGN_S = 0.5
-"""How long to wait for an assignment, before looking whether it still makes sense to wait."""
+"""Longest wait for an assignment, in seconds, before the thread checks again if it must stop."""
 
 MAX_POISONED = 3
-"""How many segments in a row an algorithm may fail to take before it counts as failed itself."""
+"""Largest number of segments in a row that an algorithm can reject before the client fails."""
 
 CHECKPOINT_SHARE = 20
-"""Checkpoints are written so rarely that they take at most a twentieth of the time."""
+"""The shortest time between checkpoints, in multiples of the time that writing one takes."""
 
 
 class TrainLoop:
@@ -91,17 +91,17 @@ class TrainLoop:
         self._poisoned = 0
         self._progress = Progress()
         self._store = CheckpointStore(Path(self._assign.checkpoints)) if self._assign.checkpoints else None
-        self._saved_updates = 0  # what has seen nothing is made again from its seed, and needs no checkpoint
+        self._saved_updates = 0  # an algorithm without data is rebuilt from its seed and needs no checkpoint
         self._save_at = time.monotonic() + self._assign.checkpoint_every_s
         self._ready = self._resume()
-        # A journal in memory is gone with the process, and so is what may have ended it.
+        # A journal in memory ends with the process, and so do the segments that could have ended it.
         noted = self._assign.checkpoints and not self._replaced.is_set()
         self._suspects = CrashSuspects(Path(self._assign.checkpoints) if noted else None)
         self._trainer = Trainer(self._algorithm, self._suspects, max(0, self._saved_updates))
         self._reporter = StatusReporter(self._say, self._progress.steps)
 
     def run(self) -> None:
-        """Until `Stop`."""
+        """Run until `Stop` arrives."""
         self._say(self._ready)
         self._publish()
         if self._suspects.story:
@@ -120,7 +120,7 @@ class TrainLoop:
                     return
                 self._follow(message)
                 if not self._algorithm.demand():
-                    break  # a batch is full: what has come beyond it belongs to the next
+                    break  # the batch is full: further messages belong to the next one
             self._train()
             if time.monotonic() >= self._save_at:
                 self._save()
@@ -128,11 +128,17 @@ class TrainLoop:
             self._reporter.report_figures(self._trainer.updates)
 
     def close(self) -> None:
-        """Ends the notes of what is in hand; in the thread."""
+        """Clear the notes of the segments in hand. Called in the learner thread."""
         self._suspects.close()
 
     def excuse(self, *, replaced: bool = False) -> None:
-        """Notes that the thread is told to end, so that its end in the middle of an update means nothing; from any thread."""
+        """Note that the thread was told to stop, so that its end during an update counts against no segment.
+
+        Any thread can call this.
+
+        Args:
+            replaced: True if another learner thread takes over this client.
+        """
         self._suspects.excuse(mute=replaced)
 
     def _alarm(self, name: str, text: str, count: int = 1) -> None:
@@ -148,12 +154,12 @@ class TrainLoop:
             case Forget():
                 self._progress.forget((message.actor_id, message.origin))
             case Assign() | Stop() | ToLearner() | ToActor() | FromWorker():
-                log.warning("%s is not for a learner thread", type(message).__name__)
+                log.warning("ignored a %s: it is not a message for a learner thread", type(message).__name__)
             case _:
                 assert_never(message)
 
     def _finish(self) -> None:
-        """The last words. What waits for a full batch stays in the journal, if that is on a disk."""
+        """Report and save for the last time. Segments that wait for a full batch stay in the journal, if it is on disk."""
         self._tell(at_once=True)
         self._save()
         self._reporter.report_figures(self._trainer.updates, at_once=True)
@@ -166,7 +172,7 @@ class TrainLoop:
             if isinstance(message, Assign):
                 return message
             if isinstance(message, Stop):
-                raise Closed("stopped before it was assigned a client")
+                raise Closed("the learner thread was stopped before it was assigned a client")
             self._poller.poll(ASSIGN_S)
 
     def _read(self) -> Message | None:
@@ -183,8 +189,8 @@ class TrainLoop:
         if plan is not None:
             self._check_size(plan.size)
         if a.torch_threads and "torch" in sys.modules:
-            torch = importlib.import_module("torch")  # another thread may be in the middle of it: this waits for the end
-            # Before anything is computed, because the number of threads changes the last bits.
+            torch = importlib.import_module("torch")  # waits for another thread that is importing it
+            # Set this before any computation: the number of threads changes the last bits.
             torch.set_num_threads(a.torch_threads)
         algorithm = make(*spaces, a.parameters, a.seed)
         self._check_size(algorithm.spec().size)
@@ -195,29 +201,29 @@ class TrainLoop:
     def _check_size(self, size: int) -> None:
         limit = self._assign.max_parameters
         if size > limit:
-            raise ConfigError(f"a policy of {size} parameters; max_parameters is {limit}", key="max_parameters")
+            raise ConfigError(f"the policy has {size} parameters; max_parameters allows {limit}", key="max_parameters")
 
     # ---- checkpoints
 
     def _resume(self) -> Ready:
-        """Takes up the newest checkpoint that verifies, if there is one."""
+        """Continue from the newest checkpoint that verifies, if there is one."""
         algorithm, number = self._algorithm, 0
         found = self._store.load() if self._store is not None else None
         if found is not None:
             manifest, state, _ = found
             said, ours = (manifest.client_id, manifest.algorithm_name), (self._assign.client_id, self._assign.algorithm_name)
             if said != ours:
-                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} is of {said}, not of {ours}")
+                raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d} belongs to {said}, not to {ours}")
             algorithm.load(state)
             if digest(self._spec.flatten(algorithm.snapshot())) != manifest.digest:
-                problem = "it gives other weights than were saved; was the algorithm changed since? Resume with what wrote it"
+                problem = "it gives other weights than were saved; resume with the version of the algorithm that wrote it"
                 raise CheckpointError(self._assign.checkpoints, f"{manifest.number:08d}: {problem}")
             self._quantizer.steps = manifest.grid
             number = manifest.number
             if manifest.journal_id == self._assign.journal_id:
                 self._progress = Progress(manifest.marks, manifest.verdicts)
             else:
-                words = "client %s: checkpoint %d belongs to another journal; its weights go on, its counts do not"
+                words = "client %s: checkpoint %d belongs to another journal; its weights are used, its counts are not"
                 log.warning(words, self._assign.client_id, manifest.number)
             self._progress.steps = manifest.steps
             self._version, self._resumed_version = manifest.version - 1, manifest.version
@@ -234,7 +240,7 @@ class TrainLoop:
         )
 
     def _save(self, token: int = 0, *, asked: bool = False) -> None:
-        """Writes a checkpoint of the state at the last barrier, if there is news or somebody asked."""
+        """Write a checkpoint of the state at the last barrier, if something changed or the gateway asked for one."""
         if self._store is None:
             if asked:
                 self._reporter.report_verdicts()
@@ -259,7 +265,10 @@ class TrainLoop:
         self._say(Checkpointed(token, manifest.number, manifest.version, marks, duration_s, ""))
 
     def _manifest(self) -> Manifest:
-        """Of the state as it is now. Its version is the one that it is published as, in this life or by the next."""
+        """Return the manifest of the current state.
+
+        Its version is the one under which this state is or will be published, in this generation or the next.
+        """
         now = digest(self._spec.flatten(self._algorithm.snapshot()))
         published = self._snapshot is not None and self._masters == now
         return Manifest(
@@ -286,7 +295,7 @@ class TrainLoop:
         submit = cast(Submit, decode(message.body, verify=False))
         batch = Batch(submit)
         segments = batch.segments()
-        refused = batch.errors(self._schema) if message.refused else {}  # those that the gateway refused, by the same rule
+        refused = batch.errors(self._schema) if message.refused else {}  # the same check as in the gateway
         bad = content_errors(
             batch, segments, refused, ContentRules(self._schema, self._bounds, self._assign.generation, self._version)
         )
@@ -295,16 +304,16 @@ class TrainLoop:
         place = message.skip
         while place < len(batch):
             if place > message.skip:
-                self._train()  # a batch was full in the middle of the message
+                self._train()  # the batch became full in the middle of the message
             place = self._take_some(read, place)
         self._reporter.taken_messages += 1
         if self._suspects.concerns(read.key, batch.first_seq, batch.first_seq + len(batch)):
-            self._train()  # with nothing else in hand
+            self._train()  # with no other segments in hand
         if not self._trainer.held:
             self._barrier()
 
     def _take_some(self, taken: ReceivedMessage, start: int) -> int:
-        """Takes the segments of a message from one place on, until the algorithm wants no more; returns where it stopped."""
+        """Process the segments of a message from place `start` until the batch is full, and return the next place."""
         key, batch, reporter = taken.key, taken.batch, self._reporter
         first = batch.first_seq + start
         lags = self._version - taken.oldest
@@ -337,7 +346,7 @@ class TrainLoop:
         return place + 1
 
     def _note(self, key: Key, batch: Batch, lags: NDArray[np.int64], observed: Sequence[int]) -> None:
-        """Counts the segments of a message that the algorithm has taken, by their places."""
+        """Count the segments of a message that the algorithm has accepted, by their places."""
         for first, end in runs(observed):
             if self._algorithm.kind != "onpolicy":
                 self._dispose(key, batch.first_seq + first, batch.first_seq + end, Verdict.TRAINED)
@@ -351,7 +360,7 @@ class TrainLoop:
         self._reporter.observed_steps += int(steps.sum())
 
     def _bury(self, taken: ReceivedMessage, place: int, reason: str) -> None:
-        """Quarantines a segment: it counts, nobody trains on it, and a person may look at it."""
+        """Quarantine a segment: count it, do not train on it, and send it to the dead letters."""
         seq = taken.batch.first_seq + place
         self._dispose(taken.key, seq, seq + 1, Verdict.QUARANTINED, reason)
         self._say(taken.letter(place, reason))
@@ -361,9 +370,11 @@ class TrainLoop:
         self._progress.steps = self._reporter.observed_steps
 
     def _observe(self, one: HeldSegment, *, alone: bool) -> bool:
-        """Gives a segment to the algorithm. One that it can't take is quarantined; several in a row are the algorithm's fault.
+        """Give a segment to the algorithm. Return False if the algorithm rejected it and it was quarantined.
 
-        A journal on disk would feed such a segment again to each life of this thread. With `alone`, it is noted by itself.
+        After `MAX_POISONED` rejections in a row the algorithm is at fault, and its error is raised. Without the quarantine, a
+        journal on disk would deliver the segment again to each new learner thread. With `alone`, the segment is noted by
+        itself.
         """
         if alone:
             self._suspects.clear()
@@ -374,20 +385,20 @@ class TrainLoop:
             self._poisoned += 1
             if self._poisoned > MAX_POISONED:
                 raise
-            log.exception("client %s: a segment that the algorithm does not take is quarantined", self._assign.client_id)
+            log.exception("client %s: the algorithm rejected a segment, which is quarantined", self._assign.client_id)
             assert one.taken is not None
-            self._bury(one.taken, one.place, plain_text(f"the algorithm does not take it: {type(exc).__name__}: {exc}"[:500]))
+            self._bury(one.taken, one.place, plain_text(f"the algorithm rejected it: {type(exc).__name__}: {exc}"[:500]))
             return False
         self._poisoned = 0
         return True
 
     @property
     def _first_version(self) -> int:
-        """Data of an earlier generation are no newer than what this one began with."""
+        """The first version of this generation. Segments of an earlier generation count as at most this new."""
         return max(self._resumed_version, 0)
 
     def _dispose(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
-        """Segments met a verdict; `but` is the one that they had met before."""
+        """Record the verdict on segments ``[first, end)``. `but` is the verdict that they had before."""
         self._progress.dispose(key, verdict, end - first, but)
         self._reporter.dispose(key, first, end, verdict, reason, but)
 
@@ -399,7 +410,7 @@ class TrainLoop:
                 self._undone(outcome)
                 continue
             if outcome.unchanged:
-                self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} has left all weights as they were")
+                self._alarm(UPDATE_CHANGES_NOTHING, f"update {self._trainer.updates} changed no weight")
             self._reporter.scalars.update(outcome.metrics)
             for key, first, end in streams_of(outcome.used):
                 self._dispose(key, first, end, Verdict.TRAINED)
@@ -410,14 +421,14 @@ class TrainLoop:
         self._suspects.settle()
 
     def _undone(self, outcome: Outcome) -> None:
-        """Quarantines what made an update fail, and says so."""
-        reason = plain_text(f"update {self._trainer.updates + 1} was undone, for with it {outcome.reason}")
+        """Quarantine the segments that made an update fail, and report them."""
+        reason = plain_text(f"update {self._trainer.updates + 1} was undone: {outcome.reason}")
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:
             self._dispose(one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, but=Verdict.TRAINED if trained else "")
             if one.taken is not None:
                 self._say(one.taken.letter(one.place, reason))
-        self._alarm(UPDATE_UNDONE, f"{reason}; {len(outcome.culprits)} segments are quarantined for it")
+        self._alarm(UPDATE_UNDONE, f"{reason}; {len(outcome.culprits)} segments are quarantined")
         self._reporter.report_verdicts()
 
     def _publish(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether what is in a segment may be trained on: for a whole message at once, and if that does not look right, one by one."""
+"""The check of a segment's content before training: a whole message at once, then segment by segment if that fails."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["ContentRules", "content_error", "content_errors", "is_finite"]
 _NUMBERS = {"o": "observations", "a": "actions", "r": "rewards", "l": "log_probs"}
 
 CHUNK = 1 << 16
-"""Elements looked at in one go, so that the answers for each of them take little room."""
+"""Elements checked at a time, so that the intermediate results stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContentRules:
-    """What the content of a client's segments is compared with.
+    """The limits for the content of a client's segments.
 
     Attributes:
-        schema: what fits the client's spaces.
-        bounds: how large its numbers may be.
-        generation: the newest there is; and
-        version: the newest of it.
+        schema: The columns that fit the client's spaces.
+        bounds: The allowed ranges of the numbers.
+        generation: The newest generation.
+        version: The newest version of it.
     """
 
     schema: SegmentSchema
@@ -39,13 +39,13 @@ class ContentRules:
 
 
 def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int], standard: ContentRules) -> dict[int, str]:
-    """Which segments of a message must not be trained on, by their places, and why.
+    """Return the segments of a message that must not be trained on: the reason by place.
 
     Args:
-        batch: the message.
-        segments: of it.
-        but: places that are not looked at.
-        standard: what it is compared with.
+        batch: The message.
+        segments: Its segments.
+        but: Places to skip.
+        standard: The limits.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
     if _is_sound(batch, standard):
@@ -55,7 +55,7 @@ def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int
 
 
 def _is_sound(batch: Batch, standard: ContentRules) -> bool:
-    """True only if no segment has anything wrong with it."""
+    """Return True only if no segment has an error."""
     heads, generation, version = batch.heads, standard.generation, standard.version
     made, by = heads["generation"], heads["version"]
     if (
@@ -85,19 +85,22 @@ def _is_sound_column(letter: str, column: NDArray[Any], standard: ContentRules) 
 
 
 def is_finite(column: NDArray[Any]) -> bool:
-    """Whether no element of floats is infinite or not a number.
+    """Return True if all elements of a float array are finite.
 
-    A sum is finite only if all its terms are, and takes one look at each; finite terms can add up to more than their type
-    holds, so that a sum that is not finite says nothing yet. ``einsum`` adds fastest, and without the interpreter.
+    A finite sum proves that all terms are finite, in one pass. A non-finite sum proves nothing, because finite terms can add up
+    beyond the range of their type. ``einsum`` is the fastest sum and releases the interpreter lock.
     """
     flat = column.reshape(-1)
-    if flat.dtype.itemsize > 2 and np.isfinite(np.einsum("i->", flat)):  # a half is added in software: slower than to look
+    if flat.dtype.itemsize > 2 and np.isfinite(np.einsum("i->", flat)):  # float16 sums are slow
         return True
     return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
 def content_error(segment: Segment, standard: ContentRules) -> str:
-    """Why a segment must not be trained on, or an empty string: not finite, out of range, all masked, or from the future."""
+    """Return why a segment must not be trained on, or an empty string.
+
+    It may be non-finite, out of range, fully masked, or made by a version that was never published.
+    """
     schema, generation, version = standard.schema, standard.generation, standard.version
     for letter, name in _NUMBERS.items():
         column = getattr(segment, name)
@@ -111,13 +114,13 @@ def content_error(segment: Segment, standard: ContentRules) -> str:
         if not np.isfinite(segment.episode_return):
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:
-            return f"the episode's return is {segment.episode_return:g}; at most {limit:g} either way is allowed"
+            return f"the episode's return is {segment.episode_return:g}; expected at most {limit:g} in absolute value"
     for name, column, space in (
         ("actions", segment.actions, schema.action_space),
         ("observations", segment.observations, schema.observation_space),
     ):
         if isinstance(space, DiscreteSpace) and not ((column >= space.start) & (column < space.start + space.n)).all():
-            return f"{name} lie outside {space.start} to {space.start + space.n - 1}"
+            return f"{name} are outside {space.start} to {space.start + space.n - 1}"
     if segment.generation > generation or (segment.generation == generation and int(segment.versions.max()) > version):
         return (
             f"it was made by version {int(segment.versions.max())} of generation {segment.generation}, which was never published"

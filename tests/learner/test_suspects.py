@@ -1,4 +1,4 @@
-"""What is in hand when a process ends: suspected, narrowed down, condemned or acquitted; never for one end alone."""
+"""The segments in hand when a process ends: suspected, narrowed down, quarantined or cleared; never after one end alone."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_two_killers_are_found_one_after_the_other(tmp_path: Path) -> None:
     assert count <= 2 * 9 and left == [n for n in range(64) if n not in (5, 50)]
 
 
-def test_what_kills_only_together_is_condemned_together(tmp_path: Path) -> None:
+def test_segments_that_kill_only_together_are_quarantined_together(tmp_path: Path) -> None:
     count, left = ends(tmp_path, held(*range(8)), lambda part: 0 in part and 7 in part)
     assert count == ENDS_TOGETHER and left == []
 

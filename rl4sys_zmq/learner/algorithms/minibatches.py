@@ -1,4 +1,4 @@
-"""The columns of one on-policy batch as gradient steps see them: shuffled, and divided into equal minibatches."""
+"""The columns of one on-policy batch, shuffled and divided into equal minibatches for gradient steps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Columns", "clipped_objective", "equal_sizes", "half_square_error", "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """What a gradient step needs.
+    """The inputs of a gradient step.
 
     Attributes:
         features: ``[N, F]``, standardised.
         actions: ``[N]`` or ``[N, n]``.
         log_probs: ``[N]``, of the acting policy.
         advantages: ``[N]``.
-        low: ``[N]``, the least ratio that counts; see `clipped_objective`.
-        high: ``[N]``, the greatest.
+        low: ``[N]``, the lower bound of the ratio; see `clipped_objective`.
+        high: ``[N]``, the upper bound of the ratio.
         values: ``[N]``, as estimated before the update.
         targets: ``[N]``, of the values.
-        forbidden: bool ``[N, n]``, or None.
+        forbidden: Bool ``[N, n]``, or None.
     """
 
     features: Tensor
@@ -38,9 +38,9 @@ class Columns:
     forbidden: Tensor | None
 
     def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[Columns]:
-        """Minibatches of the given sizes, which add up to ``N``, in a fresh random order."""
+        """Yield minibatches of the given sizes, which add up to ``N``, in a new random order."""
         order = torch.randperm(len(self.actions), generator=generator)
-        # One gather per column and pass, and slices of it, rather than one gather per column and minibatch.
+        # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
         features, actions, log_probs, advantages, low, high, values, targets = (
             torch.split_with_sizes(column.index_select(0, order), sizes)
             for column in (
@@ -56,28 +56,34 @@ class Columns:
 
 
 def equal_sizes(steps: int, count: int) -> list[int]:
-    """Sizes of `count` minibatches (at most one per step) that differ by one at most: a small last one would be noise."""
+    """Return the sizes of `count` minibatches, at most one per step, that differ by at most 1.
+
+    A small last minibatch would be noise.
+    """
     count = max(1, min(count, steps))
     return [steps // count + (k < steps % count) for k in range(count)]
 
 
 def ratio_bounds(advantages: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """The one-sided bounds of the ratio for `clipped_objective`: ``(-inf, 1 + ε)`` where A >= 0, else ``(1 - ε, inf)``."""
+    """Return the one-sided bounds for `clipped_objective`: ``(-inf, 1 + ε)`` if A >= 0, else ``(1 - ε, inf)``."""
     gains = advantages >= 0
     infinity = torch.tensor(torch.inf)
     return torch.where(gains, -infinity, 1.0 - clip), torch.where(gains, 1.0 + clip, infinity)
 
 
 def clipped_objective(ratios: Tensor, advantages: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """PPO's loss ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))`` (Schulman et al. 2017, equation 7), all ``[B]``.
+    """Return PPO's loss ``-mean(min(r A, clip(r, 1 - ε, 1 + ε) A))`` (Schulman et al. 2017, equation 7), all ``[B]``.
 
-    With the bounds of `ratio_bounds` it is ``-mean(clamp(r, low, high) A)``: the same, for half the kernels.
+    With the bounds of `ratio_bounds` it equals ``-mean(clamp(r, low, high) A)``, which needs half the kernels.
     """
     return torch.dot(torch.clamp(ratios, low, high), advantages) * (-1.0 / len(ratios))
 
 
 def half_square_error(estimates: Tensor, targets: Tensor, old: Tensor | None, clip: float) -> Tensor:
-    """Half the mean squared error ``[B]``; with `old` values, the worse of it and of estimates clipped to ``old ± clip``."""
+    """Return half the mean squared error, a scalar from ``[B]``.
+
+    With `old` values, each error is the larger of its own and that of the estimate clipped to ``old ± clip``.
+    """
     error = estimates - targets
     if old is None:
         return torch.dot(error, error) * (0.5 / len(error))

@@ -1,7 +1,7 @@
-"""Algorithm parameters: a frozen dataclass for each algorithm, read by the reader that reads all other options.
+"""Algorithm parameters: one frozen dataclass per algorithm, read like all other options.
 
-Declare each field with `rl4sys_zmq.config.options.option`: its check, its default, the names that other projects have for it,
-and its meaning. `read_parameters` turns a mapping as a user wrote it into the dataclass.
+Declare each field with `rl4sys_zmq.config.options.option`: its check, its default, its synonyms in other projects, and its
+meaning. `read_parameters` converts a mapping from a configuration into the dataclass.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ READ_ELSEWHERE = frozenset(
     {"input_size", "act_dim", "seed", "continuous", "act_limit", "observation_space", "action_space"}
     | {"max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates"}
 )
-"""Keys that may stand among any algorithm's parameters, and that the learner itself reads: spaces and learning options."""
+"""Keys that any algorithm's parameters can contain and that the learner itself reads: spaces and learning options."""
 
 
 def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str) -> T:
     """Read `given` into the parameter dataclass `cls`.
 
     Args:
-        cls: a dataclass whose fields were declared with `option`. Its class attribute ``ignored``, if there is one, names keys
-            that are accepted and have no effect.
-        given: parameters by name or synonym; those that the learner itself reads are left out.
-        algorithm: its name, for messages.
+        cls: A dataclass whose fields were declared with `option`. Its optional class attribute ``ignored`` names keys that are
+            accepted and have no effect.
+        given: Parameters by name or synonym. Those that the learner itself reads are skipped.
+        algorithm: The algorithm's name, for messages.
 
     Raises:
-        ConfigError: for an unknown key, a wrong type, an impossible value, or two names for one parameter that disagree.
+        ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
     values = gather(cls, given, extra=elsewhere, section="algorithm_parameters", owner=algorithm)

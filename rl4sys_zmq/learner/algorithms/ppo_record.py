@@ -1,4 +1,4 @@
-"""What one pass over a batch saw, and the scalars that are made of it."""
+"""The measurements of one pass over a batch, and the scalars computed from them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["PassRecord"]
 
 @dataclass(slots=True)
 class PassRecord:
-    """Kept as tensors during the pass: reading each number out would cost more than computing it.
+    """The measurements of one pass. They stay tensors during the pass, because reading each number out is slow.
 
     Attributes:
-        policy_losses: a scalar per minibatch.
-        value_losses: a scalar per minibatch.
-        entropies: a scalar per minibatch.
+        policy_losses: A scalar per minibatch.
+        value_losses: A scalar per minibatch.
+        entropies: A scalar per minibatch.
         log_ratios: ``[B]`` per minibatch, before its step.
     """
 
@@ -27,12 +27,15 @@ class PassRecord:
     log_ratios: list[Tensor] = field(default_factory=list)
 
     def kl(self) -> float:
-        """The mean approximate KL divergence of the new policy from the acting one, ``E[(r - 1) - log r]`` (Schulman 2020)."""
+        """Return the mean approximate KL divergence ``E[(r - 1) - log r]`` of the new from the acting policy.
+
+        Source: Schulman 2020.
+        """
         x = torch.cat(self.log_ratios)
         return float((torch.expm1(x) - x).mean())
 
     def scalars(self, clip: float) -> dict[str, float]:
-        """CleanRL's ``losses/``, averaged over the pass; `clip` is the ε in force."""
+        """Return CleanRL's ``losses/``, averaged over the pass; `clip` is the current ε."""
         log_ratios = torch.cat(self.log_ratios)
         return {
             "losses/policy_loss": float(torch.stack(self.policy_losses).mean()),

@@ -1,4 +1,4 @@
-"""An on-policy batch: the segments of one update, laid end to end as flat columns."""
+"""An on-policy batch: the segments of one update, joined into flat columns."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Rollout:
     """``N`` steps and their ``M >= N`` observations, episode by episode, in the order in which they happened.
 
     Attributes:
-        features: float32 ``[M, F]``, not standardised; a segment's bootstrap row follows its steps.
-        rows: int64 ``[N]``, the row of `features` that each step acted on; the row after it is the next observation.
-        alive: float64 ``[N]``, 0 where the step led to a terminal state (there is no next observation), else 1.
-        actions: int64 ``[N]`` from 0, or float32 ``[N, n]`` raw.
-        forbidden: bool ``[N, n]``, True where an action was not allowed; None when no segment had a mask.
-        rewards: float64 ``[N]``.
-        log_probs: float32 ``[N]``, of the acting policy.
-        continues: bool ``[N]``, whether the next step of the batch is the next step of the same episode.
-        correct: bool ``[N]``, whether the step is to be corrected by importance weights.
-        segments: the segments in this order.
+        features: Float32 ``[M, F]``, not standardised; the bootstrap row of a segment follows its steps.
+        rows: Int64 ``[N]``, the row of `features` that each step acted on; the row after it is the next observation.
+        alive: Float64 ``[N]``, 0 if the step led to a terminal state (there is no next observation), else 1.
+        actions: Int64 ``[N]`` from 0, or raw float32 ``[N, n]``.
+        forbidden: Bool ``[N, n]``, True where an action was not allowed; None if no segment has a mask.
+        rewards: Float64 ``[N]``.
+        log_probs: Float32 ``[N]``, of the acting policy.
+        continues: Bool ``[N]``, True if the next step of the batch is the next step of the same episode.
+        correct: Bool ``[N]``, True if the step must be corrected by importance weights.
+        segments: The segments in this order.
     """
 
     features: Tensor
@@ -46,9 +46,9 @@ class Rollout:
 
 
 def gather(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> Rollout:
-    """Lays segments end to end, each with its `correct`; those that continue one another come to lie side by side.
+    """Join segments, each with its `correct`, into one batch. Consecutive segments of an episode become adjacent.
 
-    Joined so, an advantage trace runs on across a cut, and short segments cost no bias.
+    So an advantage trace continues across a cut, and short segments cause no bias.
     """
     first_seen: dict[int, int] = {}
     for segment, _ in taken:

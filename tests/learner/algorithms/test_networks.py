@@ -98,7 +98,7 @@ def test_outputs_that_are_not_read_do_not_move():
 
 
 def test_network_0_must_have_the_most_outputs():
-    with pytest.raises(ValueError, match="most outputs"):
+    with pytest.raises(ValueError, match="must have the most"):
         MLPStack(3, (4,), (2, 3))
 
 

@@ -109,6 +109,7 @@ def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
     files: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in found]
     if newest is None:
         return files
-    others = [file for file in files if not os.path.sameopenfile(file.fileno(), newest.fileno())]
-    moved = len(others) == len(files) and not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
-    return [] if moved else [*others, newest]
+    if any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):  # the log has become a part since
+        return files
+    moved = not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
+    return [] if moved else [*files, newest]

@@ -10,7 +10,7 @@ from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import RATE
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
-from rl4sys_zmq.learner.fair_shares import ConnectionShare, FairShares
+from rl4sys_zmq.learner.rate_limits import ConnectionRate, RateLimiter
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
 from rl4sys_zmq.transports import Socket, TooManyFrames
 from rl4sys_zmq.wire.messages import Frame
@@ -48,7 +48,7 @@ class Connections:
             counters: The learner's counters.
         """
         self._router, self._endpoint, self._counters = router, endpoint, counters
-        self._shares = FairShares(config.messages_per_s, config.bytes_per_s)
+        self._shares = RateLimiter(config.messages_per_s, config.bytes_per_s)
         free = router.bound.scheme == "inproc"
         self._lined, self._rated = not free, not free and not router.authenticated
         self._excess = 0
@@ -65,7 +65,7 @@ class Connections:
         if self._shares.rest_s(began):
             return
         self._excess = 0
-        useful_s, lines, sessions = 0.0, self._shares.lines, self._endpoint.sessions
+        useful_s, rates, sessions = 0.0, self._shares.rates, self._endpoint.sessions
         for _ in range(ROUTER_BURST):
             try:
                 frames = self._router.recv(MAX_MESSAGE_FRAMES)
@@ -77,18 +77,22 @@ class Connections:
             now = time.monotonic()
             peer = bytes(frames[0])
             if self._lined:
-                line = lines.get(peer) or self._shares.meet(peer, self._router.descriptor(), now)
-                line.heard = now
-                stranger = peer not in sessions
-                if self._rated and (stranger or line.owes_until > now) and self._shares.over(line, now, stranger=stranger):
-                    self._drop(peer, line, frames, now)
+                rate = rates.get(peer) or self._shares.add(peer, self._router.descriptor(), now)
+                rate.last_message_s = now
+                sessionless = peer not in sessions
+                if (
+                    self._rated
+                    and (sessionless or rate.owes_until > now)
+                    and self._shares.exceeds(rate, now, sessionless=sessionless)
+                ):
+                    self._drop(peer, rate, frames, now)
                     if self._excess >= EXCESS_BURST:
                         break
                     continue
-                cost = self._handle(peer, line, frames, now)
-                if cost is not None and (cost > 0 or line.owes_until > now):
+                cost = self._handle(peer, rate, frames, now)
+                if cost is not None and (cost > 0 or rate.owes_until > now):
                     size = 0 if cost < 0 else sum(len(f) for f in frames)
-                    self._shares.charge(line, cost, size, now, stranger=stranger)
+                    self._shares.charge(rate, cost, size, now, sessionless=sessionless)
             else:
                 self._handle(peer, None, frames, now)
             useful_s += time.monotonic() - now
@@ -96,15 +100,15 @@ class Connections:
             now = time.monotonic()
             self._shares.rest_after(now - began - useful_s, now)
 
-    def _handle(self, peer: bytes, line: ConnectionShare | None, frames: Sequence[Frame], now: float) -> float | None:
+    def _handle(self, peer: bytes, rate: ConnectionRate | None, frames: Sequence[Frame], now: float) -> float | None:
         """Let the endpoint handle a message. Return its cost in ordinary messages, or None if it was dropped."""
         sender = None
         if self._router.authenticated:  # over inproc, and without keys, every peer is allowed everything
             try:
                 sender = self._endpoint.admit(peer, self._router.user, sum(len(f) for f in frames), now)
             except ProtocolError as exc:
-                if line is not None and exc.code is Refusal.QUOTA:
-                    self._drop(peer, line, frames, now, exc.detail)
+                if rate is not None and exc.code is Refusal.QUOTA:
+                    self._drop(peer, rate, frames, now, exc.detail)
                     return None
                 self._endpoint.refuse_error(peer, exc)
                 return 1.0
@@ -114,16 +118,16 @@ class Connections:
         self._endpoint.refuse(exc.first, exc.code, exc.detail)
         if self._rated:
             now = time.monotonic()
-            line, stranger = self._shares.lines.get(exc.first), exc.first not in self._endpoint.sessions
-            line = line or self._shares.meet(exc.first, self._router.descriptor(), now)
-            self._shares.charge(line, exc.count / FRAMES_PER_MESSAGE, 0, now, stranger=stranger)
+            rate, sessionless = self._shares.rates.get(exc.first), exc.first not in self._endpoint.sessions
+            rate = rate or self._shares.add(exc.first, self._router.descriptor(), now)
+            self._shares.charge(rate, exc.count / FRAMES_PER_MESSAGE, 0, now, sessionless=sessionless)
 
-    def _drop(self, peer: bytes, line: ConnectionShare, frames: Sequence[Frame], now: float, reason: str = "") -> None:
+    def _drop(self, peer: bytes, rate: ConnectionRate, frames: Sequence[Frame], now: float, reason: str = "") -> None:
         """Drop a message over the rate limit. Some are answered with a refusal; a connection that floods is closed."""
         self._excess += 1
-        if self._shares.to_be_cut(line, sum(len(f) for f in frames)) and self._router.cut_off():
+        if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
-        if self._shares.may_be_told(line, now):
+        if self._shares.should_reply(rate, now):
             self._endpoint.refuse(peer, Refusal.QUOTA, reason or "this connection exceeds its rate limit", field=RATE)
         else:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
@@ -134,20 +138,20 @@ class Connections:
             self._tidy_at = now + TIDY_S
             connected = self._router.connections()
             self._shares.forget(now, self._endpoint.sessions, connected)
-            self._cut(self._shares.mute(connected, now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
+            self._cut(self._shares.silent_connections(connected, now, IDLE_CONNECTION_S, IDLE_CONNECTION_S))
         for event in self._router.events():
             self._counters.add(f"connections.{event.name}")
 
-    def relieve(self, *, everybody: bool) -> int:
+    def relieve(self, *, all_connections: bool) -> int:
         """Close connections because memory runs out, and return their number.
 
         Their incomplete messages are freed. Actors reconnect.
 
         Args:
-            everybody: Close all connections, not only those that complete no message.
+            all_connections: Close all connections, not only those that complete no message.
         """
         found = self._router.connections()
-        return self._cut(found if everybody else self._shares.mute(found, time.monotonic(), BUSY_S, NEW_S))
+        return self._cut(found if all_connections else self._shares.silent_connections(found, time.monotonic(), BUSY_S, NEW_S))
 
     def _cut(self, descriptors: Sequence[int]) -> int:
         count = sum(self._router.cut(descriptor) for descriptor in descriptors)

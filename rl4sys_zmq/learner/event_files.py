@@ -71,7 +71,7 @@ class EventFileFormat(RecordFormat):
             if not event.file_version:
                 yield Record("\n".join(value.tag for value in event.summary.value), start + rest)
 
-    def notice(self, dropped: Mapping[str, int]) -> bytes:
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
         """Return nothing: a gap in a curve is visible."""
         return b""
 

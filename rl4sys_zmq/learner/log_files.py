@@ -38,7 +38,7 @@ class JsonLineFormat(RecordFormat):
                 kind = event if match[2] is None else f"{event} {match[2].decode(errors='replace')}"
                 yield Record(kind, line, lasting=event != "metrics")
 
-    def notice(self, dropped: Mapping[str, int]) -> bytes:
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
         """Return an event ``thinned`` with the counts by event."""
         by_event: dict[str, int] = {}
         for kind, count in dropped.items():

@@ -74,12 +74,14 @@ class MemoryWatch(Worker):
         over_s = now - self._over_since
         if over_s >= END_S:
             raise MemoryExceeded(used_bytes, self._limit_bytes)
-        everybody = over_s >= CUT_ALL_S and not self._cut_all
-        self._cut_all |= everybody
+        all_connections = over_s >= CUT_ALL_S and not self._cut_all
+        self._cut_all |= all_connections
         with suppress(Closed):
-            count = self._cut(everybody)
+            count = self._cut(all_connections)
             if count:
-                log.warning("%d connections closed%s", count, "" if everybody else " that had completed no message for a while")
+                log.warning(
+                    "%d connections closed%s", count, "" if all_connections else " that had completed no message for a while"
+                )
         give_back_memory()
 
     def stop(self) -> None:

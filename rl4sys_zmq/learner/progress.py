@@ -50,7 +50,7 @@ class Progress:
             since = self._since[key] = _Tally(first, {})
         since.next_seq = end
 
-    def dispose(self, key: Key, verdict: str, count: int = 1, but: str = "") -> None:
+    def record_verdict(self, key: Key, verdict: str, count: int = 1, but: str = "") -> None:
         """Record a verdict on segments received since the barrier; with `but`, replace the verdict `but` of earlier ones."""
         if but:
             self._correct(key, {verdict: count, but: -count})

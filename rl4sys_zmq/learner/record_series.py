@@ -60,7 +60,7 @@ class RecordFormat(ABC):
     Attributes:
         prefix, suffix: First and last part of the file names.
         head: First bytes of each file.
-        notice_bytes: Largest length of a `notice`.
+        notice_bytes: Largest length of a `dropped_record`.
     """
 
     prefix = ""
@@ -73,11 +73,11 @@ class RecordFormat(ABC):
         """Yield the complete records of a file, without its head."""
 
     @abstractmethod
-    def notice(self, dropped: Mapping[str, int]) -> bytes:
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
         """Return a record of at most `notice_bytes` with the counts of dropped records by kind; empty for none."""
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """Return the counts in a record that `notice` made; None for other records."""
+        """Return the counts in a record that `dropped_record` made; None for other records."""
         return None
 
 
@@ -203,7 +203,7 @@ class RecordSeries(Resource):
             self._size = _whole_lines(self._file)
             self._number += 1
             self._stamp = max(self._stamp, int(self._active.stat().st_mtime))
-        self._fit()
+        self._shrink()
 
     def _open(self) -> BinaryIO:
         return os.fdopen(open_private(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", BUFFER_BYTES)
@@ -229,12 +229,12 @@ class RecordSeries(Resource):
                 make_private(self._folder)
                 self._path.rename(path)
             self._parts.append(SeriesPart(path, self._stamp, self._number, self._number, path.stat().st_size))
-        self._fit()
+        self._shrink()
 
     def _path_of(self, stamp: int, first: int, last: int) -> Path:
         return self._folder / f"{self._form.prefix}{stamp:010d}.{first:08d}-{last:08d}{self._form.suffix}"
 
-    def _fit(self) -> None:
+    def _shrink(self) -> None:
         """Bring all parts within the limit."""
         for place, part in enumerate(self._parts):
             if part.nbytes > self._part_bytes:  # the limit was higher before
@@ -269,7 +269,7 @@ class RecordSeries(Resource):
         try:
             with os.fdopen(open_private(temporary), "wb", BUFFER_BYTES) as out:
                 out.write(self._form.head)
-                out.write(self._form.notice(dropped) if dropped else b"")
+                out.write(self._form.dropped_record(dropped) if dropped else b"")
                 for record in kept:
                     out.write(record.content)
                 out.flush()

@@ -9,7 +9,7 @@
       dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.log_files`)
       tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.event_files`)
-      before-TIME/              put aside by `--resume never` or `tidy`
+      before-TIME/              put aside by `--resume never` or `move_old_files`
 
 CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can collide
 with the library's own files.
@@ -29,7 +29,7 @@ from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private
 
-__all__ = ["CONFIG", "DEAD", "aside_folder", "tidy"]
+__all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def aside_folder(run_dir: Path) -> Path:
     return aside
 
 
-def tidy(run_dir: Path) -> list[tuple[str, str]]:
+def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
     """Move files of earlier versions whose place could collide with the library's own files. Nothing is deleted.
 
     Earlier versions wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that could differ

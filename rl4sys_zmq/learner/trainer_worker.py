@@ -40,7 +40,7 @@ class TrainerWorker(Worker):
         self._down, self._up = down, up
         self._stopping = threading.Event()
         self._replaced = threading.Event()
-        self._learning: TrainLoop | None = None
+        self._loop: TrainLoop | None = None
 
     def run(self) -> None:
         """Train until `Stop` or `stop`. Report any error of the algorithm to the gateway in `Failed`."""
@@ -52,14 +52,14 @@ class TrainerWorker(Worker):
                 except Closed:
                     raise
                 except Exception as exc:  # noqa: BLE001 - an error of an algorithm stops its client only
-                    upstream.say(
+                    upstream.send(
                         Failed(plain_text(f"{type(exc).__name__}: {exc}"[:1000]), plain_text(traceback.format_exc()[-8000:]))
                     )
             except Closed as exc:
                 log.warning("%s ends without a report to the gateway: %s", self.name, exc)
 
     def _learn(self, down: Socket, upstream: UpstreamSender) -> None:
-        learning = self._learning = TrainLoop(down, upstream, self._stopping, self._replaced)
+        learning = self._loop = TrainLoop(down, upstream, self._stopping, self._replaced)
         try:
             learning.run()
         finally:
@@ -68,8 +68,8 @@ class TrainerWorker(Worker):
     def stop(self) -> None:
         """End the thread when it next has nothing to read. `Stop`, in contrast, is queued after the data."""
         self._stopping.set()
-        if self._learning is not None:
-            self._learning.excuse(replaced=self._replaced.is_set())
+        if self._loop is not None:
+            self._loop.expect_end(replaced=self._replaced.is_set())
 
     def replace(self) -> None:
         """End the thread as soon as it can, without a checkpoint: another thread writes the client's checkpoints now."""

@@ -38,47 +38,47 @@ class ContentRules:
     version: int
 
 
-def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int], standard: ContentRules) -> dict[int, str]:
+def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int], rules: ContentRules) -> dict[int, str]:
     """Return the segments of a message that must not be trained on: the reason by place.
 
     Args:
         batch: The message.
         segments: Its segments.
         but: Places to skip.
-        standard: The limits.
+        rules: The limits.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
-    if _is_sound(batch, standard):
+    if _is_sound(batch, rules):
         return undecodable
-    found = ((place, content_error(segment, standard)) for place, segment in enumerate(segments) if place not in but)
+    found = ((place, content_error(segment, rules)) for place, segment in enumerate(segments) if place not in but)
     return {**{place: reason for place, reason in found if reason}, **undecodable}
 
 
-def _is_sound(batch: Batch, standard: ContentRules) -> bool:
+def _is_sound(batch: Batch, rules: ContentRules) -> bool:
     """Return True only if no segment has an error."""
-    heads, generation, version = batch.heads, standard.generation, standard.version
+    heads, generation, version = batch.heads, rules.generation, rules.version
     made, by = heads["generation"], heads["version"]
     if (
         (made > generation).any()
         or ((by > version) & (made == generation)).any()
-        or not np.maximum.reduce(np.abs(heads["episode_return"])) <= standard.bounds.max_reward
+        or not np.maximum.reduce(np.abs(heads["episode_return"])) <= rules.bounds.max_reward
     ):
         return False
-    return all(_is_sound_column(letter, column, standard) for letter, column in batch.columns())
+    return all(_is_sound_column(letter, column, rules) for letter, column in batch.columns())
 
 
-def _is_sound_column(letter: str, column: NDArray[Any], standard: ContentRules) -> bool:
+def _is_sound_column(letter: str, column: NDArray[Any], rules: ContentRules) -> bool:
     if letter == "v":
-        return int(column.max(initial=0)) <= standard.version
+        return int(column.max(initial=0)) <= rules.version
     if letter == "m":
         return bool(column.all() or column.any(axis=1).all())
-    schema = standard.schema
+    schema = rules.schema
     space = schema.action_space if letter == "a" else schema.observation_space if letter == "o" else None
     if isinstance(space, DiscreteSpace):
         low, high = space.start, space.start + space.n - 1
         if column.size and not low <= column.min() <= column.max() <= high:
             return False
-    bounds = standard.bounds.of(letter)
+    bounds = rules.bounds.of(letter)
     if bounds is not None and not bounds.vacuous:
         return bounds.holds(column)
     return column.dtype.kind != "f" or is_finite(column)
@@ -96,21 +96,21 @@ def is_finite(column: NDArray[Any]) -> bool:
     return all(np.isfinite(flat[start : start + CHUNK]).all() for start in range(0, flat.size, CHUNK))
 
 
-def content_error(segment: Segment, standard: ContentRules) -> str:
+def content_error(segment: Segment, rules: ContentRules) -> str:
     """Return why a segment must not be trained on, or an empty string.
 
     It may be non-finite, out of range, fully masked, or made by a version that was never published.
     """
-    schema, generation, version = standard.schema, standard.generation, standard.version
+    schema, generation, version = rules.schema, rules.generation, rules.version
     for letter, name in _NUMBERS.items():
         column = getattr(segment, name)
         if column.dtype.kind == "f" and not is_finite(column):
             return f"{name} are not finite"
-        bounds = standard.bounds.of(letter)
+        bounds = rules.bounds.of(letter)
         if bounds is not None and not bounds.vacuous and (error := bounds.error(name, column)):
             return error
     if segment.episode_return is not None:
-        limit = standard.bounds.max_return(segment.episode_length or 0)
+        limit = rules.bounds.max_return(segment.episode_length or 0)
         if not np.isfinite(segment.episode_return):
             return "the episode's return is not finite"
         if abs(segment.episode_return) > limit:

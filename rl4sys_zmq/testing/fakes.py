@@ -153,7 +153,7 @@ class FakeAlgorithm:
             self._pending = 0
             del self.keys[self.segments :]
 
-    def vitals(self) -> list[NDArray[Any]]:
+    def numbers_to_check(self) -> list[NDArray[Any]]:
         """See `Undoable`: the number of updates stands for the weights."""
         return [np.array([self.updates], np.float32)]
 

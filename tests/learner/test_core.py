@@ -134,7 +134,7 @@ class Rig:
             send=self._send,
             publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
             start_worker=self._start,
-            hear_workers=lambda: None,
+            poll_workers=lambda: None,
             abandon_checkpoints=lambda *_: pytest.fail("nothing has checkpoints here"),
             offer_policy=lambda client_id, spec, snapshot: False,
             forget_policy=self.forgotten.append,

@@ -53,7 +53,7 @@ def take(reporter: StatusReporter, *, steps: int = 10, items: int = 1, nbytes: i
 def test_words_gather_and_are_said_together(reporter: StatusReporter, clock: Clock, said: list[Any]) -> None:
     for seq in range(3):
         take(reporter)
-        reporter.dispose(A, seq, seq + 1, Verdict.TRAINED)
+        reporter.record_verdict(A, seq, seq + 1, Verdict.TRAINED)
         reporter.tell(1000, 3)
     assert not said
     assert reporter.rest_s == GATHER_S
@@ -83,7 +83,7 @@ def test_what_somebody_may_wait_for_is_said_at_once(
     reporter: StatusReporter, said: list[Any], taken: dict[str, int], usable: int, version: int
 ) -> None:
     take(reporter, **{"steps": 0, **taken})
-    reporter.dispose(B, 0, 1, Verdict.STALE)
+    reporter.record_verdict(B, 0, 1, Verdict.STALE)
     reporter.tell(usable, version)
     assert [type(message) for message in said] == [Disposed, Demand]
 

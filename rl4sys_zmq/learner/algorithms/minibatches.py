@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Columns", "clipped_objective", "equal_sizes", "half_square_error", "ratio_bounds"]
+__all__ = ["TrainingColumns", "clipped_objective", "equal_sizes", "half_square_error", "ratio_bounds"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Columns:
+class TrainingColumns:
     """The inputs of a gradient step.
 
     Attributes:
@@ -37,7 +37,7 @@ class Columns:
     targets: Tensor
     forbidden: Tensor | None
 
-    def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[Columns]:
+    def minibatches(self, sizes: list[int], generator: torch.Generator) -> Iterator[TrainingColumns]:
         """Yield minibatches of the given sizes, which add up to ``N``, in a new random order."""
         order = torch.randperm(len(self.actions), generator=generator)
         # One gather per column and pass, then slices: cheaper than one gather per column and minibatch.
@@ -49,7 +49,7 @@ class Columns:
         )  # fmt: skip
         forbidden = None if self.forbidden is None else torch.split_with_sizes(self.forbidden.index_select(0, order), sizes)
         for k in range(len(sizes)):
-            yield Columns(
+            yield TrainingColumns(
                 features[k], actions[k], log_probs[k], advantages[k], low[k], high[k], values[k], targets[k],
                 None if forbidden is None else forbidden[k],
             )  # fmt: skip

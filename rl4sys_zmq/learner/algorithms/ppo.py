@@ -13,14 +13,20 @@ from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian, Distribution
-from rl4sys_zmq.learner.algorithms.minibatches import Columns, clipped_objective, equal_sizes, half_square_error, ratio_bounds
+from rl4sys_zmq.learner.algorithms.minibatches import (
+    TrainingColumns,
+    clipped_objective,
+    equal_sizes,
+    half_square_error,
+    ratio_bounds,
+)
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
 from rl4sys_zmq.learner.algorithms.ppo_record import PassRecord
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
-from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
+from rl4sys_zmq.learner.algorithms.rollout import Rollout, join_segments
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
 
 __all__ = ["PPO", "PPOParameters"]
@@ -100,7 +106,7 @@ class PPO:
         """Do one update on everything observed since the last, if that is a batch; with `partial`, even on a single step."""
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
-        rollout = gather(self._taken, self._spec.observation_space, self._spec.action_space)
+        rollout = join_segments(self._taken, self._spec.observation_space, self._spec.action_space)
         trajectories = self._trajectories
         self._taken, self._buffered, self._trajectories = [], 0, 0
         metrics = self._train(rollout)
@@ -170,7 +176,7 @@ class PPO:
         """Restore a `checkpoint`. See `Undoable`."""
         self.load(kept)
 
-    def vitals(self) -> list[NDArray[Any]]:
+    def numbers_to_check(self) -> list[NDArray[Any]]:
         """Return the weights, Adam's moments, and the statistics of observations and returns. See `Undoable`."""
         found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
         for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
@@ -214,7 +220,7 @@ class PPO:
                 break
         return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
-    def _prepare(self, rollout: Rollout, clip: float) -> tuple[Columns, dict[str, float]]:
+    def _prepare(self, rollout: Rollout, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
         """Compute advantages and targets from one forward pass over all observations, before the first gradient step."""
         p = self.parameters
         features = standardise(rollout.features, self._mean, self._scale) if self._normalise else rollout.features
@@ -240,7 +246,7 @@ class PPO:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
-        columns = Columns(
+        columns = TrainingColumns(
             features=acted,
             actions=rollout.actions,
             log_probs=rollout.log_probs,
@@ -255,7 +261,7 @@ class PPO:
 
     def _pass(
         self,
-        columns: Columns,
+        columns: TrainingColumns,
         sizes: list[int],
         trains: tuple[bool, bool],
         rates: Sequence[tuple[slice, float]],

@@ -13,7 +13,7 @@ from torch import Tensor
 from rl4sys_zmq.learner.algorithms.networks import encode_observations
 from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 
-__all__ = ["Rollout", "gather"]
+__all__ = ["Rollout", "join_segments"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Rollout:
     segments: Sequence[Segment]
 
 
-def gather(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> Rollout:
+def join_segments(taken: Sequence[tuple[Segment, bool]], observation_space: Space, action_space: Space) -> Rollout:
     """Join segments, each with its `correct`, into one batch. Consecutive segments of an episode become adjacent.
 
     So an advantage trace continues across a cut, and short segments cause no bias.

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-__all__ = ["ConnectionShare", "FairShares"]
+__all__ = ["ConnectionRate", "RateLimiter"]
 
 BURST_S = 2.0
 """Size of a burst: a connection can send the messages of this many seconds at once."""
 
-STRANGERS = 20
+SESSIONLESS_FACTOR = 20
 """Rate limit of all connections without a session together, as a multiple of one connection's."""
 
-FIRST_WORDS = 2
+FREE_MESSAGES = 2
 """Number of messages of a connection without a session that the limit for all such connections does not drop."""
 
 REPLIES_PER_S = 5.0
@@ -34,30 +34,30 @@ REST_FACTOR, MAX_REST_S = 2.0, 0.001
 `MAX_REST_S` seconds. The flood then waits at its sender. Other peers wait too, but mostly they wait for replies anyway: beside
 a flood of heartbeats, a well-behaved actor kept 0.42 of its rate with rests of 10 ms and 0.89 with rests of 1 ms."""
 
-FORGET_S, MAX_LINES = 60.0, 1 << 16
+FORGET_S, MAX_CONNECTIONS = 60.0, 1 << 16
 
 
-class ConnectionShare:
+class ConnectionRate:
     """The rate limit of one connection. All times are on the monotonic clock, in seconds.
 
     Attributes:
         heard: Time of its last message.
         descriptor: File descriptor of its socket; -1 if unknown.
         owes_until: Time at which the debt for its messages is paid off.
-        excess: Number of messages over the limit since `to_be_cut` last returned True.
+        excess: Number of messages over the limit since `count_excess` last returned True.
         words: Number of messages checked while it had no session.
-        told_until: Time at which the debt for the refusals sent to it is paid off.
+        replies_until: Time at which the debt for the refusals sent to it is paid off.
     """
 
-    __slots__ = ("descriptor", "excess", "heard", "owes_until", "told_until", "words")
+    __slots__ = ("descriptor", "excess", "last_message_s", "owes_until", "replies_until", "sessionless_messages")
 
     def __init__(self, descriptor: int, now: float) -> None:
         self.descriptor = descriptor
-        self.heard = self.owes_until = self.told_until = now
-        self.excess = self.words = 0
+        self.last_message_s = self.owes_until = self.replies_until = now
+        self.excess = self.sessionless_messages = 0
 
 
-class FairShares:
+class RateLimiter:
     """The rate limits of all connections of a ROUTER. Only the gateway thread uses it.
 
     Attributes:
@@ -71,13 +71,13 @@ class FairShares:
             messages_per_s: Ordinary messages per second of one connection, not counting segments with credit.
             bytes_per_s: Bytes per second of these messages. Infinity for no limit.
         """
-        self.lines: dict[bytes, ConnectionShare] = {}
+        self.rates: dict[bytes, ConnectionRate] = {}
         self._message_s, self._byte_s = 1 / messages_per_s, 1 / bytes_per_s
-        self._strangers_owe_until = 0.0
+        self._sessionless_owe_until = 0.0
         self._rests_until = 0.0
-        self._unheard: dict[int, float] = {}
+        self._first_seen_s: dict[int, float] = {}
 
-    def meet(self, peer: bytes, descriptor: int, now: float) -> ConnectionShare:
+    def add(self, peer: bytes, descriptor: int, now: float) -> ConnectionRate:
         """Add a connection and return it.
 
         Args:
@@ -85,54 +85,54 @@ class FairShares:
             descriptor: The file descriptor of its socket.
             now: Time on the monotonic clock, in seconds.
         """
-        line = self.lines[peer] = ConnectionShare(descriptor, now)
-        return line
+        rate = self.rates[peer] = ConnectionRate(descriptor, now)
+        return rate
 
-    def over(self, line: ConnectionShare, now: float, *, stranger: bool) -> bool:
+    def exceeds(self, rate: ConnectionRate, now: float, *, sessionless: bool) -> bool:
         """Return True if a message exceeds the limit and must be dropped before it is decoded.
 
         Args:
-            line: The connection.
+            rate: The connection.
             now: Time on the monotonic clock, in seconds.
-            stranger: True if the connection has no session.
+            sessionless: True if the connection has no session.
         """
-        if line.owes_until > now + BURST_S:
+        if rate.owes_until > now + BURST_S:
             return True
-        if not stranger:
+        if not sessionless:
             return False
-        line.words += 1
-        return line.words > FIRST_WORDS and self._strangers_owe_until > now + BURST_S
+        rate.sessionless_messages += 1
+        return rate.sessionless_messages > FREE_MESSAGES and self._sessionless_owe_until > now + BURST_S
 
-    def charge(self, line: ConnectionShare, messages: float, nbytes: int, now: float, *, stranger: bool) -> None:
+    def charge(self, rate: ConnectionRate, messages: float, nbytes: int, now: float, *, sessionless: bool) -> None:
         """Charge a connection for a message.
 
         Args:
-            line: The connection.
+            rate: The connection.
             messages: Cost in ordinary messages; negative if the message pays for others.
             nbytes: Size in bytes; 0 if the message pays for others.
             now: Time on the monotonic clock, in seconds.
-            stranger: True if the connection had no session.
+            sessionless: True if the connection had no session.
         """
         cost_s = messages * self._message_s + nbytes * self._byte_s
-        line.owes_until = max(line.owes_until + min(cost_s, 0.0), now) + max(cost_s, 0.0)
-        if stranger:
-            self._strangers_owe_until = max(self._strangers_owe_until, now) + cost_s / STRANGERS
+        rate.owes_until = max(rate.owes_until + min(cost_s, 0.0), now) + max(cost_s, 0.0)
+        if sessionless:
+            self._sessionless_owe_until = max(self._sessionless_owe_until, now) + cost_s / SESSIONLESS_FACTOR
 
     @staticmethod
-    def to_be_cut(line: ConnectionShare, nbytes: int) -> bool:
+    def count_excess(rate: ConnectionRate, nbytes: int) -> bool:
         """Count a message over the limit, and return True if its connection must be closed."""
-        line.excess += 1
-        if line.excess < CUT_AFTER and nbytes < CUT_BYTES:
+        rate.excess += 1
+        if rate.excess < CUT_AFTER and nbytes < CUT_BYTES:
             return False
-        line.excess = 0
+        rate.excess = 0
         return True
 
     @staticmethod
-    def may_be_told(line: ConnectionShare, now: float) -> bool:
+    def should_reply(rate: ConnectionRate, now: float) -> bool:
         """Return True if a dropped message gets a refusal. Only `REPLIES_PER_S` a second do, with bursts."""
-        if line.told_until > now + BURST_S:
+        if rate.replies_until > now + BURST_S:
             return False
-        line.told_until = max(line.told_until, now) + 1 / REPLIES_PER_S
+        rate.replies_until = max(rate.replies_until, now) + 1 / REPLIES_PER_S
         return True
 
     # ---- rests
@@ -147,7 +147,7 @@ class FairShares:
 
     # ---- all connections
 
-    def mute(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
+    def silent_connections(self, connected: Sequence[int], now: float, silent_s: float, new_s: float) -> list[int]:
         """Return the descriptors of the connections that have completed no message for too long.
 
         Args:
@@ -156,16 +156,20 @@ class FairShares:
             silent_s: Limit for a connection that has completed a message before, in seconds.
             new_s: Limit for any other connection, since the first call that listed it, in seconds.
         """
-        heard: dict[int, float] = {}
-        for line in self.lines.values():
-            heard[line.descriptor] = max(line.heard, heard.get(line.descriptor, 0.0))
-        self._unheard = {fd: self._unheard.get(fd, now) for fd in connected if fd not in heard}
-        return [fd for fd in connected if (now - heard[fd] >= silent_s if fd in heard else now - self._unheard[fd] >= new_s)]
+        last_message_s: dict[int, float] = {}
+        for rate in self.rates.values():
+            last_message_s[rate.descriptor] = max(rate.last_message_s, last_message_s.get(rate.descriptor, 0.0))
+        self._first_seen_s = {fd: self._first_seen_s.get(fd, now) for fd in connected if fd not in last_message_s}
+        return [
+            fd
+            for fd in connected
+            if (now - last_message_s[fd] >= silent_s if fd in last_message_s else now - self._first_seen_s[fd] >= new_s)
+        ]
 
     def forget(self, now: float, sessions: Container[bytes], connected: Sequence[int]) -> None:
         """Discard the records of connections that are closed and have no debt, or were silent for `FORGET_S` seconds.
 
-        Above `MAX_LINES` records, the ones that were silent for longest are discarded too. Records of connections with a
+        Above `MAX_CONNECTIONS` records, the ones that were silent for longest are discarded too. Records of connections with a
         session are kept.
 
         Args:
@@ -174,13 +178,14 @@ class FairShares:
             connected: The descriptors of all connections.
         """
         limit = now - FORGET_S
-        if len(self.lines) > MAX_LINES:
-            limit = sorted(line.heard for line in self.lines.values())[-MAX_LINES // 2]
+        if len(self.rates) > MAX_CONNECTIONS:
+            limit = sorted(rate.last_message_s for rate in self.rates.values())[-MAX_CONNECTIONS // 2]
         still_open = {-1, *connected}
         old = [
             peer
-            for peer, line in self.lines.items()
-            if (line.heard < limit or (line.descriptor not in still_open and line.owes_until <= now)) and peer not in sessions
+            for peer, rate in self.rates.items()
+            if (rate.last_message_s < limit or (rate.descriptor not in still_open and rate.owes_until <= now))
+            and peer not in sessions
         ]
         for peer in old:
-            del self.lines[peer]
+            del self.rates[peer]

@@ -75,7 +75,10 @@ class RL4SysAction(Step):
 def new_action(
     observation: NDArray[Any], raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Return an action that is not stored and has no reward. `raw` is the action to train on, None if no policy chose it."""
+    """Return an action that is not stored and has no reward.
+
+    `raw` is the action to train on, None if no policy chose it.
+    """
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw

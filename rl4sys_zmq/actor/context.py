@@ -1,4 +1,4 @@
-"""The parts of an agent in one process, the state of each host thread, and the waits of host threads for the I/O thread."""
+"""The parts of an agent in one process, the state of each host thread, and the waits for the I/O thread."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ class ThreadState:
 
 
 class ThreadStates(threading.local):
-    """The `ThreadState` of the current thread, seeded from the agent's seed and the order in which threads first use it."""
+    """The `ThreadState` of the current thread.
+
+    Its seed depends on the agent's seed and on the order in which threads first use the agent.
+    """
 
     def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object) -> None:
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner)
@@ -84,7 +87,7 @@ class AgentContext:
         io: The I/O thread, which owns the sockets, the spool and the policy cache.
         threads: The state of each host thread.
         pending: Closed segments that wait for rewards.
-        remote: The client of the learner's inference service, None with ``inference: local``.
+        remote: The caller of the learner's inference service, None with ``inference: local``.
         closed: True once the agent is closed. Then no thread can wait any more.
     """
 

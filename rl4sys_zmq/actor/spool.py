@@ -296,8 +296,8 @@ class Spool(Resource):
             durable: The learner's durable mark.
 
         Returns:
-            The segments that are received and not durable, from `base_seq` on, which are now taken. None if the disk fails: then no
-            segment can be taken, and the call must be repeated. An empty list if it was called before.
+            The segments that are received and not durable, from `base_seq` on, which are now taken. None if the disk fails:
+            then no segment can be taken, and the call must be repeated. An empty list if it was called before.
         """
         if self.reconciled or not self._file.is_open:
             return []

@@ -26,7 +26,7 @@ from rl4sys_zmq.values import PolicySpec
 __all__ = ["Acting"]
 
 CallExecutor = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
-"""A choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the version that chose."""
+"""A choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the policy version."""
 
 
 class Acting:

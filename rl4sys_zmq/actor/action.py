@@ -75,10 +75,7 @@ class RL4SysAction(Step):
 def new_action(
     observation: NDArray[Any], raw: Any, act: Any, log_prob: float, stamp: Stamp, mask: NDArray[np.bool_] | None
 ) -> RL4SysAction:
-    """Return an action that is not stored and has no reward.
-
-    `raw` is the action to train on, None if no policy chose it.
-    """
+    """Return an action that is not stored and has no reward. `raw` is None if no policy chose it."""
     action = RL4SysAction()
     action.obs = observation
     action.raw = raw
@@ -99,10 +96,7 @@ def new_actions(
     stamp: Stamp,
     masks: Iterable[NDArray[np.bool_] | None],
 ) -> list[RL4SysAction]:
-    """Return an action for each row of a batch.
-
-    It does not call `new_action`: the calls would take a tenth of the request.
-    """
+    """Return an action for each row of a batch. Calls of `new_action` would take a tenth of the request."""
     actions = []
     for observation, raw, act, log_prob, mask in zip(observations, raws, acts, log_probs.tolist(), masks, strict=True):
         action = RL4SysAction()

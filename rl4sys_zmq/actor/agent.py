@@ -1,7 +1,8 @@
 """The public interface of an actor.
 
-With ``overflow: drop_oldest`` only the constructor, `RL4SysAgent.wait_version`, `flush` and `close` wait. All other calls work in
-the process: acting uses one immutable policy, and finished segments go into a bounded queue that the I/O thread empties.
+With ``overflow: drop_oldest`` and ``inference: local`` only the constructor, `RL4SysAgent.wait_version`, `flush` and `close`
+wait. Acting uses one immutable policy in this process, and finished segments go into a bounded queue that the I/O thread
+empties.
 """
 
 from __future__ import annotations

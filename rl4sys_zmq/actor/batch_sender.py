@@ -14,10 +14,7 @@ __all__ = ["BatchSender"]
 
 MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
-"""The limits for messages of more than `send_frequency` segments.
-
-One message costs the learner nearly as much as sixteen segments in it.
-"""
+"""The limits of a message beyond `send_frequency` segments. One segment costs the learner nearly as much as 16."""
 MAX_BODY_FRAMES = 200
 AHEAD_S = 0.5
 """The age of the last message up to which the next one's credit is requested with the current one, in seconds.
@@ -30,6 +27,8 @@ That saves a round trip for each message. It is half the time that the learner l
 class BatchSender:
     """The link between the segment queue and the session. Used in the I/O thread.
 
+    It calls `yield_to_host` in the middle of long work.
+
     Attributes:
         session_parameters: The learner's session parameters, None before the first.
         first_version: The first version of the current generation, as far as this actor knows.
@@ -38,14 +37,6 @@ class BatchSender:
     def __init__(
         self, config: AgentConfig, segment_queue: SegmentQueue, session: ActorSession, yield_to_host: Callable[[], None]
     ) -> None:
-        """Keep the parts.
-
-        Args:
-            config: The agent's configuration.
-            segment_queue: The queue of segments to send.
-            session: The session that sends them.
-            yield_to_host: Called in the middle of long work.
-        """
         self.session_parameters: SessionParameters | None = None
         self.first_version = 0
         self._linger_s = config.linger_ms / 1000
@@ -68,12 +59,12 @@ class BatchSender:
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
     def ship(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
-        """Send the segments that are due: enough for a message, queued for long enough, or a thread waits for them.
+        """Send the segments that are due: enough for a message or for the credit, queued for long enough, or waited for.
 
         Args:
             now: The monotonic time, in seconds.
             held: The (generation, version) of the policy, None without one.
-            urgent: True if a thread waits.
+            urgent: True if a host thread waits.
 
         Yields:
             The actions for each message, to be carried out before the next iteration.
@@ -107,10 +98,7 @@ class BatchSender:
             self._oldest_since = None
 
     def wanted_steps(self, now: float, asked_steps: int) -> int:
-        """Return how many steps this actor requests to have sent in all.
-
-        `asked_steps` is what host threads request, counted since the start.
-        """
+        """Return the steps to request in all. Host threads request `asked_steps`, counted since the start."""
         need = max(self._segment_queue.steps, asked_steps - self.assigned_steps, self._ahead(now, self._shipped_steps))
         return self._session.sent_steps + need
 

@@ -66,10 +66,7 @@ class ThreadState:
 
 
 class ThreadStates(threading.local):
-    """The `ThreadState` of the current thread.
-
-    Its seed depends on the agent's seed and on the order in which threads first use the agent.
-    """
+    """The `ThreadState` of the current thread, seeded by the order in which threads first use the agent."""
 
     def __init__(self, seed: int, numbers: itertools.count[int], explore: bool, owner: object) -> None:
         self.state = ThreadState(seed << 32 | next(numbers), explore, owner)

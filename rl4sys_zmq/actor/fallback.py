@@ -109,10 +109,7 @@ def as_given(act: Any, leading: bool) -> Any:
 
 
 def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return the idle action.
-
-    That is the first (allowed) action of a discrete space, and for a box its middle, or the value nearest to 0 if unbounded.
-    """
+    """Return the first (allowed) discrete action, or the middle of a box (the value nearest to 0 if unbounded)."""
     space = spec.action_space
     if not isinstance(space, BoxSpace):
         return np.int64(space.start + (int(np.argmax(mask)) if mask is not None else 0))

@@ -117,10 +117,7 @@ class Inputs:
 
 
 def _host(given: object) -> object:
-    """Return a tensor as a numpy array, and anything else unchanged.
-
-    An object with a ``detach`` method counts as a tensor, so torch is not imported.
-    """
+    """Return a tensor as an array, anything else as given. A ``detach`` method marks a tensor: no import of torch."""
     detach = getattr(given, "detach", None)
     if detach is not None:
         return np.asarray(detach().cpu().numpy())

@@ -60,10 +60,7 @@ EVENTS_S = 1.0
 """The interval at which a joined actor reads the events of its connection, in seconds."""
 MAX_MESSAGE_FRAMES = 256
 SEND_HWM = 8192
-"""The high-water mark of the DEALER, in messages.
-
-Credit never allows that many. A message that did not fit would leave a gap to be resent.
-"""
+"""The high-water mark of the DEALER: more messages than credit allows, because a dropped one must be resent."""
 
 
 class ActorIO(Worker):
@@ -195,10 +192,7 @@ class ActorIO(Worker):
         self._weight_subscriber.inherit(other._weight_subscriber)
 
     def roll_back(self, bad: Policy) -> Policy | None:
-        """Go back to the version before `bad` and return it, or None if there is none. Any thread can call it.
-
-        This actor does not use `bad` again.
-        """
+        """Go back to the version before `bad`, as `WeightSubscriber.roll_back` does. Any thread can call it."""
         return self._weight_subscriber.roll_back(bad)
 
     # ---- the thread
@@ -355,10 +349,7 @@ class ActorIO(Worker):
         return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACKS_S)), listens
 
     def _must_listen(self) -> bool:
-        """Return True if the learner's next message must be read at once.
-
-        Acks that no thread waits for can be read later.
-        """
+        """Return False if the learner's next messages can be read later: acks that no thread waits for."""
         session = self._session
         return (
             session.state is not SessionState.JOINED
@@ -409,10 +400,7 @@ class ActorIO(Worker):
                 self.current_at = time.monotonic()
 
     def _read_events(self) -> None:
-        """Report why the connection fails, if libzmq gives the reason.
-
-        A wrong key must not look like an absent learner.
-        """
+        """Report the reason why the connection fails: a wrong key must not look like an absent learner."""
         for event in self._dealer.events():
             if not event.is_failure:
                 continue
@@ -495,10 +483,7 @@ class ActorIO(Worker):
             self._last_policy.save(self.session_parameters)
 
     def _on_raised(self, incarnation: int) -> None:
-        """Continue as a higher incarnation, on new sockets.
-
-        An answer to the old HELLO can still be on its way. It must not arrive here.
-        """
+        """Continue as a higher incarnation, on new sockets, so that no answer to the old HELLO arrives."""
         words = "%s: the learner knows a later incarnation of %s; this start continues as incarnation %d"
         log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:
@@ -541,10 +526,7 @@ class ActorIO(Worker):
         self.credit_gate = CreditGate(0, self.credit_gate.generation, 0, self._error, stage)
 
     def _notify(self) -> None:
-        """Wake waiting host threads. The caller holds `changed`.
-
-        A host thread that only acts never takes that lock.
-        """
+        """Wake waiting host threads. The caller holds `changed`, a lock that acting never takes."""
         self.changed.notify_all()
 
 

@@ -7,20 +7,11 @@ import time
 __all__ = ["REST_S", "IoScheduler"]
 
 HOLD_S, BREATH_S = 0.0005, 0.000_001
-"""The longest time that the thread computes without a pause, and the length of the pause, in seconds.
-
-The kernel's timer slack makes the pause 0.05 ms.
-"""
+"""The longest computation without a pause, and the pause (0.05 ms, by the kernel's timer slack), in seconds."""
 REST_S = 0.02
-"""The time in which segments and acks accumulate while no thread waits for them, in seconds.
-
-Host threads stand still during each turn of the I/O thread, so fewer turns are better.
-"""
+"""The length of a rest, in seconds. Each turn halts the host threads, so one turn handles all that accumulates."""
 BUSY_S = 0.05
-"""The longest distance between segments that come in quick succession, in seconds.
-
-Segments further apart are each sent at once, and no rest follows.
-"""
+"""The interval above which segments are rare, in seconds: each is sent at once, and no rest follows."""
 
 
 class IoScheduler:

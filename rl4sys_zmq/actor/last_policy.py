@@ -20,24 +20,16 @@ __all__ = ["LastPolicy"]
 log = logging.getLogger(__name__)
 
 CLOCK_SLACK_S = 60.0
-"""How far in the future a policy can seem to have been saved and still count as new, in seconds.
-
-Beyond that the clock was set back, and the age of the policy is unknown.
-"""
+"""The lead of a cached policy's timestamp over the clock up to which its age counts as 0, in seconds."""
 
 
 class LastPolicy:
-    """The policy cache of one actor, which keeps the session parameters with the policy. Used in the I/O thread."""
+    """The policy cache of one actor, which keeps the session parameters with the policy. Used in the I/O thread.
+
+    It counts cached policies that cannot be used (``policy_cache.refused``).
+    """
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
-        """Keep the parts. No file is opened so far.
-
-        Args:
-            config: The agent's configuration.
-            path: The cache file.
-            weight_subscriber: The holder of the policy.
-            counters: Counts policies that cannot be used (``policy_cache.refused``).
-        """
         self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
         self._cache = PolicyCache(path)
         self._saved = (0, 0)

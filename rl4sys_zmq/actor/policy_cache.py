@@ -15,7 +15,7 @@ offset  size  field         meaning
 
 All numbers are unsigned and little-endian. The lengths must add up to the size of the file, so that no length in it can cause an
 allocation. The header has the library's version, the time, the policy's spec, generation, version and digest, and the caller's
-`extras`. Nothing is unpickled. A file that cannot be used is counted and renamed; only the last such file is kept.
+`extras`. Nothing is unpickled. An invalid file is counted and renamed; only the last one is kept.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ LEAST_S = 0.001
 """The shortest deadline of a call, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
-"""The learner's choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, (generation, version)."""
+"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and (generation, version)."""
 
 
 class RemotePolicy:

@@ -233,10 +233,7 @@ class SegmentWriter:
         self._view()
 
     def _view(self) -> None:
-        """Prepare the columns for writing.
-
-        Writing a number to a memoryview takes half as long as writing it to an array.
-        """
+        """Prepare the columns: writing a number to a memoryview takes half as long as writing it to an array."""
         self._action_cells: Any = self.actions.data if isinstance(self._space, DiscreteSpace) else self.actions
         self._log_prob_cells: Any = self.log_probs.data
         self._reward_cells: Any = self.rewards.data

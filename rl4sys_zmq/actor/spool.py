@@ -189,10 +189,7 @@ class Spool(Resource):
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of segments dropped since the spool was created, by reason.
-
-        It falls if the learner turns out to have received dropped ones.
-        """
+        """The drops since the spool was created, by reason. A count falls if the learner turns out to have the segment."""
         return dict(self._meta.dropped)
 
     def heads(self) -> Iterator[QueueHead]:
@@ -257,11 +254,7 @@ class Spool(Resource):
         return []
 
     def drop_head(self, count: int, reason: str) -> int:
-        """Drop the oldest `count` segments that are not taken, counted as `reason`. If the disk fails, drop none.
-
-        Returns:
-            The number of segments dropped.
-        """
+        """Drop the oldest `count` segments not taken, counted as `reason`. Return how many: 0 if the disk fails."""
         count = min(count, len(self._untaken))
         if not count or self.error is not None or not self._sync([(reason, count)]):
             return 0
@@ -379,7 +372,7 @@ class Spool(Resource):
         self._abandon()
 
     def disown(self) -> None:
-        """In a forked child, give up the parent's file and lock without changing them. Called automatically after `os.fork`."""
+        """In a forked child, give up the parent's file and lock without changing them. Called after each `os.fork`."""
         _open_spools.discard(self)
         self._file.disown()
 

@@ -32,10 +32,7 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 1
 FLUSH_BYTES = 8 << 20
-"""The number of bytes after which a transaction inserts no further segment.
-
-So a long time in memory does not cause one long pause.
-"""
+"""The bytes after which a transaction inserts no more, so that a full memory does not cause one long pause."""
 KEEP_DAMAGED = 3
 _APPLICATION_ID = 0x52345350  # R4SP
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -202,10 +199,7 @@ class SpoolFile:
         return [e.packed if e.packed is not None else _unpack(records.get(e.id, b""), e.head) for e in entries]
 
     def move_aside(self, stamp: int) -> str:
-        """Close the damaged file, rename it for inspection, and return the new name.
-
-        Only the newest `KEEP_DAMAGED` such files are kept.
-        """
+        """Close and rename the damaged file, and return the new name. The newest `KEEP_DAMAGED` such files are kept."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -377,9 +371,6 @@ def _unpack(record: bytes, expected: QueueHead) -> PackedSegment | None:
 
 
 def placeholder() -> PackedSegment:
-    """Return a segment that only keeps the number of a lost one.
-
-    Because of its flags the learner refuses it as an item, and the mark moves past it.
-    """
+    """Return a segment that keeps a lost one's number. The learner refuses it for its flags and moves the mark on."""
     head = head_struct.pack(0, 0, 0, 0, 0.0, 0, 0, 0, _NO_FLAGS, 0, 0)
     return PackedSegment("o<f4 a<f4 r<f4 l<f4 v<u8", head, (b"",) * 5, (), (), 0, 0, 0, 0)

@@ -30,10 +30,7 @@ PREVIOUS_KEPT = 2
 SILENT_S = 5.0
 """The silence timeout of the PUB, in seconds. The learner publishes a beacon each second."""
 MAX_PARAMETERS = MAX_FRAME_BYTES // 4
-"""The largest number of parameters that fits into a frame.
-
-Without this limit, a header of a few bytes could announce more and make this side allocate it.
-"""
+"""The parameters that fit into a frame. A header that announces more must not make this side allocate them."""
 
 
 class WeightSubscriber:

@@ -5,7 +5,7 @@
 - `bind`: a policy's `act` for one thread, which can then use buffers of that thread.
 - `Sampler`: the random numbers for acting, one object for each host thread.
 
-A policy is immutable, so threads can share it; they cannot share a `Sampler`. A new version is a new policy over a new buffer.
+A policy is immutable, so threads can share it; they must not share a `Sampler`. A new version is a new policy over a new buffer.
 """
 
 from rl4sys_zmq.policies.base import Act, Action, Policy, PolicyFactory, bind

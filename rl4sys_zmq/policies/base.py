@@ -79,10 +79,7 @@ class Policy(Protocol):
 
 
 def bind(policy: Policy, rng: Sampler, explore: bool) -> Act:
-    """Return ``policy.act`` with this `rng` and `explore`, for the thread of that `rng`.
-
-    It is the policy's faster `bind`, if the policy has one.
-    """
+    """Return ``policy.act`` for the thread of `rng`, or the policy's own faster form (`bind`) if it has one."""
     own: Callable[[Sampler, bool], Act] | None = getattr(policy, "bind", None)
     if own is not None:
         return own(rng, explore)

@@ -257,10 +257,7 @@ def _allowed(masks: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _finite(values: NDArray[Any]) -> NDArray[Any]:
-    """Return `values` with infinities at the float32 limits and NaN at the lowest.
-
-    A finite array is returned unchanged.
-    """
+    """Return `values` with infinities at the float32 limits, NaN at the lowest; the same array if all are finite."""
     if np.isfinite(values).all():
         return values
     finite: NDArray[Any] = np.nan_to_num(values, nan=-_LARGEST, posinf=_LARGEST, neginf=-_LARGEST)

@@ -1,7 +1,4 @@
-"""The forward pass for one observation, with as few numpy calls as possible.
-
-In a small network these calls are most of the cost.
-"""
+"""The forward pass for one observation with few numpy calls, which are most of the cost of a small network."""
 
 from __future__ import annotations
 

@@ -114,10 +114,7 @@ class GaussianPolicy:
 
 @lru_cache(maxsize=64)
 def _bounder(space: BoxSpace, squash: str) -> _Bounder:
-    """Return a function from raw samples ``[..., n]`` to new environment actions.
-
-    These have the space's dtype and lie within its bounds.
-    """
+    """Return a function from raw samples ``[..., n]`` to new, bounded environment actions of the space's dtype."""
     dtype = np.dtype(space.dtype)
     # Narrow types are computed in float32, wide ones in float64, and rounded once at the end.
     work = np.dtype(np.float32) if dtype in (np.float32, np.float16) else np.dtype(np.float64)

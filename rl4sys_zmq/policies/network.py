@@ -100,10 +100,7 @@ class Network:
 
 
 def _columns(weight: NDArray[np.float32]) -> _Step:
-    """Return the product of a one-hot vector with ``weight.T`` as a function of the index ``i``.
-
-    It looks up column `i` of `weight`; for indices ``[N]`` it gives rows ``[N, out]``.
-    """
+    """Return the product of one-hot vectors with ``weight.T`` as a lookup by index: ``[out]``, or ``[N, out]``."""
     table = weight.T
 
     def columns(index: Any) -> NDArray[Any]:
@@ -127,10 +124,7 @@ def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) 
 
 
 def _batch_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step:
-    """Return a function from observations ``[N, *obs]`` to the input of the first layer.
-
-    That is float32 ``[N, width]``, or indices ``[N]`` for the column lookup.
-    """
+    """Return a function from ``[N, *obs]`` to float32 ``[N, width]``, or to indices ``[N]`` for the column lookup."""
     space, width = spec.observation_space, feature_size(spec.observation_space)
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):

@@ -1,11 +1,6 @@
 """The actor: a light client inside the host program. It never imports torch.
 
-Public names: `RL4SysAgent` (what the host calls), `RL4SysTrajectory` and `RL4SysAction` (what it gets back), `AgentConfig`,
-and the registry of numpy policies (`PolicyEntry`, `build_policy`, `register_policy`).
-
-Modules:
-
-- `agent`: the public facade. `context`: the parts of an agent in one process.
+- `agent`: `RL4SysAgent`, the public interface. `context`: the parts of an agent in one process.
 - `acting`: chooses actions. `fallback`: actions for when no policy can choose. `remote`: actions from the learner's service.
 - `trajectory`: begins, cuts and ends episodes. `segments`: writes the columns and waits for late rewards. `inputs`: checks
   observations and masks.

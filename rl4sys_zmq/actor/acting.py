@@ -1,7 +1,7 @@
 """Choice of actions: by the local policy, by the learner, or by a fallback.
 
 Nearly all requests are ordinary: a running trajectory, an observation of the plain shape and dtype, and no pending work.
-`Acting.request` recognises them with a few comparisons. `Acting._request` handles all cases and gives the same results.
+`Acting.request` recognises them with a few comparisons. `Acting._request` handles all cases, with the same results.
 """
 
 from __future__ import annotations

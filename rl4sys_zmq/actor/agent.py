@@ -365,7 +365,6 @@ class RL4SysAgent(Resource):
         return self._io.waiting_segments + self._io.session.unreceived
 
     def _begin(self) -> Acting:
-        """Start to act in the current context."""
         acting = self._open = Acting(self._context, self._spec, self._rollout, self._baseline)
         self._episodes = acting.episodes
         return acting

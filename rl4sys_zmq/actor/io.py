@@ -75,14 +75,7 @@ class ActorIO(Worker):
     """
 
     def __init__(self, config: AgentConfig, hello: Hello, outbox: Outbox, keys: UserKeys | None = None) -> None:
-        """Create the thread without starting it.
-
-        Args:
-            config: The agent's configuration.
-            hello: The `Hello` to send. With a spool, the identity in it is replaced by the spool's.
-            outbox: The queue from host threads.
-            keys: The keys to use, None for a learner without keys.
-        """
+        """Create the thread without starting it. With a spool, the spool's identity replaces the one in `hello`."""
         super().__init__(f"rl4sys-actor-{hello.actor_id[:8]}")
         self.opened = threading.Event()
         self.open_error: RL4SysError | None = None

@@ -69,14 +69,7 @@ class _Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedPolicy:
-    """The contents of a policy cache.
-
-    Attributes:
-        spec: The description of the policy.
-        snapshot: Its weights, verified by their digest.
-        extras: The document given to `save`. The caller must check it.
-        saved_unix_s: The Unix time at which it was saved, in seconds.
-    """
+    """A policy, its weights (verified by their digest), the caller's `extras`, and the Unix time of the save in seconds."""
 
     spec: PolicySpec
     snapshot: PolicySnapshot

@@ -31,7 +31,6 @@ class QueueHead:
     Attributes:
         generation: The generation of the policy that acted.
         oldest_version: The lowest version among its steps.
-        steps: The number of its steps.
         nbytes: The bytes of its columns.
         frames: The number of separate frames that it needs.
     """

@@ -26,10 +26,7 @@ NO_REWARDS = np.full(FIRST_ROWS, np.nan, dtype=np.float32)
 class Stamp:
     """The policy version that chose an action. All actions of one host thread and one version share one object.
 
-    Attributes:
-        generation: The generation of the policy.
-        version: The version of the policy.
-        owner: Identifies the agent. A forked child keeps its parent's.
+    `owner` identifies the agent. A forked child keeps its parent's.
     """
 
     generation: int

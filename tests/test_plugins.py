@@ -152,7 +152,7 @@ def test_a_kind_that_the_actor_lacks_ends_its_constructor_at_once() -> None:
             )
         )
     assert caught.value.key == "kind"
-    assert "lacks the policy kind 'odd-kind' (it has: mlp" in str(caught.value)
+    assert "the policy kind 'odd-kind' is not registered in this process (registered: mlp" in str(caught.value)
 
 
 def test_a_learner_without_inference_ends_the_constructor_of_an_actor_that_asks_it() -> None:

@@ -1,7 +1,7 @@
-"""Choosing an action: by the policy, by the learner, or by a fallback.
+"""Choice of actions: by the local policy, by the learner, or by a fallback.
 
-Nearly every request is an ordinary one: a running trajectory, an observation as the space has it, nothing else going on. A few
-comparisons recognise it in `Acting.request`. `_request` handles every case, and does the same in an ordinary one.
+Nearly all requests are ordinary: a running trajectory, an observation of the plain shape and dtype, and no pending work.
+`Acting.request` recognises them with a few comparisons. `Acting._request` handles all cases, with the same results.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rl4sys_zmq.values import PolicySpec
 __all__ = ["Acting"]
 
 CallExecutor = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
-"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the version that chose them."""
+"""A choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the policy version."""
 
 
 class Acting:
-    """Chooses actions, for one environment or for many at once.
+    """The chooser of actions, for one environment or for a batch.
 
     Attributes:
-        episodes: the trajectories that it begins, and cuts where a segment is full.
+        episodes: The trajectories that it begins, and cuts when a segment is full.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, rollout: int, baseline: Baseline | None) -> None:
@@ -43,16 +43,16 @@ class Acting:
         self._fallback = FallbackActions(context, spec, baseline)
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
-        # Without these two, the policy alone decides, so the next request may be an ordinary one.
+        # Without these two the local policy always chooses, so the fast path of `request` can be used.
         self._no_choice = context.remote is None and self._fallback.max_age_s is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
-        """Choose an action: see `RL4SysAgent.request_for_action`."""
+        """Choose an action, as described in `RL4SysAgent.request_for_action`."""
         if traj is not None and mask is None and type(obs) is np.ndarray:
             writer, last = traj.writer, traj.last
             if (
-                traj.seen is self._weight_subscriber.policy  # so it is a running one that was asked about before
+                traj.seen is self._weight_subscriber.policy  # true only for a running trajectory with an earlier request
                 and traj.episodes is self.episodes
                 and writer.steps < writer.limit
                 and (last is None or not last.done)
@@ -76,7 +76,7 @@ class Acting:
         if traj is not None and traj.episodes is not episodes:
             if traj.episodes.owner is not episodes.owner:
                 raise ActionError("this trajectory belongs to another agent")
-            traj = None  # it runs on in the parent of this forked process
+            traj = None  # the parent of this forked process keeps that trajectory
         try:
             observation, leading = self._inputs.observation(obs)
             allowed = self._inputs.mask(mask)
@@ -123,7 +123,7 @@ class Acting:
     def request_batch(
         self, trajs: Sequence[RL4SysTrajectory | None] | None, obs: object, masks: object
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
-        """Choose actions for ``N`` environments: see `RL4SysAgent.request_for_actions`."""
+        """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
         context, episodes, fallback = self._context, self.episodes, self._fallback
         given = self._ours([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
         count = len(given)
@@ -161,7 +161,7 @@ class Acting:
         return running, new_actions(observations, *answers, rows)
 
     def _ours(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
-        """Return the trajectories, without those of the parent of this forked process."""
+        """Return the trajectories, with None in place of those that belong to the parent of this forked process."""
         episodes, given = self.episodes, list(trajs)
         for i, traj in enumerate(given):
             if traj is not None and traj.episodes is not episodes:
@@ -171,10 +171,10 @@ class Acting:
         return given
 
     def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> CallExecutor | None:
-        """Ask the learner for actions for ``[N, *obs]``; None if the local policy is to act.
+        """Request actions for ``[N, *obs]`` from the learner. Return None if the local policy is to act.
 
         Raises:
-            CallError: If there is no answer, and no local policy.
+            CallError: If the learner gives no actions and there is no local policy.
         """
         if self._remote is None:
             return None
@@ -187,7 +187,7 @@ class Acting:
         return raws, acts, log_probs, Stamp(*version, self._context.owner)
 
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
-        """Return the policy to act by, and note it in the trajectory."""
+        """Return the policy to act by, and record it in the trajectory."""
         policy, chosen = self._context.policy, traj.policy
         if self._no_choice:
             traj.seen = policy

@@ -1,4 +1,4 @@
-"""Actions for the moments when no policy can choose: bad input, a stale policy, or one that gives no finite action."""
+"""Actions for when no policy can choose: invalid input, a stale policy, or a policy without a finite action."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Baseline", "FallbackActions", "as_given"]
 log = logging.getLogger(__name__)
 
 Baseline = Callable[[NDArray[Any], NDArray[np.bool_] | None], Any]
-"""The host's own rule: an action from the observation and the mask."""
+"""The host's own fallback function: an action from the observation and the mask."""
 
 
 class FallbackActions:
-    """Answers where no policy can. An action that no policy chose is never stored.
+    """The source of actions when no policy can choose. Actions that no policy chose are never stored.
 
     Attributes:
-        max_age_s: a policy is stale when the learner was last heard so many seconds ago; None for never.
+        max_age_s: The policy age in seconds above which the policy is stale. None: it is never stale.
     """
 
     def __init__(self, context: AgentContext, spec: PolicySpec, baseline: Baseline | None) -> None:
@@ -43,21 +43,21 @@ class FallbackActions:
         self.max_age_s = config.policy_max_age_s if config.on_stale != "keep" else None
 
     def is_stale(self) -> bool:
-        """Return True if the learner was last heard too long ago."""
+        """Return True if the policy is older than `max_age_s`."""
         return self.max_age_s is not None and self._context.policy_age_s > self.max_age_s
 
     def for_bad_input(self, traj: RL4SysTrajectory, error: BadInput) -> RL4SysAction:
-        """Return the thread's last action again, or one that does little."""
+        """Return the thread's last action again, or an idle action if there is none."""
         self._context.counters.add(f"bad_input.{type(error).__name__}")
         last = self._context.threads.state.last_act
         space = self._spec.observation_space
         observation = np.zeros(space.shape, dtype=space.dtype)
-        if traj.writer.steps:  # the best that is known of where the episode is
+        if traj.writer.steps:  # the last valid observation is the best estimate
             observation = traj.writer.last_observation
         return self._unchosen(observation, last if last is not None else _idle(self._spec))
 
     def for_stale(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
-        """Return the baseline's action instead of a stale policy's.
+        """Return the baseline's action instead of the stale policy's.
 
         Raises:
             PolicyStale: With ``on_stale: raise``.
@@ -74,14 +74,14 @@ class FallbackActions:
         mask: NDArray[np.bool_] | None,
         leading: bool = False,
     ) -> RL4SysAction:
-        """Go back from a policy without a finite answer to the version before, and act by that or by the baseline."""
+        """Roll back a policy that gives no finite action, and act by the version before it, or by the baseline."""
         context = self._context
         context.counters.add("policies_not_finite")
         previous = context.io.roll_back(bad)
         traj.policy = traj.seen = None
         if previous is not None and previous is not bad:
             context.counters.add("rollbacks")
-            log.error("version %d gives no finite action; going back to version %d", bad.version, previous.version)
+            log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
             raw, act, log_prob = previous.act(observation, mask, context.threads.state.sampler, self._explore)
             if math.isfinite(log_prob):
                 stamp = Stamp(previous.generation, previous.version, context.owner)
@@ -104,12 +104,12 @@ class FallbackActions:
 
 
 def as_given(act: Any, leading: bool) -> Any:
-    """Return an action with a leading axis of 1 if the observation came with one."""
+    """Return an action with a leading axis of 1 if the observation had one."""
     return act[None] if leading and isinstance(act, np.ndarray) else act
 
 
 def _idle(spec: PolicySpec, mask: NDArray[np.bool_] | None = None) -> Any:
-    """Return a valid action that does little: the first (allowed) one of a discrete space, the middle (or zero) of a box."""
+    """Return the first (allowed) discrete action, or the middle of a box (the value nearest to 0 if unbounded)."""
     space = spec.action_space
     if not isinstance(space, BoxSpace):
         return np.int64(space.start + (int(np.argmax(mask)) if mask is not None else 0))

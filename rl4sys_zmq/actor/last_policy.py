@@ -1,4 +1,4 @@
-"""What an actor knows from an earlier start: the last policy, if it is still one for this configuration."""
+"""The last policy of an earlier start, if it still fits this configuration."""
 
 from __future__ import annotations
 
@@ -20,31 +20,26 @@ __all__ = ["LastPolicy"]
 log = logging.getLogger(__name__)
 
 CLOCK_SLACK_S = 60.0
-"""By how much a clock may have been set back without hiding how old a policy is."""
+"""The lead of a cached policy's timestamp over the clock up to which its age counts as 0, in seconds."""
 
 
 class LastPolicy:
-    """The policy cache of one actor, which keeps the learner's terms with the policy. Used in the I/O thread."""
+    """The policy cache of one actor, which keeps the session parameters with the policy. Used in the I/O thread.
+
+    It counts cached policies that cannot be used (``policy_cache.refused``).
+    """
 
     def __init__(self, config: AgentConfig, path: Path, weight_subscriber: WeightSubscriber, counters: Counters) -> None:
-        """Touches nothing yet.
-
-        Args:
-            config: the agent's.
-            path: the cache's file.
-            weight_subscriber: what holds the policy.
-            counters: where a policy that can't be used is counted (``policy_cache.refused``).
-        """
         self._config, self._weight_subscriber, self._counters = config, weight_subscriber, counters
         self._cache = PolicyCache(path)
         self._saved = (0, 0)
 
     def take_up(self) -> tuple[SessionParameters, float] | None:
-        """Has the follower begin with it.
+        """Make the cached policy the current one.
 
         Returns:
-            The terms that it was trained under, and its age in seconds, infinite where it was saved by a clock that was ahead of
-            this one; None when there is none to begin with.
+            The session parameters of the policy and its age in seconds. The age is infinite if the clock that saved it was
+            ahead of this one. None if no usable policy is cached.
         """
         cached = self._cache.load()
         if cached is None:
@@ -52,14 +47,14 @@ class LastPolicy:
         config = self._config
         try:
             if cached.extras["client_id"] != config.client_id:
-                raise ConfigError(f"it is of client {cached.extras['client_id']!r}", key="policy_cache")
+                raise ConfigError(f"it belongs to client {cached.extras['client_id']!r}", key="policy_cache")
             session_parameters = SessionParameters(**cached.extras["session_parameters"])
             for ours, theirs in (
                 (config.observation_space, cached.spec.observation_space),
                 (config.action_space, cached.spec.action_space),
             ):
                 if ours is not None and ours != theirs:
-                    raise ConfigError(f"it has the space {theirs}, this actor {ours}", key="policy_cache")
+                    raise ConfigError(f"its space is {theirs}, this actor's is {ours}", key="policy_cache")
             self._weight_subscriber.take_up(cached.spec, cached.snapshot)
         except (KeyError, TypeError, RL4SysError) as exc:
             self._counters.add("policy_cache.refused")
@@ -69,7 +64,7 @@ class LastPolicy:
         return session_parameters, max(0.0, age_s) if age_s > -CLOCK_SLACK_S else math.inf
 
     def save(self, session_parameters: SessionParameters | None, *, force: bool = False) -> None:
-        """Saves the follower's policy, if there is one; by `force` at once, unless that has been done."""
+        """Save the current policy, if there is one. `force` saves it at once, unless this version is already saved."""
         policy, spec = self._weight_subscriber.policy, self._weight_subscriber.spec
         if policy is None or spec is None or session_parameters is None:
             return

@@ -11,11 +11,11 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Finished segments on their way out.
+    """A bounded FIFO of finished segments.
 
-    Host threads call `put` (under a lock of their own), the I/O thread calls `pop`; both are single operations on a deque, so
-    that neither ever waits for the other. Past its bounds the oldest segment is dropped and counted, unless the actor's
-    policy is to wait for credit, which bounds the queue by itself.
+    Host threads call `put` under their own lock; the I/O thread calls `pop`. Both are single operations on a deque, so neither
+    waits for the other. Beyond the bounds the oldest segment is dropped and counted, unless the actor is configured to wait for
+    credit, which bounds the queue by itself.
     """
 
     def __init__(self, max_items: int, max_bytes: int, *, drops: bool) -> None:
@@ -42,7 +42,7 @@ class Outbox:
         return self.put_steps - self.popped_steps - self.dropped.get("steps")
 
     def put(self, segment: Segment) -> None:
-        """Takes a segment from a host thread; drops the oldest when there are too many."""
+        """Add a segment, and drop the oldest ones beyond the bounds. Called by host threads."""
         self.put_items += 1
         self.put_steps += segment.steps
         self._bytes_in += segment.nbytes
@@ -57,7 +57,7 @@ class Outbox:
             self.dropped.add("steps", oldest.steps)
 
     def pop(self) -> Segment | None:
-        """Gives the oldest segment to the I/O thread."""
+        """Remove and return the oldest segment, or None. Called by the I/O thread."""
         try:
             segment = self._items.popleft()
         except IndexError:
@@ -67,7 +67,7 @@ class Outbox:
         return segment
 
     def peek(self) -> Segment | None:
-        """The oldest segment, which a host thread may be dropping at this moment."""
+        """Return the oldest segment, or None. A host thread can drop it at the same time."""
         try:
             return self._items[0]
         except IndexError:

@@ -1,4 +1,4 @@
-"""The forward pass for one observation, as few numpy calls as there are: for a small network those calls are the cost."""
+"""The forward pass for one observation with few numpy calls, which are most of the cost of a small network."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rl4sys_zmq.policies.activations import ACTIVATION_FUNCTIONS, Activation
 __all__ = ["MOST_WEIGHTS", "Forward", "Fused"]
 
 MOST_WEIGHTS = 1 << 17
-"""Above so many weights the arithmetic is the cost, and another copy of them would be one too."""
+"""The number of weights above which no fused form is built: arithmetic dominates, and the copy would cost memory."""
 
 Forward = Callable[[NDArray[Any]], NDArray[Any]]
-"""Outputs ``[outputs]`` for one observation, in a buffer that the next call writes again."""
+"""The outputs ``[outputs]`` for one observation, in a buffer that the next call overwrites."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """The layers of a small perceptron with their biases as one more column, whose input is always 1.
+    """The layers of a small perceptron, with each bias as one more column whose input is always 1.
 
-    A layer is then one product and one activation, and each writes into a buffer that stays. The products are the bound
+    So a layer is one product and one activation, and each writes into a buffer that is reused. The products are the bound
     ``dot`` of transposed views of ``[inputs + 1, outputs]`` arrays, the fastest layout that numpy has at this size (64x65:
     0.34 us; ``weight.dot`` and an addition take 0.6).
     """
@@ -44,14 +44,14 @@ class Fused:
         prepare: Forward | None,
         activation: str,
     ) -> Fused | None:
-        """Copies the layers; None when they are too large to gain from it.
+        """Copy the layers, or return None if they are too large for this form to be faster.
 
         Args:
-            weights: one ``[outputs, inputs]`` for each layer.
-            biases: one ``[outputs]`` for each layer.
-            shape: of what the first layer reads: the observation, or what `prepare` makes of it.
-            prepare: applied to each observation first.
-            activation: between the layers, by its name.
+            weights: One ``[outputs, inputs]`` for each layer.
+            biases: One ``[outputs]`` for each layer.
+            shape: Shape of the input of the first layer: of the observation, or of the result of `prepare`.
+            prepare: Applied to each observation first.
+            activation: Name of the activation between the layers.
         """
         if sum(w.size for w in weights) > MOST_WEIGHTS:
             return None
@@ -65,7 +65,7 @@ class Fused:
         return cls(tuple(dots), sizes, shape, prepare, ACTIVATION_FUNCTIONS[activation])
 
     def forward(self) -> Forward:
-        """The pass with buffers of its own: for one thread."""
+        """Return the forward pass with new buffers, for one thread."""
         inputs = [np.ones(size + 1, dtype=np.float32) for size in self._sizes[:-1]]
         views = [buffer[:-1] for buffer in inputs]
         entry = views[0].reshape(self._shape)

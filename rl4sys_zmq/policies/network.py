@@ -24,13 +24,13 @@ _Step = Callable[[Any], NDArray[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Network:
-    """Observations in, the values of the output layer out. Built by `Network.of`.
+    """The layers of a perceptron, from observations to the values of the output layer. Built by `Network.of`.
 
-    A layer is the bound ``dot`` of its weight and its bias: ``ndarray.dot`` into a fresh array is the fastest product that
-    numpy has without buffers to write to (0.33 us for 64x8; ``@`` takes 0.64), and allocates nothing that threads would share.
+    A layer is the bound ``dot`` of its weight and its bias: ``ndarray.dot`` into a new array is the fastest product that
+    numpy has without buffers to write to (0.33 us for 64x8; ``@`` takes 0.64), and threads share no buffer.
 
     Attributes:
-        fused: the same for one observation and buffers of one thread, faster; None where it has no such form.
+        fused: A faster form for one observation, with buffers of one thread. None if the network has no such form.
     """
 
     fused: Fused | None
@@ -45,7 +45,7 @@ class Network:
 
     @classmethod
     def of(cls, spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> Network:
-        """The network of a spec with this document, over `tensors`, which it views."""
+        """Build the network of a spec with this document. It views `tensors`."""
         count = len(document.hidden_sizes) + 1
         weights = tuple(tensors[f"layers.{i}.weight"] for i in range(count))
         biases = tuple(tensors[f"layers.{i}.bias"] for i in range(count))
@@ -56,7 +56,7 @@ class Network:
         prepare = _single_features(spec, document, tensors)
         fused = None
         if not lookup:
-            # Filling the entry's buffer flattens and casts.
+            # Without normalisation, filling the input buffer flattens and casts.
             plain = not document.normalise_observations
             shape = spec.observation_space.shape if plain else (feature_size(spec.observation_space),)
             fused = Fused.of(weights, biases, shape, None if plain else prepare, document.activation)
@@ -73,7 +73,7 @@ class Network:
         )
 
     def single(self, observation: NDArray[Any]) -> NDArray[Any]:
-        """The outputs for one observation ``[*obs]``, a fresh array ``[outputs]``."""
+        """Return the outputs for one observation ``[*obs]``, a new array ``[outputs]``."""
         h = observation if self._prepare is None else self._prepare(observation)
         add = np.add
         activation = self._activation
@@ -86,7 +86,7 @@ class Network:
         return h
 
     def batch(self, observations: NDArray[Any]) -> NDArray[Any]:
-        """The outputs for observations ``[N, *obs]``, a fresh array ``[N, outputs]``."""
+        """Return the outputs for observations ``[N, *obs]``, a new array ``[N, outputs]``."""
         h = self._prepare_batch(observations)
         last = len(self._weights) - 1
         for index, weight in enumerate(self._weights):
@@ -100,11 +100,11 @@ class Network:
 
 
 def _columns(weight: NDArray[np.float32]) -> _Step:
-    """The product of a one-hot vector with ``weight.T``: column `i` of `weight`, or rows ``[N, out]`` of its transpose."""
+    """Return the product of one-hot vectors with ``weight.T`` as a lookup by index: ``[out]``, or ``[N, out]``."""
     table = weight.T
 
     def columns(index: Any) -> NDArray[Any]:
-        # take copies: the bias is added in place, and the snapshot must not change.
+        # `take` copies: the bias is then added in place, and the snapshot must not change.
         rows: NDArray[Any] = table.take(index, axis=0)
         return rows
 
@@ -112,7 +112,7 @@ def _columns(weight: NDArray[np.float32]) -> _Step:
 
 
 def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step | None:
-    """What turns an observation into the input of the first layer; None when it already is that."""
+    """Return a function from an observation to the input of the first layer, or None if they are the same."""
     space = spec.observation_space
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
@@ -124,14 +124,14 @@ def _single_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) 
 
 
 def _batch_features(spec: PolicySpec, document: MLPDocument, tensors: Tensors) -> _Step:
-    """What turns observations ``[N, *obs]`` into float32 ``[N, width]``, or into indices ``[N]`` for the column lookup."""
+    """Return a function from ``[N, *obs]`` to float32 ``[N, width]``, or to indices ``[N]`` for the column lookup."""
     space, width = spec.observation_space, feature_size(spec.observation_space)
     normalise = _normaliser(tensors) if document.normalise_observations else None
     if isinstance(space, DiscreteSpace):
         to_index = _indexer(space)
         if normalise is None:
             return to_index
-        # Only n different observations exist: normalise all of them once.
+        # There are only n different observations: normalise all of them once.
         table = normalise(np.eye(width, dtype=np.float32))
         return lambda observations: table[to_index(observations)]
 

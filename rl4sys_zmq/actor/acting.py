@@ -25,7 +25,7 @@ from rl4sys_zmq.values import PolicySpec
 
 __all__ = ["Acting"]
 
-CallExecutor = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
+Choices = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], Stamp]
 """A choice: raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the policy version."""
 
 
@@ -170,7 +170,7 @@ class Acting:
                 given[i] = None
         return given
 
-    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> CallExecutor | None:
+    def _ask_learner(self, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Choices | None:
         """Request actions for ``[N, *obs]`` from the learner. Return None if the local policy is to act.
 
         Raises:

@@ -63,7 +63,7 @@ CREDITED_COST = -2.0
 """The cost of a `Submit` that brings new segments and has credit for them. It pays for other messages."""
 
 STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
-"""Limit on the time for building statuses: one part in `STATUS_REST_FACTOR` of the time, in bursts of up to `STATUS_BURST_S` seconds.
+"""Limit on the time spent on statuses: one part in `STATUS_REST_FACTOR`, in bursts of up to `STATUS_BURST_S` seconds.
 Beyond it, requests get the last status again."""
 
 SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0

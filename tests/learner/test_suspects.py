@@ -54,7 +54,7 @@ def test_a_killer_is_found_by_halving(size: int, allowed: int, tmp_path: Path, s
     count, left = ends(tmp_path, held(*range(size)), lambda part: culprit in part)
     assert count <= allowed and left == [n for n in range(size) if n != culprit]
     suspects = CrashSuspects(tmp_path)
-    assert suspects.reason(KEY, culprit) and not suspects.reason(KEY, culprit + 1) and not suspects.story, "it is remembered"
+    assert suspects.reason(KEY, culprit) and not suspects.reason(KEY, culprit + 1) and not suspects.finding, "it is remembered"
     suspects.close()
 
 
@@ -73,7 +73,7 @@ def test_an_end_by_chance_condemns_nothing_and_training_well_acquits(tmp_path: P
         with pytest.raises(Dead):
             life(tmp_path, held(1, 2), lambda part: True)
         suspects, left = life(tmp_path, held(1, 2), lambda part: False)
-        assert left == [1, 2] and suspects.story and not suspects.may_contain_suspects(KEY, 0, 100)
+        assert left == [1, 2] and suspects.finding and not suspects.may_contain_suspects(KEY, 0, 100)
         suspects.close()
 
 
@@ -95,13 +95,13 @@ def test_an_orderly_end_excuses_and_a_replaced_thread_is_mute(tmp_path: Path) ->
     suspects.note(KEY, 3, 9)
     suspects.expect_end(disable=True)
     again = CrashSuspects(tmp_path)
-    assert not again.story
+    assert not again.finding
     suspects.note(KEY, 3, 9)
     suspects.clear()
     suspects.expect_end()
     again.note(KEY, 20, 21)
     third = CrashSuspects(tmp_path)
-    assert "1 segments" in third.story and third.suspects(KEY, 20) and not third.suspects(KEY, 3)
+    assert "1 segments" in third.finding and third.suspects(KEY, 20) and not third.suspects(KEY, 3)
     for one in (suspects, again, third):
         one.close()
 
@@ -124,5 +124,5 @@ def test_a_folder_that_cannot_be_written_costs_the_notes_alone(tmp_path: Path) -
     suspects.note(KEY, 1, 2)
     suspects.begin(held(1))
     suspects.clear_pending()
-    assert not suspects.story and not suspects.reason(KEY, 1)
+    assert not suspects.finding and not suspects.reason(KEY, 1)
     suspects.close()

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rl4sys_zmq.actor.io import ActorIO
-from rl4sys_zmq.actor.outbox import Outbox
 from rl4sys_zmq.actor.remote import RemoteInference
+from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.actor.segments import PendingRewards, Stamp
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.counters import Counters

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from rl4sys_zmq.actor.batch_sender import BatchSender
 from rl4sys_zmq.actor.io_scheduler import REST_S, IoScheduler
-from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, SegmentQueue
+from rl4sys_zmq.actor.segment_queue import MemorySegmentQueue, Outbox, SegmentQueue
 from rl4sys_zmq.actor.session_parameters import CreditGate, SessionParameters
 from rl4sys_zmq.actor.weight_subscriber import WeightSubscriber
 from rl4sys_zmq.config import AgentConfig
@@ -44,7 +43,7 @@ from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Fetch, Hello, Message, Refused, Weights, Welcome
 
 if TYPE_CHECKING:  # modules for optional features are imported only by actors that use them
-    from rl4sys_zmq.actor.last_policy import LastPolicy
+    from rl4sys_zmq.actor.policy_cache import LastPolicy
     from rl4sys_zmq.actor.spool import Spool
     from rl4sys_zmq.security import UserKeys
 
@@ -527,7 +526,7 @@ def _last_policy(config: AgentConfig, weight_subscriber: WeightSubscriber, count
     path = config.cache_file
     if path is None:
         return None
-    from rl4sys_zmq.actor.last_policy import LastPolicy
+    from rl4sys_zmq.actor.policy_cache import LastPolicy
 
     return LastPolicy(config, path, weight_subscriber, counters)
 

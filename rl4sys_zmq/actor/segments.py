@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.actor.outbox import Outbox
+from rl4sys_zmq.actor.segment_queue import Outbox
 from rl4sys_zmq.errors import RewardError
 from rl4sys_zmq.values import DiscreteSpace, Segment, Space
 from rl4sys_zmq.wire import action_dtype

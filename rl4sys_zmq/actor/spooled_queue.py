@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rl4sys_zmq.actor.outbox import Outbox
-from rl4sys_zmq.actor.segment_queue import QueueHead, SegmentQueue
+from rl4sys_zmq.actor.segment_queue import Outbox, QueueHead, SegmentQueue
 from rl4sys_zmq.actor.spool import Spool
 from rl4sys_zmq.wire import PackedSegment, pack_segment
 

@@ -8,7 +8,7 @@
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.checkpoints`)
       dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
       log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.log_files`)
-      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.event_files`)
+      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.log_files`)
       before-TIME/              put aside by `--resume never` or `move_old_files`
 
 CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can collide
@@ -23,8 +23,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.event_files import EVENT_FILES, TENSORBOARD
-from rl4sys_zmq.learner.log_files import LOG
+from rl4sys_zmq.learner.log_files import EVENT_FILES, LOG, TENSORBOARD
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private

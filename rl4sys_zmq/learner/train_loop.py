@@ -18,7 +18,6 @@ from rl4sys_zmq.delivery import Key
 from rl4sys_zmq.errors import CheckpointError, Closed, ConfigError
 from rl4sys_zmq.learner.alarms import PROCESS_KILLER, UPDATE_CHANGES_NOTHING, UPDATE_UNDONE
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, Algorithm, planned_policy
-from rl4sys_zmq.learner.bounds import Bounds
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest
 from rl4sys_zmq.learner.held_segments import HeldSegment, ReceivedMessage, streams_of, to_ranges
 from rl4sys_zmq.learner.progress import Progress
@@ -26,7 +25,7 @@ from rl4sys_zmq.learner.quantizer import Quantizer
 from rl4sys_zmq.learner.reporting import StatusReporter, UpstreamSender, plain_text
 from rl4sys_zmq.learner.suspects import CrashSuspects
 from rl4sys_zmq.learner.training import Outcome, Trainer
-from rl4sys_zmq.learner.validation import ContentRules, content_errors
+from rl4sys_zmq.learner.validation import Bounds, ContentRules, content_errors
 from rl4sys_zmq.transports import Poller, Socket
 from rl4sys_zmq.values import PolicySnapshot, space_from
 from rl4sys_zmq.weights import digest, encode_update

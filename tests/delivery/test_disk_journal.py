@@ -690,8 +690,9 @@ restored = journal.open()
 seq = max([row.received for row in restored.streams], default=0)
 print(seq, flush=True)
 while True:
-    journal.append([JournalEntry("c", "a", 1, seq + i, seq + i + 1, 1, 0, 0, (b"x" * 3_000, str(seq + i).encode())) for i in
-    range(3)]) seq += 3
+    for i in range(3):
+        journal.append([JournalEntry("c", "a", 1, seq + i, seq + i + 1, 1, 0, 0, (b"x" * 3_000, str(seq + i).encode()))])
+    seq += 3
     news.wait(5.0)
     news.clear()
     journal.raise_if_dead()

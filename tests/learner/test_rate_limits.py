@@ -4,9 +4,8 @@ import pytest
 
 from rl4sys_zmq.errors import MemoryExceeded
 from rl4sys_zmq.learner import memory_watch
-from rl4sys_zmq.learner.memory import available_bytes, resident_bytes
-from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch
-from rl4sys_zmq.learner.rate_limits import BURST_S, CUT_AFTER, CUT_BYTES, FREE_MESSAGES, MAX_REST_S, RateLimiter
+from rl4sys_zmq.learner.connections import BURST_S, CUT_AFTER, CUT_BYTES, FREE_MESSAGES, MAX_REST_S, RateLimiter
+from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch, available_bytes, resident_bytes
 
 RATE = 8.0
 

@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import RunDirectoryError
 from rl4sys_zmq.learner import log_files
-from rl4sys_zmq.learner.event_files import EventFileFormat, event_series
-from rl4sys_zmq.learner.log_files import JsonLineFormat, log_series, read_log
-from rl4sys_zmq.learner.record_series import RecordSeries, list_parts
-from rl4sys_zmq.learner.thinning import Record, thin
+from rl4sys_zmq.learner.log_files import EventFileFormat, JsonLineFormat, event_series, log_series, read_log
+from rl4sys_zmq.learner.record_series import Record, RecordSeries, list_parts, thin
 
 BOUND = 1 << 20
 WORDS = "x" * 400

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space, feature_size
 

@@ -13,7 +13,10 @@ __all__ = ["JournalLock"]
 
 
 class JournalLock(Resource):
-    """The lock that excludes other processes from a journal. Do not remove its file: two processes could then hold a lock."""
+    """The lock that excludes other processes from a journal.
+
+    Its file stays after `close`. If it were removed, two processes could each hold a lock.
+    """
 
     def __init__(self, path: Path) -> None:
         """Acquire the lock of the journal at `path`.

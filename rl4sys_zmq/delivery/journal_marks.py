@@ -139,7 +139,7 @@ class MarksFile:
             self._append(self._line(gone, {}))
 
     def note(self, changes: Changes) -> None:
-        """Write the changes of a committed transaction. Call it before the commit is acknowledged.
+        """Write the changes of a transaction. Call it after the commit, and before the commit is reported.
 
         Raises:
             OSError: If the file cannot be written. A later `renew` is enough, because it writes the result of all changes.

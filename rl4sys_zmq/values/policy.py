@@ -47,13 +47,12 @@ class PolicySpec:
         action_space: The space of actions.
         kind: The name in the policy registry of the function that builds the policy, on the actor's side.
         document: Further parameters for that function, which validates them. JSON values: null, true, false, finite numbers,
-        text,
-            lists, and mappings with text keys, at most `MAX_NODES` values and `MAX_DEPTH` levels.
+            text, lists, and mappings with text keys. At most `MAX_NODES` values and `MAX_DEPTH` levels.
         tensors: The float32 tensors to transfer, in this order; at least one.
 
     Raises:
-        ConfigError: If the kind is not a valid name, the document is not JSON or too large, or tensors are missing or named
-        twice.
+        ConfigError: If the kind is not a valid name, the document is not JSON or is too large, or tensors are missing or have the
+            same name.
     """
 
     observation_space: Space

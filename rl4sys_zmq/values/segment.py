@@ -16,9 +16,8 @@ class Segment:
     """``T`` consecutive steps of one episode, as columns. Row ``t`` is one step.
 
     Attributes:
-        observations: ``[T, *obs]`` if `terminated`, else ``[T + 1, *obs]``: the last row is the observation to bootstrap from.
-        The
-            dtype is that of the observation space.
+        observations: ``[T, *obs]`` if `terminated`, else ``[T + 1, *obs]``: the last row is the observation to bootstrap
+            from. The dtype is that of the observation space.
         actions: ``[T, *act]``, as sampled (before clipping or squashing), int64 for discrete actions.
         rewards: ``[T]`` float32; ``rewards[t]`` follows ``actions[t]``.
         log_probs: ``[T]`` float32, the log-probability of ``actions[t]`` under the policy that chose it.

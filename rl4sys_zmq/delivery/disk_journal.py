@@ -78,7 +78,7 @@ class DiskJournal(Worker):
             path: The file, in a folder that exists. A lock on `path` + ".lock" excludes other processes.
             fsync: "normal" survives the end of the process, "always" also a loss of power.
             max_bytes: The limit on the size of all entries.
-            wake: A callback for news in `committed` or `state`. The journal's thread calls it.
+            wake: Called in the journal's thread when `committed` has results, or `state().error` starts or ends.
             retry_s: The delay between retries after a failure, in seconds.
             connect: Opens the SQLite connection.
             recovery: The reaction to lost data.
@@ -178,7 +178,7 @@ class DiskJournal(Worker):
         self._enqueue(RetireActor(client_id, actor_id), hurry=True)
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count the segments of a GAP, and put their stream in the same transaction."""
+        """Count the segments of a GAP, and add or update their stream in the same transaction."""
         self._enqueue(Gap(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:

@@ -233,7 +233,7 @@ class Journal(Protocol):
         """Retire the streams of an actor: set their incarnation to 0, and clear `owner` and `spooled`."""
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
-        """Count segments of a GAP as accepted, and put `stream` in the same transaction.
+        """Count segments of a GAP as accepted, and add or update `stream` in the same transaction.
 
         An earlier lineage acknowledged these segments, and this one has no record of them.
         """

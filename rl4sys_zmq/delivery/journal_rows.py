@@ -89,7 +89,7 @@ class RetireActor:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The operation that counts the segments of a GAP and puts their stream, in one transaction."""
+    """The operation that counts the segments of a GAP and adds or updates their stream, in one transaction."""
 
     client_id: str
     count: int

@@ -158,7 +158,7 @@ class _InFlight:
 
 
 class ActorSession:
-    """The session of one actor with one learner. Only the actor's I/O thread uses it.
+    """The session of one actor with one learner. The actor's I/O thread makes all calls; other threads only read.
 
     Attributes:
         state: The state of the session.

@@ -142,7 +142,7 @@ class PolicySnapshot:
 
     Attributes:
         generation: The generation of the learner thread (Unix time in ms at its start, or the last one + 1).
-        version: The number of publications before this one in the generation.
+        version: The number of the publication, from 0 for a new policy, or continued from the checkpoint.
         digest: The xxh3-64 checksum of the bytes of `flat`.
         flat: The weights, float32 ``[spec.size]``, read-only.
     """

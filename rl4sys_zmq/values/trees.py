@@ -202,7 +202,7 @@ def named_leaves(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -
             raise DataError(prefix.rstrip("/"), f"{key!r:.60} is not a key; expected a string without a slash")
         if isinstance(value, Mapping):
             if not value:
-                raise DataError(prefix + key, "the dict is empty; expected at least one entry")
+                raise DataError(prefix + key, "an empty dict cannot be stored")
             leaves.update(named_leaves(value, f"{prefix}{key}/", depth + 1))
         else:
             leaves[prefix + key] = value

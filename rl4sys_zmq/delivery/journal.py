@@ -208,20 +208,10 @@ class Journal(Protocol):
         """Add a client, or change the generation and settings of an existing one. Its totals stay the same."""
 
     def put_stream(self, row: StreamRow) -> None:
-        """Add a stream, or change an existing one after a HELLO.
-
-        The incarnation, `first_seq` and `received` never decrease.
-        """
+        """Add a stream, or change an existing one after a HELLO. Its incarnation and marks never decrease."""
 
     def drop_stream(self, client_id: str, actor_id: str, origin: int, *, expires: bool = True) -> None:
-        """Remove a stream and its entries. The client's totals stay the same.
-
-        Args:
-            client_id: The client.
-            actor_id: The actor.
-            origin: The origin of the stream.
-            expires: True to record the origin in the client's `expired`.
-        """
+        """Remove a stream and its entries. The totals stay. With `expires`, `ClientRow.expired` records its origin."""
 
     def drop_client(self, client_id: str) -> None:
         """Remove a client: its row, its streams and its entries."""

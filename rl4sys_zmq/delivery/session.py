@@ -95,10 +95,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """An event: the learner accepted the session.
-
-    It has no record of ``welcome.gap`` segments that were acknowledged.
-    """
+    """An event: the learner accepted the session, but lacks ``welcome.gap`` segments that were acknowledged."""
 
     welcome: Welcome
 
@@ -126,20 +123,14 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """An event: the learner discarded the stream, and the session starts a new one.
-
-    `in_doubt` segments are not resent.
-    """
+    """An event: the learner discarded the stream. A new one starts, and `in_doubt` segments are not resent."""
 
     in_doubt: int
 
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRaised:
-    """An action: replace the sockets, because the incarnation was too low and was raised.
-
-    New sockets receive no more replies to the lower incarnation.
-    """
+    """An action: replace the sockets after the incarnation was raised, so that no reply to the lower one arrives."""
 
     incarnation: int
 
@@ -462,10 +453,7 @@ class ActorSession:
         return [IncarnationRaised(incarnation)]
 
     def _renew(self, now: float) -> list[Action]:
-        """Start a new stream with a new incarnation.
-
-        Count the segments in the window as in doubt: the learner may or may not have accepted them.
-        """
+        """Start a new stream with a new incarnation. The segments in the window are in doubt: perhaps accepted."""
         doubtful = len(self._window)
         self.in_doubt += doubtful
         self._counters.add("expired")

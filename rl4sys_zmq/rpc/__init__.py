@@ -4,7 +4,7 @@
 - `Server`: `register` and `publish`. `Batching` sets how calls are combined into batches.
 - `Refuse`: The exception with which a callback refuses a call.
 - The modules `session` and `call_queue` hold the protocol of the two sides, without sockets. The package `security` decides
-  who may connect and which methods each user may call.
+  who can connect and which methods each user can call.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class CallerThread(Worker, Resource):
             return
         now = time.monotonic()
         if self._sub is not None and now - self._heard_s > SILENT_S:
-            # A server sends beacons each second. It may have been restarted with another publisher address.
+            # A server sends beacons each second. Perhaps it was restarted with another publisher address.
             self._session.counters.add("redials")
             self._heard_s = now
             with self._lock:

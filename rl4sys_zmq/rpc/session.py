@@ -86,8 +86,8 @@ class Pending:
 class Session:
     """The calls of one connection. All times are in seconds, on any one clock.
 
-    The session sends ``$hello`` before anything else, and again when another life of the server replies. Calls wait until the
-    server answers it, so that no queue of calls builds up without a server. If the server refuses the `terms`, all calls fail.
+    The session sends ``$hello`` before anything else, and again when the server was restarted. Calls wait until the server
+    replies to it, so that no queue of calls builds up without a server. If the server refuses the `terms`, all calls fail.
 
     The reply to ``$hello`` holds the number of the ``$hello`` with which the server created its side of the session. If that has
     changed, the server has no record of earlier calls. A call with `once` that was sent before is then lost, since it is unknown
@@ -99,10 +99,10 @@ class Session:
             ``redials`` (reconnects), ``full`` (calls that did not fit the connection's queue).
         terms: The fields that the server must agree with.
         id: A random number.
-        server: The number of the server's life that replied last. 0 before the first reply.
+        server: The random number of the server that replied last. It differs for each start of a server. 0 before a reply.
         welcome: The payload of the reply to ``$hello``. None before it, and while a new ``$hello`` is needed.
         under_way: The calls that are not over, by number.
-        over: Calls that are over and whose `tell` is still to be called. Call it outside of any lock, since it is foreign code.
+        over: Calls that are over and whose `tell` is still to be called. Call it outside of any lock: it is foreign code.
     """
 
     address: str
@@ -119,7 +119,7 @@ class Session:
     _next: int = 0
     _hello: Pending | None = None
     _known: tuple[int, int] | None = None
-    """The life of the server, and the number of the ``$hello`` with which it created this session."""
+    """The number of the server, and that of the ``$hello`` with which it created this session."""
 
     def begin(
         self,

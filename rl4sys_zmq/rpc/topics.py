@@ -1,4 +1,4 @@
-"""The publications of one server: the newest of each topic, its number, and who may subscribe."""
+"""The publications of one server: the newest of each topic, its number, and the rights of subscribers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TopicPublisher:
         return {topic: held.number for topic, held in self._newest.copy().items()}
 
     def latest(self, topic: object) -> Tree:
-        """Return the newest publication of a topic as a payload, with number 0 and payload None if there is none."""
+        """Return the newest publication of a topic as a payload. Without one, `number` is 0 and `payload` is None."""
         held = self._newest.get(topic) if isinstance(topic, str) else None
         if held is None:
             return {"server": self._server, "number": 0, "payload": None}

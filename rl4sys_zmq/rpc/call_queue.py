@@ -1,13 +1,14 @@
 """The calls of one server, without sockets, threads or clocks: sessions, waiting calls, jobs, and kept replies.
 
-A *method* is what a caller can call. Methods whose callbacks must not run at the same time share a *concurrency group*, which
-runs one job after another. A *job* is one call, or several calls of one method that uses batching.
+Methods whose callbacks must not run at the same time share a *concurrency group*, which runs one job after another. A *job* is
+one call, or several calls of one method that uses batching.
 
 A call that must run at most once (`Call.once`) is identified by its session and number. While it waits or runs, a copy of it
 only changes the address of the reply. Afterwards a copy gets the same reply again. The queue keeps a reply until the caller
-acknowledges it or a limit on kept replies is reached. A copy that arrives after that is neither run nor replied to. A session
-begins with its first ``$hello`` and ends after `SESSION_S` of silence. Without a session such a call is refused
-(``no_session``).
+acknowledges it or a limit on kept replies is reached. A copy that arrives after that is neither run nor replied to.
+
+A session begins with its first ``$hello``. It ends after `SESSION_S` of silence, or earlier if it is the longest silent of
+`MAX_SESSIONS`. A call with `once` that has no session is refused (``no_session``).
 """
 
 from __future__ import annotations
@@ -26,28 +27,21 @@ __all__ = ["CallQueue", "Job", "Method", "Refuse", "Request"]
 
 MAX_SESSIONS = 4096
 SESSION_S = 600.0
-"""The time after which a silent session is discarded, in seconds.
-
-A waiting caller resends its call every few seconds.
-"""
+"""The silence after which a session ends, in seconds. A waiting caller resends its call every few seconds."""
 
 PATIENCE = 0.25
 """The share of its last batch's duration that a concurrency group waits for those callers, by default."""
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 100e-6, 0.02
 """The shortest and the longest such wait, in seconds. A shorter one is skipped: no caller is that fast."""
 LONG_S = 0.003
-"""The duration from which a job counts as long, in seconds.
+"""The duration of a job after which the next job of its group counts as long, in seconds.
 
-After a long job, the next job of that concurrency group is expected to be long too. It is then handed to another thread, which
-costs about a tenth of this time.
+A long job is handed to another thread, which costs about a tenth of this time.
 """
 MAX_ANSWERS = 256
 """The largest number of replies that are kept for one session."""
 MAX_KEPT_BYTES = 256 * 1024 * 1024
-"""The limit on all kept replies together, in bytes.
-
-Beyond it, replies are discarded as if their callers had acknowledged them.
-"""
+"""The limit on all kept replies together, in bytes. Further ones replace those of the longest silent session."""
 
 Handler = Callable[[Sequence[Tree]], Sequence[Tree]]
 """A callback for several payloads, which returns as many results. An `Exception` as a result is sent as an error."""
@@ -277,10 +271,7 @@ class CallQueue:
         return None
 
     def next_job(self, now: float) -> Job | None:
-        """Return the job to run now, or None.
-
-        Of all groups that are ready, it takes the one whose first call is the oldest. The group stays busy until `finish`.
-        """
+        """Return the job of the ready group whose first call is the oldest, or None. The group is busy until `finish`."""
         self.pressing = False
         ready = [
             (concurrency_group.queue[0].came_s, name)
@@ -350,10 +341,7 @@ class CallQueue:
         return len(self._sessions)
 
     def _make_room(self) -> None:
-        """Discard kept replies down to `MAX_KEPT_BYTES`.
-
-        Those of the longest silent session go first, and of these the oldest.
-        """
+        """Discard kept replies down to `MAX_KEPT_BYTES`, beginning with the oldest of the longest silent session."""
         for session in self._sessions.values():
             while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
                 self._forget_answers(session, min(session.answers) + 1)

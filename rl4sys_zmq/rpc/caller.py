@@ -226,10 +226,7 @@ class Caller(Resource):
         return Session(self._address.uri, self.counters, self._terms)
 
     def _after_fork(self) -> None:
-        """Reset the state in a forked child, which then creates its own connections.
-
-        Subscriptions stay with the parent.
-        """
+        """Drop the parent's connections and subscriptions in a forked child, which creates its own connections."""
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 

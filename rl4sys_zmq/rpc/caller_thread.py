@@ -23,17 +23,11 @@ log = logging.getLogger(__name__)
 
 NOTICE_HWM = 8
 FETCH_S = 5.0
-"""The timeout of a request for the newest publication, in seconds.
-
-It is also the interval between such requests while no publisher is known.
-"""
+"""The timeout of a request for the newest publication, and its interval while no publisher is known, in seconds."""
 JOIN_S = 2.0
 LOOK_S = 1.0
 SILENT_S = 5.0
-"""The silence after which the thread looks for the publisher again, in seconds.
-
-A publisher sends beacons each second.
-"""
+"""The silence after which the thread looks for the publisher again, in seconds. Beacons come each second."""
 
 
 class Subscription(Worker):
@@ -308,10 +302,7 @@ class CallerThread(Worker, Resource):
             self._sub.subscribe(topic_frame(topic, channel))
 
     def _reachable(self, pub: str) -> Address:
-        """Return the publisher's address to connect to.
-
-        For tcp it has the host of the calls, since the server can be bound to all of its interfaces.
-        """
+        """Return the publisher's address to connect to. For tcp it has the host of the calls, since `pub` can be ``*``."""
         address = Address.parse(pub)
         if address.scheme == "tcp" and self._address.scheme == "tcp":
             return self._address.with_port(address.port)

@@ -104,7 +104,7 @@ def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException
 def _call(run: Handler, payloads: list[Tree]) -> list[Tree] | BaseException:
     """Return the results of a callback, or the exception that it raised.
 
-    `SystemExit` and `CancelledError` also count as failures of the callback. They must not end a thread of the server.
+    This includes `SystemExit` and `CancelledError`, which must not end a thread of the server.
     """
     try:
         answers = list(run(payloads))

@@ -25,10 +25,7 @@ __all__ = ["LeaderFollowerPool"]
 log = logging.getLogger(__name__)
 
 TAKEOVER_S = 0.05
-"""The time after which another thread takes the lead from a running job, in seconds.
-
-A job that is known to take long loses the lead at once.
-"""
+"""The time after which a running job loses the lead, in seconds. A job that is known to be long loses it at once."""
 TICK_S = 0.02
 """The interval at which the thread that stands by checks the running job, in seconds."""
 QUIET_TICKS = 50
@@ -40,7 +37,7 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class _Running:
-    """A job that the leader runs. Instances compare by identity."""
+    """A job that the leader runs. It is compared with ``is``."""
 
     what: str
     since_s: float

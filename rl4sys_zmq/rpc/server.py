@@ -344,10 +344,7 @@ class Server(Resource):
         return self._authenticator.secure
 
     def _take_list(self, access: AccessList) -> None:
-        """Replace the access list. Each later message is checked against the new list.
-
-        The thread that watches the file of the list calls this.
-        """
+        """Replace the access list, in the thread that watches its file. Later messages are checked against the new list."""
         if self._authorizer.replace(access):
             self._publisher.rotate()
 

@@ -34,17 +34,11 @@ AGAIN_MOST_S = 4.0
 SILENCE_S = 3.0
 """The silence after a resend that makes the caller reconnect, in seconds. The connection can be half open."""
 WINDOW = 256
-"""The largest number of calls that one connection sends at once. Further calls wait.
-
-A server keeps as many replies for a session.
-"""
+"""The largest number of calls that one connection sends at once. A server keeps as many replies for a session."""
 FULL_S = 0.005
 """The time after which a call is resent that did not fit the connection's queue, in seconds."""
 SLOWEST_BYTES_S = 1 << 20
-"""The slowest transfer rate to allow for, in bytes per second.
-
-It extends `SILENCE_S` by the time that the sent bytes need.
-"""
+"""The slowest transfer rate to allow for, in bytes per second. It extends `SILENCE_S` for large calls."""
 
 _rng = random.SystemRandom()
 

@@ -22,10 +22,7 @@ MAX_TOPICS = 1024
 
 
 def topic_frame(topic: str, channel: bytes) -> bytes:
-    """Return the topic as a subscription filter.
-
-    The zero byte separates topics of which one is a prefix of the other.
-    """
+    """Return a topic as a subscription filter. The zero byte separates topics of which one is a prefix of another."""
     return topic.encode() + b"\0" + channel
 
 
@@ -52,10 +49,7 @@ class TopicPublisher:
         self._lock = threading.Lock()
         self._newest: dict[str, _Newest] = {}
         self._posted: OrderedDict[str, None] = OrderedDict()
-        """Topics whose newest publication is still to be sent, in order.
-
-        Sending uses it without the lock, so that packing a large publication delays no send.
-        """
+        """Topics whose newest publication is to be sent, in order. Sending takes no lock, since packing can hold it long."""
         self._asked: set[str] = set()
         self.channel = secrets.token_bytes(8)
 
@@ -106,10 +100,7 @@ class TopicPublisher:
         self.channel = secrets.token_bytes(8)
 
     def send_beacons(self, xpub: Socket) -> None:
-        """Send the newest number of each topic.
-
-        Subscribers need it to detect the loss of the last publication, and a silent server.
-        """
+        """Send the newest number of each topic, so that subscribers detect a lost last publication or a silent server."""
         for topic, number in {**dict.fromkeys(self._asked, 0), **self.numbers()}.items():
             self._send_beacon(xpub, topic, number)
 

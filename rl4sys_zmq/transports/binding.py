@@ -22,10 +22,7 @@ from rl4sys_zmq.transports.address import Address
 __all__ = ["Binding", "bind_socket", "dial_socket"]
 
 REBIND_WAIT_S = 2.0
-"""Longest time to wait for an address that this process has just released, in seconds.
-
-libzmq closes sockets in the background.
-"""
+"""Longest wait for an address that this process has just released, in seconds. libzmq closes in the background."""
 
 _RETRY_S = 0.002
 _released: dict[str, float] = {}

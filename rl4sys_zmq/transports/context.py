@@ -58,10 +58,7 @@ def context() -> zmq.Context[zmq.Socket[bytes]]:
 
 
 def track(socket: TrackedSocket) -> None:
-    """Register an open socket.
-
-    The register holds a strong reference, so that the garbage collector does not close the socket in another thread.
-    """
+    """Register an open socket. The reference keeps the garbage collector from closing it in another thread."""
     with _process.lock:
         _process.open.add(socket)
 

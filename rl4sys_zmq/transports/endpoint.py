@@ -21,10 +21,7 @@ __all__ = ["Endpoint"]
 
 _NOBODY = -1
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-"""The flags of the last frame of a message, and of the frames before it.
-
-They are plain numbers, because combining flag objects costs as much as sending a frame.
-"""
+"""The flags of the last frame and of earlier frames, as numbers: combining flag objects costs as much as sending."""
 
 
 class Endpoint(TrackedSocket):
@@ -213,10 +210,7 @@ class Endpoint(TrackedSocket):
         return self.cut(self.descriptor())
 
     def descriptor(self) -> int:
-        """Return the descriptor of the connection of the last message.
-
-        It is -1 on inproc, on a connecting socket, and before the first message.
-        """
+        """Return the descriptor of the last message's connection. -1 on inproc, if connecting, and before the first."""
         return -1 if self._binding is None or self._first is None else descriptor_of(self._first)
 
     def cut(self, descriptor: int) -> bool:
@@ -228,10 +222,7 @@ class Endpoint(TrackedSocket):
         return self._binding is not None and descriptor >= 0 and cut_off(descriptor, self._address)
 
     def connections(self) -> list[int]:
-        """Return the descriptors of all connections to this bound socket.
-
-        The list is empty on inproc, and on systems without ``/proc``.
-        """
+        """Return the descriptors of all connections to this bound socket. Empty on inproc and without ``/proc``."""
         return connections(self._address) if self._binding is not None else []
 
     def events(self, limit: int = MAX_EVENTS) -> list[MonitorEvent]:

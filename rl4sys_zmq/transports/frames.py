@@ -17,10 +17,7 @@ MAX_FRAMES = 32
 """The default limit of `Socket.recv` on the frames of one message."""
 
 LARGE_FRAME_BYTES = 64 * 1024
-"""The size from which `recv` returns a read-only view of libzmq's buffer, in bytes.
-
-Below this size a copy is cheaper.
-"""
+"""The size from which `recv` returns a view of libzmq's buffer, in bytes. Below it a copy is cheaper."""
 
 
 class SendResult(Enum):

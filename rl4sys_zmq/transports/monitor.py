@@ -93,10 +93,7 @@ class MonitorEvent:
 
 
 class Monitor(Resource):
-    """The monitor of one socket.
-
-    Create it before the socket binds or connects, use it in the socket's thread, and close it before the socket.
-    """
+    """The monitor of one socket. Create it before the socket binds or connects, and close it before the socket."""
 
     def __init__(self, raw: zmq.Socket[bytes]) -> None:
         self._raw = raw

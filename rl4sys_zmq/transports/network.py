@@ -134,10 +134,7 @@ def secure_with(keys: Keys | None) -> Secure | None:
 
 
 def curve(keys: Keys) -> Secure:
-    """Return a function that sets these CURVE keys on a connecting socket.
-
-    The function raises TransportError if they are not three keys in Z85.
-    """
+    """Return a function that sets CURVE keys on a connecting socket, and raises TransportError if they are not Z85."""
     public, secret, learner_public = (key.encode() for key in keys)
 
     def secure(raw: zmq.Socket[bytes]) -> None:

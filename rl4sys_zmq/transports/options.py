@@ -83,10 +83,7 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
 
 
 def _redialling() -> Options:
-    """Return reconnect options that are random per socket.
-
-    libzmq doubles the interval without jitter, so that sockets with equal options would all reconnect at the same time.
-    """
+    """Return reconnect options that are random per socket. libzmq has no jitter: equal sockets reconnect together."""
     return {
         zmq.CONNECT_TIMEOUT: 3_000,
         zmq.RECONNECT_IVL: _rng.randint(*_RECONNECT_MS),

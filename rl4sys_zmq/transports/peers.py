@@ -95,10 +95,7 @@ def cut_off(fd: int, bound: Address) -> bool:
 
 
 def connections(bound: Address) -> list[int]:
-    """Return the descriptors of all connections to a bound address of this process.
-
-    The list is empty on inproc, and on systems without ``/proc``.
-    """
+    """Return the descriptors of all connections to a bound address. Empty on inproc and without ``/proc``."""
     found: list[int] = []
     if bound.scheme == "inproc":
         return found

@@ -43,19 +43,12 @@ MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 LIMITS = struct.Struct("<IIQ")
 """The limits in `OPEN`: the send and the receive high-water mark in messages, and the largest frame in bytes."""
 TOTAL = struct.Struct("<Q")
-"""The number in `TAKEN` and `REFUSED`.
-
-In `TAKEN` it is the number of bytes since the connection was opened. In `REFUSED` it is the number of frames or a lower bound,
-or 0 for a message with too many bytes.
-"""
+"""A count. `TAKEN`: bytes since the connection was opened. `REFUSED`: frames at least, or 0 for too many bytes."""
 
 SEND_WINDOW_BYTES = 64 * 1024 * 1024
 """The window of a connection from the host to a zmq socket that has no room, in bytes."""
 RECEIVE_WINDOW_BYTES = 16 * 1024 * 1024
-"""The window of a connection to the host, in bytes, including messages that the host has not read.
-
-When it is full, the sidecar stops reading the zmq socket, and the socket's high-water mark applies.
-"""
+"""The window to the host with its unread messages, in bytes. When it is full, the zmq socket is not read."""
 
 _HEAD = struct.Struct("<BII")
 _STAGE_BYTES = 256 * 1024

@@ -156,10 +156,7 @@ class _Sidecar:
         self._lines[said.line] = _Connection(said.line, made)
 
     def _take(self, line: _Connection, frames: list[Frame]) -> None:
-        """Count a message that zmq has accepted, and report `TAKEN` rarely.
-
-        The host needs the report only when its window is full.
-        """
+        """Count a message that zmq has accepted. Report `TAKEN` rarely: the host needs it only when its window is full."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes

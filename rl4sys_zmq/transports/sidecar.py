@@ -37,10 +37,7 @@ PING_S = 5.0
 """The silence after which the sidecar gets a `PING`, in seconds."""
 START_S = 60.0
 SILENCE_S = 20.0
-"""Longest time to wait for the reply to a `PING`, in seconds. A sidecar that takes longer is killed.
-
-For the first command of a new sidecar the limit is `START_S`.
-"""
+"""Longest wait for the reply to a `PING`, in seconds; for the first command `START_S`. Then the sidecar is killed."""
 
 _MODULE = "rl4sys_zmq.transports.relay_process"
 _LOWEST_FD = 3
@@ -121,10 +118,7 @@ class Sidecar(Resource):
         return heard
 
     def _watch(self, now: float, progress: bool) -> None:
-        """Detect a sidecar that is stopped or stuck.
-
-        The time counts from the `PING`, because the host's thread itself can have been stopped before it.
-        """
+        """Detect a stopped or stuck sidecar. The time counts from the `PING`, since this thread can have been stopped too."""
         if progress:
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and now - self._heard_at >= PING_S:
@@ -156,10 +150,7 @@ class Sidecar(Resource):
             self._pair.close()
 
     def disown(self) -> None:
-        """Give up the sidecar in a forked child.
-
-        The child's copy of the socketpair would keep the sidecar running after the end of the host.
-        """
+        """Give up the sidecar in a forked child, whose copy of the socketpair would keep it running after the host's end."""
         self._closed = True
         self._pair.close()
         self._process.returncode = 0  # the parent waits for the process

@@ -55,10 +55,7 @@ class Socket(Endpoint):
         secure: Secure | None = None,
         watch: bool = False,
     ) -> Self:
-        """Create a bound ROUTER.
-
-        It receives from all dealers. The first frame of a message is the routing id of the dealer, in both directions.
-        """
+        """Create a bound ROUTER. The first frame of a message is the routing id of the dealer, in both directions."""
         options: Options = {zmq.SNDHWM: send_hwm, zmq.RCVHWM: recv_hwm, zmq.MAXMSGSIZE: max_frame_bytes}
         return cls._make("router", options, bind=bind, secure=secure, watch=watch)
 

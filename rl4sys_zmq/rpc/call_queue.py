@@ -242,7 +242,7 @@ class CallQueue:
         session = self._sessions.get(call.session)
         if session is None:
             if call.once:
-                raise Refuse(CallRefusal.NO_SESSION, "this server has no session of the caller; send $hello first")
+                raise Refuse(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
         else:
             session.heard_s = now
             self._sessions.move_to_end(call.session)

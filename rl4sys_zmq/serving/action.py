@@ -2,8 +2,8 @@
 
 The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` says what is different. Methods on the wire:
 ``obs`` (a list of keys; answered with a dict) and ``act`` (``{key, payload, images}``; answered with a dict, run at most once),
-both in the concurrency group ``robot``; the topic ``obs`` is what is published. A dict that has coded images travels as a tuple of the dict
-and of the images.
+both in the concurrency group ``robot``; the topic ``obs`` is what is published. A dict that has coded images travels as a
+tuple of the dict and of the images.
 """
 
 from __future__ import annotations

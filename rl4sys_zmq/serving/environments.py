@@ -1,8 +1,8 @@
 """A server of environments: any Gymnasium environment, stepped by clients elsewhere, each by one client at a time.
 
 Its methods: ``describe`` says what is served, ``take``, ``keep`` and ``give`` are about leases (`rl4sys_zmq.serving.leases`);
-``reset.I``, ``step.I`` and ``render.I`` act on all environments of a lease, whose first is I. Environment I has the concurrency group I:
-one that hangs holds up its own client and nobody else.
+``reset.I``, ``step.I`` and ``render.I`` act on all environments of a lease, whose first is I. Environment I has the
+concurrency group I: one that hangs holds up its own client and nobody else.
 """
 
 from __future__ import annotations

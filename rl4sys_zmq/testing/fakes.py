@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySpec, Segment, Space
 
@@ -153,8 +153,8 @@ class FakeAlgorithm:
             self._pending = 0
             del self.keys[self.segments :]
 
-    def vitals(self) -> list[NDArray[Any]]:
-        """Return the number of updates, which stands for the weights (`Undoable.vitals`)."""
+    def numbers_to_check(self) -> list[NDArray[Any]]:
+        """Return the number of updates, which stands for the weights (`Undoable.numbers_to_check`)."""
         return [np.array([self.updates], np.float32)]
 
     def discard(self) -> list[int]:

@@ -1,6 +1,6 @@
 """Exact diffs of states: the differences of their integers (`forms`), in few bytes at high speed.
 
-- Level 1 writes positions and small numbers (`integers`) where few elements change, and byte planes where more than half change.
+- Level 1 writes positions and small numbers (`integers`) where few elements change, and byte planes where more than 60 % change.
   In between it uses the shorter form. Planes contain the differences, or the change of the differences since the last version if
   that is shorter.
 - Level 2 groups elements about which the same is known (`contexts`), and codes each group by itself.

@@ -1,4 +1,4 @@
-"""``rl4sys-learner status`` and ``plot``: looking at a learner and at its runs."""
+"""``rl4sys-learner status`` and ``plot``: the state of a learner, and the learning curves of its runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CLEAR = "\x1b[H\x1b[J"
 
 
 def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: bool, watch: bool) -> None:
-    """Prints a learner's status, once or again and again.
+    """Print a learner's status, once or every second.
 
     Raises:
-        LearnerUnavailable: when the learner does not answer.
-        ProtocolError: when it refuses, our keys for instance.
-        ConfigError: when the keys can't be used.
+        LearnerUnavailable: If the learner does not reply.
+        ProtocolError: If the learner refuses, for example because of the key.
+        ConfigError: If the keys cannot be used.
     """
     signals = Signals.current
     ours = read_user_keys(keys)[1] if keys is not None else None
@@ -62,16 +62,16 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
     try:
         return report_lines(report, time.time())
     except (LookupError, TypeError, ValueError) as exc:
-        words = "its status is not what this version expects; --json shows it, and the same version on both sides reads it"
+        words = "this version cannot read the status; print it with --json, or use the same version on both sides"
         raise ProtocolError(Refusal.MALFORMED, words) from exc
 
 
 def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
-    """Draws runs into one picture and says what is in it.
+    """Draw the curves of runs into one picture, and print a line for each curve.
 
     Raises:
-        RunDirectoryError: when a run has no log, or the picture cannot be written.
-        ConfigError: when no run has an episode to draw.
+        RunDirectoryError: If a run has no log, or the picture cannot be written.
+        ConfigError: If no episode has ended in any run.
     """
     require("learner", "matplotlib")
     curves = [curve for run in runs for curve in read_curves(run)]

@@ -1,4 +1,4 @@
-"""``rl4sys-actor serve-env``: environments that clients elsewhere step, in the foreground, until a signal."""
+"""``rl4sys-actor serve-env``: a server of environments in the foreground, until a signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeEnv:
-    """The options of ``rl4sys-actor serve-env``; its help says what they mean."""
+    """The options of ``rl4sys-actor serve-env``; see its help."""
 
     env: str
     count: int
@@ -40,11 +40,11 @@ class ServeEnv:
 
 
 def serve_env(options: ServeEnv) -> None:
-    """Serves until a signal ends it.
+    """Serve environments until a signal.
 
     Raises:
-        ConfigError, TransportError: when it cannot start as asked.
-        WorkerDied: when a thread of the server died.
+        ConfigError, TransportError: If the server cannot start with these options.
+        WorkerDied: If a thread of the server ended with an error.
     """
     if options.port is not None and options.bind is not None:
         raise click.UsageError("give either --port or --bind")

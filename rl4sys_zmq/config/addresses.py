@@ -1,4 +1,4 @@
-"""Addresses as text: what a user writes becomes ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
+"""Parsing of addresses: a user's text becomes ``tcp://host:port``, ``ipc://path`` or ``inproc://name``."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _FORMS = "host:port, tcp://host:port, ipc://path or inproc://name"
 
 
 def dial_uri(value: object) -> str:
-    """The URI of a place to dial."""
+    """Return the URI to connect to, or raise `Unfit`."""
     return _uri(value, least_port=1)
 
 
 def dialled(value: object) -> str:
-    """Text that `dial_uri` can read, kept as it was written."""
+    """Return an address as the user wrote it, or raise `Unfit` if `dial_uri` cannot read it."""
     dial_uri(value)
     return str(value)
 
 
 def bind_uri(value: object) -> str:
-    """The URI of a place to bind; port 0 and ``*`` leave the choice to the system."""
+    """Return the URI to bind to, or raise `Unfit`. For port 0 or ``*`` the operating system picks a free port."""
     return _uri(value, least_port=0)
 
 
@@ -38,7 +38,7 @@ def _uri(value: object, least_port: int) -> str:
     host, _, port = rest.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     if not host or any(c.isspace() or c in "/@" for c in host) or (":" in host and not bracketed):
-        raise Unfit(f"an address ({_FORMS}; an IPv6 host stands in brackets)")
+        raise Unfit(f"an address ({_FORMS}; an IPv6 host in brackets)")
     if port == "*" and least_port == 0:
         port = "0"
     if not (port.isascii() and port.isdigit() and least_port <= int(port) <= 65535):

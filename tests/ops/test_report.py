@@ -133,18 +133,18 @@ def test_a_broken_law_is_loud_while_running_and_not_resuming() -> None:
         ({"journal": {**report()["journal"], "damaged": 2}}, "!! journal: 2 damaged entries"),
         (
             {"journal": {**report()["journal"], "durable": False}},
-            "journal in memory: what is not trained on is lost with the process",
+            "journal in memory: untrained data is lost when the process ends",
         ),
         ({"warnings": ["others may change run; chmod go-w run"]}, "!! others may change run; chmod go-w run"),
         ({"security": {**report()["security"], "warnings": ["others may change it"]}}, "!! others may change it"),
-        ({"security": None}, "security: no keys; whoever reaches the port may do everything"),
+        ({"security": None}, "security: no keys; any peer that reaches the port has all rights"),
         (
             {"security": {**report()["security"], "problem": "not TOML"}},
             "!! the list of users on disk is not in force: not TOML",
         ),
         (
             {"security": {**report()["security"], "alive": False}},
-            "!! nobody checks keys any more, so nobody gets in: restart the learner",
+            "!! the check of keys has stopped, so no peer can connect: restart the learner",
         ),
         ({"clients": {}}, "no clients yet"),
         ({"clients": {"a": client(error="ValueError: \x1b[31mno\nway")}}, "  !! ValueError: \\x1b[31mno\\nway"),

@@ -1,9 +1,9 @@
 """A robot, or anything else that can be observed and can act, as a server; and its client.
 
-The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` lists the differences. Methods on
-the wire: ``obs`` (a list of keys; the reply is a dict) and ``act`` (``{key, payload, images}``; the reply is a dict; it
-runs at most once). Both are in the concurrency group ``robot``. Observations are published on the topic ``obs``. A dict
-with coded images is sent as a tuple of the dict and the images.
+The names and call shapes are those of agentlace; `docs/howto/migration_agentlace.md` lists the differences. Methods on the
+wire: ``obs`` (a list of keys; the reply is a dict) and ``act`` (``{key, payload, images}``; the reply is a dict; it runs at
+most once). Both are in the concurrency group ``robot``. Observations are published on the topic ``obs``. A dict with coded
+images is sent as a tuple of the dict and the images.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ ActCallback = Callable[[str, Tree], dict[str, Tree]]
 class ActionServer(Resource):
     """A server that answers `ActionClient` objects through two callbacks, which never run at the same time.
 
-    The callbacks of different calls can run in different threads, one after another. If a callback raises, its caller
-    gets `CallFailed` and the server continues. A callback that blocks delays the other calls of the robot, until their
-    deadlines; nothing else waits for it. A callback can write to the arrays of its payload.
+    The callbacks of different calls can run in different threads, one after another. If a callback raises, its caller gets
+    `CallFailed` and the server continues. A callback that blocks delays the other calls of the robot, until their deadlines;
+    nothing else waits for it. A callback can write to the arrays of its payload.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class ActionServer(Resource):
             obs_callback: Answers `ActionClient.obs`; with None such calls are refused.
             act_callback: Answers `ActionClient.act`; with None such calls are refused.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged. Handlers are up to the program.
-            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address
-                can connect.
+            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
+                connect.
             users: Access list; None: ``users.toml`` in `keys`.
             insecure: Accept other machines without keys.
 
@@ -90,8 +90,8 @@ class ActionServer(Resource):
         """Bind the address and serve.
 
         Args:
-            threaded: Serve in threads of the server and return. Otherwise serve until another thread calls `stop`, or
-                an exception (Ctrl-C) ends the wait.
+            threaded: Serve in threads of the server and return. Otherwise serve until another thread calls `stop`, or an
+                exception (Ctrl-C) ends the wait.
 
         Raises:
             AddressInUse: If another process has bound the address.
@@ -329,9 +329,8 @@ class ActionClient(Resource):
     def register_obs_callback(self, callback: Callable[[dict[str, Tree]], None]) -> Subscription:
         """Call `callback` with each published observation, in a thread of its own.
 
-        While the callback runs, a newer observation replaces the one that waits; numbers never decrease. A new
-        subscriber gets the newest observation at once. What the callback raises is logged and counted. Each call adds a
-        callback.
+        While the callback runs, a newer observation replaces the one that waits; numbers never decrease. A new subscriber gets
+        the newest observation at once. What the callback raises is logged and counted. Each call adds a callback.
 
         Returns:
             The subscription. Its `number` is that of the last observation that the callback received.

@@ -110,8 +110,7 @@ class EnvLease(Resource):
 
         Raises:
             CallTimeout: If no server answers.
-            CallRefused: ``OCCUPIED`` if too few environments are free; ``MISMATCH`` if the server offers another
-                service.
+            CallRefused: ``OCCUPIED`` if too few environments are free; ``MISMATCH`` if the server offers another service.
             ConfigError: If the description or the timeout is invalid.
             TransportError: If the address is invalid.
         """
@@ -185,8 +184,8 @@ class EnvLease(Resource):
     def call(self, verb: str, payload: dict[str, Tree]) -> Tree:
         """Call a method on the environments of the lease, at most once, and wait for the reply.
 
-        If a call may have run but was not answered, the state of the episodes is unknown; further steps are refused
-        until a reset.
+        If a call may have run but was not answered, the state of the episodes is unknown; further steps are refused until a
+        reset.
 
         Raises:
             CallRefused: ``GONE`` or ``OCCUPIED`` if the episodes no longer exist: reset.

@@ -64,8 +64,7 @@ class _EnvSlot:
 class GymEnvServer(Resource):
     """A server of environments. `start` or `run` serves; `stop` joins the threads.
 
-    Threads of the server step the environments. Calls on one environment never overlap, but can come from different
-    threads.
+    Threads of the server step the environments. Calls on one environment never overlap, but can come from different threads.
 
     Attributes:
         observation_space: Observation space of each environment.
@@ -88,20 +87,20 @@ class GymEnvServer(Resource):
         """Create the environments. No address is bound before `start`.
 
         Args:
-            env: Id of a registered environment, a function that creates one, or an environment. An environment that you
-                pass stays yours: the server does not close it.
+            env: Id of a registered environment, a function that creates one, or an environment. An environment that you pass
+                stays yours: the server does not close it.
             count: Number of environments; more than one needs an id or a function.
             bind: Port that only this machine reaches (0: a free one), or an address.
             make_kwargs: Arguments of `gymnasium.make`, with an id, such as ``{"render_mode": "rgb_array"}``.
             lease_s: Seconds of silence after which another caller can take an environment.
-            check_observations: Refuse an observation that is outside the environment's space. If False, arrays are only
-                cast to their space's dtype.
+            check_observations: Refuse an observation that is outside the environment's space. If False, arrays are only cast
+                to their space's dtype.
             keys: Folder of the server's keys; see `rl4sys_zmq.rpc.Server`.
             insecure: Accept other machines without keys.
 
         Raises:
-            ConfigError: If an environment cannot be created or described (whatever it raises), `env` returns the same
-                one twice, a space cannot be sent, or a number is out of range.
+            ConfigError: If an environment cannot be created or described (whatever it raises), `env` returns the same one
+                twice, a space cannot be sent, or a number is out of range.
             TransportError: If the address is invalid.
         """
         if not 1 <= count <= MAX_COUNT:
@@ -197,8 +196,8 @@ class GymEnvServer(Resource):
     def stop(self, timeout_s: float = 5.0) -> None:
         """Refuse waiting calls, join the threads and close the environments that the server created.
 
-        A second call does nothing. A call from within an environment's step only signals the threads to end; call
-        `stop` once more from outside.
+        A second call does nothing. A call from within an environment's step only signals the threads to end; call `stop` once
+        more from outside.
 
         Raises:
             CallbackStuck: If an environment does not return within `timeout_s` seconds. The environments stay open.
@@ -213,7 +212,7 @@ class GymEnvServer(Resource):
 
     def _close_envs(self) -> None:
         owned, self._owned = self._owned, False
-        with ExitStack() as closing:  # all of them, though one raises
+        with ExitStack() as closing:  # close all of them, even if one raises
             for seat in self._seats if owned else ():
                 closing.callback(seat.env.close)
 

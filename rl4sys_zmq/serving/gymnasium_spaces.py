@@ -51,9 +51,7 @@ def _build(space: AnySpace) -> GymSpace:
         case ours.TextSpace():
             return spaces.Text(space.max_length, min_length=space.min_length, charset=space.characters)
         case ours.DictSpace():
-            return spaces.Dict(
-                [(key, _build(part)) for key, part in space.spaces.items()]
-            )  # pairs keep their order; Gymnasium sorts a dict
+            return spaces.Dict([(key, _build(part)) for key, part in space.spaces.items()])  # Gymnasium would sort a dict
         case ours.TupleSpace():
             return spaces.Tuple([_build(part) for part in space.spaces])
         case ours.OneOfSpace():

@@ -60,8 +60,8 @@ def read_images(images: Tree) -> dict[str, Tree]:
         The arrays by key.
 
     Raises:
-        ProtocolError: If the input is malformed, the images would be larger than `MAX_PIXEL_BYTES`, or Pillow is not
-            installed (``feature``).
+        ProtocolError: If the input is malformed, the images would be larger than `MAX_PIXEL_BYTES`, or Pillow is not installed
+            (``feature``).
     """
     if not isinstance(images, dict):
         raise ProtocolError(Refusal.MALFORMED, "the images are not a dict")

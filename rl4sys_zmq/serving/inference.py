@@ -20,8 +20,8 @@ __all__ = ["Batching", "InferenceClient", "InferenceServer"]
 class InferenceServer(Resource):
     """A server that offers named functions (*interfaces*) to any number of callers.
 
-    Each interface runs by itself: one that takes long delays only its own callers. A request is not run if its caller
-    no longer waits. What an interface raises goes to its caller, and the server continues.
+    Each interface runs by itself: one that takes long delays only its own callers. A request is not run if its caller no
+    longer waits. What an interface raises goes to its caller, and the server continues.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class InferenceServer(Resource):
             insecure: Accept calls from other machines without keys.
 
         Raises:
-            ConfigError: If both or neither of `port_num` and `bind` are given, or if other machines can reach the
-                address and neither `keys` nor `insecure` is given.
+            ConfigError: If both or neither of `port_num` and `bind` are given, or if other machines can reach the address and
+                neither `keys` nor `insecure` is given.
             TransportError: If the address is invalid.
         """
         if (port_num is None) == (bind is None):
@@ -65,10 +65,10 @@ class InferenceServer(Resource):
 
         Args:
             name: Name of the interface.
-            fn: Function to call. Without `batch` it takes a payload and returns a reply. With `batch` it takes the
-                stacked payloads of several callers, with a leading axis ``N`` (`rl4sys_zmq.serving.stack`), and returns
-                a reply whose leaves have that axis too. If it raises for a batch, each request is tried by itself, so
-                that an invalid request does not affect the others; the function should therefore have no side effects.
+            fn: Function to call. Without `batch` it takes a payload and returns a reply. With `batch` it takes the stacked
+                payloads of several callers, with a leading axis ``N`` (`rl4sys_zmq.serving.stack`), and returns a reply whose
+                leaves have that axis too. If it raises for a batch, each request is tried by itself, so that an invalid
+                request does not affect the others; the function should therefore have no side effects.
             batch: Parameters of batching; True: `Batching` with its defaults; None: one call at a time.
             max_queue: Number of calls that can wait; further calls are refused (``busy``).
 

@@ -1,9 +1,9 @@
 """The leases of a server's environments.
 
-A *slot* is the place of one environment. A *lease* is one caller's right to one or more slots. It is identified by a
-random number (its token) that the caller chose, so taking and returning can be repeated safely. A lease expires after
-`lease_s` of silence, but it ends only when another caller then takes one of its slots; a pause costs nothing while the
-environments are not needed elsewhere. A lease in use (a call runs) does not end.
+A *slot* is the place of one environment. A *lease* is one caller's right to one or more slots. It is identified by a random
+number (its token) that the caller chose, so taking and returning can be repeated safely. A lease expires after `lease_s` of
+silence, but it ends only when another caller then takes one of its slots; a pause costs nothing while the environments are not
+needed elsewhere. A lease in use (a call runs) does not end.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class LeaseTable:
             The indices of the slots, in order.
 
         Raises:
-            Refuse: ``OCCUPIED`` if too few slots are free (it states how many are taken). ``UNKNOWN`` if there is no
-                such slot.
+            Refuse: ``OCCUPIED`` if too few slots are free (it states how many are taken). ``UNKNOWN`` if there is no such
+                slot.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
@@ -116,8 +116,8 @@ class LeaseTable:
         """Mark the lease as in use within this context, so that its slots stay its own and no second call runs.
 
         Raises:
-            Refuse: ``OCCUPIED`` if another caller has taken one of its slots, ``GONE`` if the lease is unknown,
-                ``BUSY`` while another call of it runs.
+            Refuse: ``OCCUPIED`` if another caller has taken one of its slots, ``GONE`` if the lease is unknown, ``BUSY`` while
+                another call of it runs.
         """
         with self._lock:
             lease = self._held(token)

@@ -20,11 +20,11 @@ TIMEOUT_S = 10.0
 class RemoteEnv(gymnasium.Env[Any, Any]):
     """One environment of a `GymEnvServer`. No other caller can step it until this object is closed or garbage-collected.
 
-    Each step and reset runs at most once, whatever happens to messages and connections. After an error that asks for
-    it, call `reset` to continue; this also works after a restart of the server.
+    Each step and reset runs at most once, whatever happens to messages and connections. After an error that asks for it, call
+    `reset` to continue; this also works after a restart of the server.
 
-    `np_random` is a local generator with the same seed as the environment's own generator, which stays at the server.
-    `spec` is what this process has registered under the environment's id, so `spec.make` creates a local environment.
+    `np_random` is a local generator with the same seed as the environment's own generator, which stays at the server. `spec`
+    is what this process has registered under the environment's id, so `spec.make` creates a local environment.
 
     Attributes:
         observation_space: The environment's.
@@ -47,8 +47,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             CallTimeout: If no server answers.
-            CallRefused: ``OCCUPIED`` if all environments are taken; ``UNKNOWN`` for an invalid index; ``MISMATCH`` if
-                the server offers another service.
+            CallRefused: ``OCCUPIED`` if all environments are taken; ``UNKNOWN`` for an invalid index; ``MISMATCH`` if the
+                server offers another service.
             ConfigError: If the timeout is invalid or the keys cannot be read.
             TransportError: If the address is invalid.
         """
@@ -84,8 +84,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             CallFailed: If the environment raised. It has the type and the text of the exception.
-            CallRefused: ``INVALID`` if the action does not fit its space or the observation is outside its space;
-                ``GONE`` or ``OCCUPIED`` if the episode no longer exists: call `reset`.
+            CallRefused: ``INVALID`` if the action does not fit its space or the observation is outside its space; ``GONE`` or
+                ``OCCUPIED`` if the episode no longer exists: call `reset`.
             CallTimeout: If no reply arrived in time. The step may have run.
             CallLost: If the server was restarted meanwhile. The step may have run.
             PayloadError: If the action cannot be sent.

@@ -23,9 +23,9 @@ __all__ = ["RemoteVectorEnv"]
 class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     """Environments of one or more servers, stepped together; otherwise like `gymnasium.vector.SyncVectorEnv`.
 
-    Within one call, a server steps its environments one after the other; the servers work in parallel. An environment
-    whose episode ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or a reset that raised, call
-    `reset` for all environments.
+    Within one call, a server steps its environments one after the other; the servers work in parallel. An environment whose
+    episode ended is reset by the next step (`AutoresetMode.NEXT_STEP`). After a step or a reset that raised, call `reset` for
+    all environments.
 
     Attributes:
         num_envs: Number of environments.
@@ -155,8 +155,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             actions: ``[num_envs, ...]``, an element of `action_space`.
 
         Returns:
-            Observations ``[num_envs, ...]``; rewards float64, terminations and truncations bool, all ``[num_envs]``;
-            infos.
+            Observations ``[num_envs, ...]``; rewards float64, terminations and truncations bool, all ``[num_envs]``; infos.
 
         Raises:
             CallError, PayloadError: As `RemoteEnv.step`, for the first call that failed; then reset all environments.

@@ -41,8 +41,8 @@ def batched(fn: Callable[[Tree], Tree]) -> Callable[[Sequence[Tree]], list[Tree]
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack ``N`` trees of the same structure into one tree.
 
-    Arrays, numbers and lists of numbers become arrays ``[N, ...]``; other leaves become lists of ``N``. Dicts and
-    tuples keep their structure.
+    Arrays, numbers and lists of numbers become arrays ``[N, ...]``; other leaves become lists of ``N``. Dicts and tuples keep
+    their structure.
     """
     return _stack([_flat(tree) for tree in trees])
 

@@ -94,18 +94,17 @@ class _StoreFeed:
 class TrainerClient(Resource):
     """A client that sends the items of data stores to a `TrainerServer`, each once and in order. Any thread can use it.
 
-    The data stores hold what has not been sent. One that is kept on disk (`ReplayBuffer(path=...)`) continues after a
-    restart where the server's acknowledgements ended. Items that a full store drops before they are sent are counted.
+    The data stores hold what has not been sent. One that is kept on disk (`ReplayBuffer(path=...)`) continues after a restart
+    where the server's acknowledgements ended. Items that a full store drops before they are sent are counted.
 
     Attributes:
-        name: Name of this trainer client at the server. Together with the lineage of a data store it identifies a
-            stream of items, so two trainer clients with the same name do not mix.
+        name: Name of this trainer client at the server. Together with the lineage of a data store it identifies a stream of
+            items, so two trainer clients with the same name do not mix.
         data_stores: Data stores, by their names at the server.
         network_version: Number of the newest network that was received; 0 before the first.
         last_error: What the last update in the background raised; None if it succeeded.
-        counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot be sent),
-            ``updates``, ``update_failed``, ``requests``, ``refused.rate``. `stats` adds those of
-            `rl4sys_zmq.rpc.Caller`.
+        counters: ``items``, ``messages``, ``dropped_at_source``, ``unsendable`` (items that cannot be sent), ``updates``,
+            ``update_failed``, ``requests``, ``refused.rate``. `stats` adds those of `rl4sys_zmq.rpc.Caller`.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -137,8 +136,8 @@ class TrainerClient(Resource):
         Raises:
             ConfigError: If an argument is invalid.
             CallTimeout: If no server answered and `wait_for_server` is False.
-            CallRefused: ``mismatch`` if the configurations differ (it names the field); ``unknown`` if the server does
-                not have a data store of this name.
+            CallRefused: ``mismatch`` if the configurations differ (it names the field); ``unknown`` if the server does not
+                have a data store of this name.
             CallFailed: As `update`. The items that could be sent were sent; no client is created.
             PayloadError: As `CallFailed`.
             StoreError: As `CallFailed`.
@@ -174,19 +173,19 @@ class TrainerClient(Resource):
     def update(self) -> UpdateResult:
         """Send the items that the server does not have, and return when the server has them.
 
-        Items that are inserted during the call are left for the next update. An update that fails half way has sent the
-        first half.
+        Items that are inserted during the call are left for the next update. An update that fails half way has sent the first
+        half.
 
         Raises:
             CallTimeout: If a reply did not arrive. The next update continues from what the server has.
-            CallRefused: ``unknown``: the server does not have a data store of this name. ``busy``: its journal or its
-                store accepts nothing for now. ``too_large``: one item is too large; it is skipped and counted, and the
-                others were sent.
-            CallFailed: If the server's store rejected an item or accepts nothing for now, or the data callback raised.
-                The server has everything that was sent; nothing is resent.
+            CallRefused: ``unknown``: the server does not have a data store of this name. ``busy``: its journal or its store
+                accepts nothing for now. ``too_large``: one item is too large; it is skipped and counted, and the others were
+                sent.
+            CallFailed: If the server's store rejected an item or accepts nothing for now, or the data callback raised. The
+                server has everything that was sent; nothing is resent.
             PayloadError: If an item cannot be sent. It is skipped and counted; the others were sent.
-            StoreError: If a data store on disk has lost items that the server has, because an older copy replaced it;
-                or if your own data store raised (see ``__cause__``).
+            StoreError: If a data store on disk has lost items that the server has, because an older copy replaced it; or if
+                your own data store raised (see ``__cause__``).
             Closed: After `stop`.
         """
         done = UpdateResult()
@@ -210,8 +209,8 @@ class TrainerClient(Resource):
     def update_datastore(self, name: str, from_id: int, confirm_update: bool = False) -> UpdateResult:
         """Send what one data store holds after `from_id`.
 
-        The server's acknowledged number takes precedence: items that it has are not inserted again, and items between
-        that number and a larger `from_id` are sent.
+        The server's acknowledged number takes precedence: items that it has are not inserted again, and items between that
+        number and a larger `from_id` are sent.
 
         Args:
             name: Name of the data store.
@@ -276,8 +275,8 @@ class TrainerClient(Resource):
     def recv_network_callback(self, callback: Callable[[Any], object]) -> None:
         """Call a callback with each network that arrives, beginning with the newest that was published.
 
-        It runs in a thread of its own and gets a tree of numpy arrays that it can write to. While it runs, a newer
-        network replaces the one that waits. What it raises is logged and counted. A second callback replaces the first.
+        It runs in a thread of its own and gets a tree of numpy arrays that it can write to. While it runs, a newer network
+        replaces the one that waits. What it raises is logged and counted. A second callback replaces the first.
 
         Raises:
             Closed: After `stop`.
@@ -290,8 +289,8 @@ class TrainerClient(Resource):
     def start_async_update(self, interval: float = 10.0) -> None:
         """Update now and then every `interval` seconds, in a thread of its own.
 
-        What an update raises is logged, counted (``update_failed``) and kept in `last_error`; the next update tries
-        again. A second call does nothing.
+        What an update raises is logged, counted (``update_failed``) and kept in `last_error`; the next update tries again. A
+        second call does nothing.
 
         Raises:
             ConfigError: If the interval is not positive.

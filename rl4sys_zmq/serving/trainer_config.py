@@ -21,19 +21,19 @@ MAX_RATE = 1e9
 class TrainerConfig:
     """The configuration of a `TrainerServer` and all of its trainer clients, checked when it is created.
 
-    The server refuses a trainer client whose `request_types`, `rate_limit` or `version` differ from its own, and names
-    the fields. Addresses can differ.
+    The server refuses a trainer client whose `request_types`, `rate_limit` or `version` differ from its own, and names the
+    fields. Addresses can differ.
 
     Attributes:
         port_number: Port or URI (``tcp://``, ``ipc://``, ``inproc://``) for calls. 0 picks a free port;
             `TrainerServer.address` names it.
         broadcast_port: Port or URI for published networks. The server sends it to its trainer clients.
         request_types: Names of the custom requests.
-        rate_limit: Custom requests per second that one trainer client can make on average, with bursts of two seconds'
-            worth; None for no limit. Data and networks are not limited.
+        rate_limit: Custom requests per second that one trainer client can make on average, with bursts of two seconds' worth;
+            None for no limit. Data and networks are not limited.
         version: Your own version of the protocol. It must be equal on both sides.
-        bind: Interface on which the server binds ports that are numbers. If other machines can reach it, the server
-            needs `keys` or `insecure=True`. A trainer client connects to the host that it is given.
+        bind: Interface on which the server binds ports that are numbers. If other machines can reach it, the server needs
+            `keys` or `insecure=True`. A trainer client connects to the host that it is given.
 
     Raises:
         ConfigError: If a value is invalid. It names the field.

@@ -1,8 +1,8 @@
 """Conversion of the items of a data store to one payload, with equal parts joined into columns.
 
-``payload = {"count": N, "columns": tree}``. Where all items have an array of the same shape and dtype (or a numpy
-scalar of the same dtype), the tree has one array ``[N, *shape]``. Where they have dicts with the same keys, it has a
-dict of trees. Elsewhere it has a list of the N values.
+``payload = {"count": N, "columns": tree}``. Where all items have an array of the same shape and dtype (or a numpy scalar of
+the same dtype), the tree has one array ``[N, *shape]``. Where they have dicts with the same keys, it has a dict of trees.
+Elsewhere it has a list of the N values.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The journal of a trainer's data stores on disk. It uses the learner's journal under other names.
 
-One file, ``RUN_DIR/stores.db``, has the tables of `rl4sys_zmq.delivery.DiskJournal`. In this file a *client* is a data
-store of the server, an *actor* is a trainer client, an *origin* is the lineage of that client's data store, and a
-*sequence number* is the number of an item there. The mark of a stream is therefore the acknowledged id plus one, and
-the difference between its mark and its number of items is what was dropped at the source. An entry is one update,
-encoded as a call message.
+One file, ``RUN_DIR/stores.db``, has the tables of `rl4sys_zmq.delivery.DiskJournal`. In this file a *client* is a data store
+of the server, an *actor* is a trainer client, an *origin* is the lineage of that client's data store, and a *sequence number*
+is the number of an item there. The mark of a stream is therefore the acknowledged id plus one, and the difference between its
+mark and its number of items is what was dropped at the source. An entry is one update, encoded as a call message.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class _Listener:
 class TrainerSMInterface(Resource):
     """A replacement for a `TrainerServer` and its trainer clients when all are threads of one process.
 
-    The threads share their data stores, so an inserted item is there at once and an update has nothing to do. Payloads
-    of requests and their replies are passed without a copy. Networks are copied, once for each callback, because the
-    trainer continues to write to its own.
+    The threads share their data stores, so an inserted item is there at once and an update has nothing to do. Payloads of
+    requests and their replies are passed without a copy. Networks are copied, once for each callback, because the trainer
+    continues to write to its own.
 
     Attributes:
         counters: ``requests``, ``networks``, ``callback_failed``, ``refused.unknown``.
@@ -86,9 +86,9 @@ class TrainerSMInterface(Resource):
     def recv_network_callback(self, callback_fn: Callable[[Any], object]) -> None:
         """Call a callback with each published network, beginning with the newest that exists.
 
-        It runs in the thread that publishes (the first time in the thread that calls this method), never in two at
-        once, and gets its own tree of numpy arrays. It never gets an older network after a newer one. What it raises is
-        logged and counted.
+        It runs in the thread that publishes (the first time in the thread that calls this method), never in two at once, and
+        gets its own tree of numpy arrays. It never gets an older network after a newer one. What it raises is logged and
+        counted.
         """
         listener = _Listener(callback_fn)
         with self._lock:

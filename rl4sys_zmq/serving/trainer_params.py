@@ -19,8 +19,8 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 def params_as_arrays(params: object) -> Tree:
     """Return parameters as a tree of new arrays, so that the trainer can continue to write to its own.
 
-    It accepts PyTorch tensors, JAX arrays, numpy arrays, and anything else that numpy converts to an array of numbers.
-    No framework is imported. Mappings become dicts, named tuples become tuples.
+    It accepts PyTorch tensors, JAX arrays, numpy arrays, and anything else that numpy converts to an array of numbers. No
+    framework is imported. Mappings become dicts, named tuples become tuples.
 
     Args:
         params: Nested mappings (with string keys), lists and tuples of these; or one array.
@@ -47,14 +47,14 @@ def _array(value: Any, path: Path) -> np.ndarray[Any, Any]:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             value = value.detach().cpu().numpy()
         elif not hasattr(value, "__array__"):
-            raise _error(path, f"a value of type {kind} cannot travel")
+            raise _error(path, f"a value of type {kind} cannot be sent")
         array = np.array(value)  # a copy: the trainer continues to write to its own
     except (TypeError, ValueError, RuntimeError) as exc:
         if isinstance(exc, PayloadError):
             raise
         raise _error(path, f"numpy cannot convert a {kind} to an array ({exc}); cast it, to float32 for instance") from exc
     if array.dtype.newbyteorder("<").str not in DTYPES:
-        raise _error(path, f"an array of dtype {array.dtype} cannot travel; cast it, to float32 for instance")
+        raise _error(path, f"an array of dtype {array.dtype} cannot be sent; cast it, to float32 for instance")
     if array.nbytes > MAX_FRAME_BYTES:
         raise _error(path, f"an array of {array.nbytes} bytes; the limit is {MAX_FRAME_BYTES}")
     return array

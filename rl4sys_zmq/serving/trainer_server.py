@@ -47,10 +47,10 @@ RequestCallback = Callable[[str, Any], Any]
 class TrainerServer(Resource):
     """A server that copies the data stores of trainer clients into its own, answers requests, and publishes networks.
 
-    Each item of a trainer client's store enters the server's store once, in order. With `run_dir` this also holds if
-    either process is killed: an acknowledged item is on disk, and a server started again on the same `run_dir` refills
-    its stores with the newest items of each, as many as the store's capacity and `journal_bytes` allow. Without
-    `run_dir` a restarted server is empty, and its trainer clients resend what they still hold.
+    Each item of a trainer client's store enters the server's store once, in order. With `run_dir` this also holds if either
+    process is killed: an acknowledged item is on disk, and a server started again on the same `run_dir` refills its stores
+    with the newest items of each, as many as the store's capacity and `journal_bytes` allow. Without `run_dir` a restarted
+    server is empty, and its trainer clients resend what they still hold.
     """
 
     def __init__(  # noqa: PLR0913 - its call shape is agentlace's
@@ -71,20 +71,20 @@ class TrainerServer(Resource):
 
         Args:
             config: Configuration; the trainer clients must have the same.
-            data_callback: Called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after
-                items entered a store. It must not write to the items. It runs in a thread of the server, possibly for
-                two stores at once; while it runs, its store accepts nothing. If it raises, the trainer client gets the
-                error; the items stay in the store.
-            request_callback: Called with the type and the payload of a custom request, one request at a time. It
-                returns the reply. If it raises, the caller gets the error.
+            data_callback: Called with a store's name and ``{"data": items, "last_id": number, "client": name}`` after items
+                entered a store. It must not write to the items. It runs in a thread of the server, possibly for two stores at
+                once; while it runs, its store accepts nothing. If it raises, the trainer client gets the error; the items stay
+                in the store.
+            request_callback: Called with the type and the payload of a custom request, one request at a time. It returns the
+                reply. If it raises, the caller gets the error.
             log_level: Level of the logger ``rl4sys_zmq``; None leaves it unchanged.
             run_dir: Folder of the journal; None keeps nothing on disk.
             journal_bytes: Number of bytes of each store that the journal keeps.
             fsync: ``"normal"`` survives the end of the process, ``"always"`` also a loss of power.
-            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address
-                can connect.
-            users: Access list; None: ``users.toml`` in `keys`. A user needs the role ``call``, for data also
-                ``submit``, and for networks also ``read_weights``.
+            keys: Folder of the server's keys (`rl4sys-learner keys DIR`). With None any peer that reaches the address can
+                connect.
+            users: Access list; None: ``users.toml`` in `keys`. A user needs the role ``call``, for data also ``submit``, and
+                for networks also ``read_weights``.
             insecure: Accept other machines without keys.
 
         Raises:
@@ -134,9 +134,9 @@ class TrainerServer(Resource):
         From now on the server alone inserts into the store. Any thread can read it.
 
         Raises:
-            ConfigError: If the name is invalid or already registered; if the store is not a `DataStoreBase` or is
-                registered under another name; or if the store is on disk and holds items, and there is no journal that
-                identifies them, so that trainer clients would resend them.
+            ConfigError: If the name is invalid or already registered; if the store is not a `DataStoreBase` or is registered
+                under another name; or if the store is on disk and holds items, and there is no journal that identifies them,
+                so that trainer clients would resend them.
             JournalError: If the journal cannot be read.
             StoreError: If the store rejects the items of the journal. Register a new store.
             Closed: After `stop`.
@@ -200,8 +200,7 @@ class TrainerServer(Resource):
         """Bind the addresses and serve.
 
         Args:
-            threaded: Serve in threads of the server and return. Otherwise serve until `stop` is called or Ctrl-C is
-                pressed.
+            threaded: Serve in threads of the server and return. Otherwise serve until `stop` is called or Ctrl-C is pressed.
 
         Raises:
             AddressInUse: If another process has bound an address.
@@ -252,9 +251,9 @@ class TrainerServer(Resource):
 
         Returns:
             The status of the RPC server (addresses, callers, queues), and: ``stores``, by name; ``network_version``;
-            ``journal``, None without one; ``counters``: ``accepted``, ``duplicates``, ``dropped_at_source``,
-            ``forgotten``, ``refilled``, ``refused.data`` (all in items), ``bytes``, ``updates``, ``requests``,
-            ``callback_failed``, ``refused.CODE``.
+            ``journal``, None without one; ``counters``: ``accepted``, ``duplicates``, ``dropped_at_source``, ``forgotten``,
+            ``refilled``, ``refused.data`` (all in items), ``bytes``, ``updates``, ``requests``, ``callback_failed``,
+            ``refused.CODE``.
         """
         status = self._server.status()
         counters = dict.fromkeys(

@@ -3,8 +3,8 @@
 - `DataStoreBase`: the contract, for stores of your own. `rl4sys_zmq.testing.check_data_store` checks it.
 - `QueuedDataStore`: a bounded queue of any payload.
 - `ReplayBuffer`: transitions, sampled one by one; equal images are stored once.
-- `TrajectoryBuffer`: steps in order, sampled through `LatestSampler`, `SequenceSampler` and `FutureSampler`, and by
-  priority with `PrioritySampler`. `DataShape` declares a column.
+- `TrajectoryBuffer`: steps in order, sampled through `LatestSampler`, `SequenceSampler` and `FutureSampler`, and by priority
+  with `PrioritySampler`. `DataShape` declares a column.
 """
 
 from rl4sys_zmq.serving.data.base import DataStoreBase

@@ -31,8 +31,8 @@ def as_batch(batch_data: object) -> list[Any]:
 class DataStoreBase(ABC):
     """A store of the last `capacity` items that were inserted; subclass it for a store of your own.
 
-    Items are numbered 0, 1, 2, ... in the order of insertion. A number is never used twice; an item that is dropped to
-    make room takes its number with it. The store always holds the newest items, without holes: ``len(store) ==
+    Items are numbered 0, 1, 2, ... in the order of insertion. A number is never used twice; an item that is dropped to make
+    room takes its number with it. The store always holds the newest items, without holes: ``len(store) ==
     store.latest_data_id() - store.oldest_data_id() + 1``.
 
     One thread inserts while others read, so a store has its own lock, and any thread can call any method.
@@ -40,8 +40,8 @@ class DataStoreBase(ABC):
 
     Attributes:
         capacity: Largest number of items.
-        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; each store has another. A store on disk
-            keeps its lineage. With it a trainer detects that an item with an old number is new.
+        lineage: Random number in 1 .. 2^63 - 1 that identifies the numbering; each store has another. A store on disk keeps
+            its lineage. With it a trainer detects that an item with an old number is new.
         on_disk: True if the store outlives its process.
 
     Raises:
@@ -107,8 +107,8 @@ class DataStoreBase(ABC):
             limit: Largest number of items to return.
 
         Returns:
-            The number of the first item, and the items, which have consecutive numbers. The number is larger than
-            ``from_id + 1`` if items in between were dropped already.
+            The number of the first item, and the items, which have consecutive numbers. The number is larger than ``from_id +
+            1`` if items in between were dropped already.
         """
         while True:
             first = max(self.oldest_data_id(), from_id + 1)

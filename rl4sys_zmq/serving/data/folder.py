@@ -1,12 +1,12 @@
 """A folder with the columns of a store in memory-mapped files, and a manifest that describes them.
 
 It contains ``manifest.json``, which is written once, by rename, when all columns exist; ``lock``; and ``.npy`` files in
-numpy's format. Each file is mapped whole and its blocks are reserved, so a full disk raises when the store is created
-and does not kill the process with a signal later.
+numpy's format. Each file is mapped whole and its blocks are reserved, so a full disk raises when the store is created and does
+not kill the process with a signal later.
 
-Written data survive the end of the process, however it ends, because the kernel has the pages. They do not survive a
-crash of the machine, which leaves the pages on disk in any order. While the store is open, ``lock`` has the machine's
-boot id. A store that was open during a crash is recognised by this and refused.
+Written data survive the end of the process, however it ends, because the kernel has the pages. They do not survive a crash of
+the machine, which leaves the pages on disk in any order. While the store is open, ``lock`` has the machine's boot id. A store
+that was open during a crash is recognised by this and refused.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Folder:
 
     Raises:
         ConfigError: If the path is invalid.
-        StoreError: If the folder cannot be used, another process has it open, or it belongs to something else or to a
-            store with other options.
+        StoreError: If the folder cannot be used, another process has it open, or it belongs to something else or to a store
+            with other options.
     """
 
     def __init__(self, path: str | os.PathLike[str], kind: str, options: Mapping[str, Any]) -> None:

@@ -162,16 +162,16 @@ def _data_error(path: Path, problem: str) -> DataError:
 def _copy_leaf(value: Any, path: Path) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype not in _DTYPES or isinstance(value, np.ma.MaskedArray):
-            raise _data_error(path, f"a {type(value).__name__} of dtype {value.dtype} cannot travel")
+            raise _data_error(path, f"a {type(value).__name__} of dtype {value.dtype} cannot be sent")
         if value.ndim > MAX_DIMENSIONS:
-            raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot travel")
+            raise _data_error(path, f"an array of more than {MAX_DIMENSIONS} dimensions cannot be sent")
         return value.copy()
     if isinstance(value, str) and not is_text(value):
-        raise _data_error(path, "a string that is not UTF-8 cannot travel")
+        raise _data_error(path, "a string that is not UTF-8 cannot be sent")
     if isinstance(value, int) and not _INT_MIN <= value <= _INT_MAX:
-        raise _data_error(path, "an integer of more than 64 bits cannot travel")
+        raise _data_error(path, "an integer of more than 64 bits cannot be sent")
     if not isinstance(value, _PLAIN):
-        raise _data_error(path, f"a value of type {type(value).__name__} cannot travel")
+        raise _data_error(path, f"a value of type {type(value).__name__} cannot be sent")
     return value
 
 

@@ -44,8 +44,8 @@ class Priorities:
         """Set the priorities of the rows that are still held, and return their number.
 
         Raises:
-            DataError: If the two arrays are not one-dimensional and of the same length, an index is not the number of a
-                row, or a priority is negative or so large that its mass is not finite. No priority was set.
+            DataError: If the two arrays are not one-dimensional and of the same length, an index is not the number of a row,
+                or a priority is negative or so large that its mass is not finite. No priority was set.
         """
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise DataError("indices", f"shape {ids.shape} and dtype {ids.dtype}, not one dimension of integers")

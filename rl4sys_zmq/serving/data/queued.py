@@ -17,9 +17,8 @@ __all__ = ["QueuedDataStore"]
 class QueuedDataStore(DataStoreBase):
     """The last `capacity` payloads, to be read in order: the simple store for an edge device.
 
-    A payload consists of None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string
-    keys), lists and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller can continue to write
-    to its own.
+    A payload consists of None, booleans, numbers, strings, bytes, numpy arrays of numbers, and dicts (with string keys), lists
+    and tuples of these, nested up to 14 deep. Its arrays are copied, so the caller can continue to write to its own.
 
     Args:
         capacity: Largest number of payloads.

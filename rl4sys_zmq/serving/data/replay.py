@@ -35,10 +35,10 @@ _BLOCKS = 8
 class ReplayBuffer(ColumnStore):
     """The last `capacity` transitions, sampled uniformly one by one.
 
-    A transition is a dict of ``observations``, ``actions``, ``rewards``, ``next_observations``, ``terminated`` and
-    optionally ``truncated`` (default False). Observations and actions can be dicts of arrays. In place of
-    ``terminated`` it can have ``dones``, or ``masks`` (1 - terminated). Further keys are stored too. The shapes and
-    dtypes come from the spaces where they are given, otherwise from the first transition; rewards are float32.
+    A transition is a dict of ``observations``, ``actions``, ``rewards``, ``next_observations``, ``terminated`` and optionally
+    ``truncated`` (default False). Observations and actions can be dicts of arrays. In place of ``terminated`` it can have
+    ``dones``, or ``masks`` (1 - terminated). Further keys are stored too. The shapes and dtypes come from the spaces where
+    they are given, otherwise from the first transition; rewards are float32.
 
     Only transitions can be stored. For single observations, and for any other payload, use `QueuedDataStore`.
 
@@ -46,8 +46,8 @@ class ReplayBuffer(ColumnStore):
         capacity: Largest number of transitions.
         observation_space: Gymnasium space (or one of this library) that fixes the observations' shapes and dtypes.
         action_space: Likewise for the actions.
-        image_keys: Keys of the observations whose frames are stored once each, however many transitions and stacks they
-            appear in; ``("observations",)`` if the observation is the image.
+        image_keys: Keys of the observations whose frames are stored once each, however many transitions and stacks they appear
+            in; ``("observations",)`` if the observation is the image.
         num_stack: Number of frames in such an observation; 1 for an image without a stack axis.
         stack_axis: Axis of an observation along which frames are stacked, the newest last.
         seed: Seed of the store's own random generator.
@@ -118,8 +118,8 @@ class ReplayBuffer(ColumnStore):
                 `latest_data_id`. `batch_size` is then ignored.
 
         Returns:
-            The tree of a transition, each leaf an array ``[batch, ...]`` (copies). ``terminated`` and ``truncated`` are
-            bool; ``masks`` is float32, 1 - terminated.
+            The tree of a transition, each leaf an array ``[batch, ...]`` (copies). ``terminated`` and ``truncated`` are bool;
+            ``masks`` is float32, 1 - terminated.
 
         Raises:
             StoreEmpty: If the store is empty.
@@ -241,7 +241,7 @@ class ReplayBuffer(ColumnStore):
 
     def _gather(self, ids: Ids) -> dict[str, NDArray[Any]]:
         """Return copies of the leaves ``[batch, ...]`` of some transitions."""
-        if self._layout is None:  # and so `ids` is empty
+        if self._layout is None:  # then `ids` is empty
             raise StoreEmpty(f"the {self._KIND} is empty")
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves if path in self._ring}
         for key, suffix in self._images.items():

@@ -21,8 +21,8 @@ _SPAN = "/span"
 class Ring:
     """Rows ``begin <= id < end``, each at ``id % capacity`` of every column. It has no lock: the store locks.
 
-    A row leaves the span before it is overwritten, and enters it after it is written. A process that is killed at any
-    point therefore leaves only whole rows in a folder.
+    A row leaves the span before it is overwritten, and enters it after it is written. A process that is killed at any point
+    therefore leaves only whole rows in a folder.
 
     Args:
         capacity: Number of rows.

@@ -39,8 +39,7 @@ class SampledRows:
 
     Attributes:
         ids: ``[B]`` or ``[B, T]`` int64. Each row is in its anchor's trajectory, also where the mask is False.
-        mask: Bool of the same shape; False where the requested row is outside the trajectory and the nearest row
-            replaces it.
+        mask: Bool of the same shape; False where the requested row is outside the trajectory and the nearest row replaces it.
         offset: ``[B]`` int64, the distance of each row ahead of its anchor, if the sampler reports it; else None.
     """
 
@@ -124,12 +123,12 @@ class FutureSampler(Sampler):
     Replay". The result has two entries, ``data`` and ``offset`` (the number of rows ahead), and so has the mask.
 
     Args:
-        distribution: `UNIFORM` over the rows up to the trajectory's end; or `GEOMETRIC`, each row ``exp(-1 / lambda_)``
-            times as likely as the one before, truncated at the trajectory's end (the remaining probability does not go
-            to its last row).
+        distribution: `UNIFORM` over the rows up to the trajectory's end; or `GEOMETRIC`, each row ``exp(-1 / lambda_)`` times
+            as likely as the one before, truncated at the trajectory's end (the remaining probability does not go to its last
+            row).
         max_future: Only rows fewer than this ahead; None for all.
-        lambda_: For `GEOMETRIC`, the mean of the exponential that is rounded down, in rows. A discount ``g``
-            corresponds to ``lambda_ = -1 / log(g)``.
+        lambda_: For `GEOMETRIC`, the mean of the exponential that is rounded down, in rows. A discount ``g`` corresponds to
+            ``lambda_ = -1 / log(g)``.
         source: See `Sampler`.
 
     Raises:
@@ -177,11 +176,10 @@ class FutureSampler(Sampler):
 class PrioritySampler(Sampler):
     """A sampler that draws steps in proportion to ``(priority + epsilon) ** alpha``; at most one per config.
 
-    Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. New rows
-    have the largest priority so far; `TrajectoryBuffer.update_priorities` sets others. Register it under a key of its
-    own. The result under this key has two entries: ``indices``, the numbers of the rows, and ``weights``, the
-    importance weights ``(N P(i)) ** -beta`` divided by the largest in the batch (so that N and the sum of the
-    priorities cancel).
+    Schaul et al. 2016 (arXiv 1511.05952, 2015), "Prioritized Experience Replay", the proportional variant. New rows have the
+    largest priority so far; `TrajectoryBuffer.update_priorities` sets others. Register it under a key of its own. The result
+    under this key has two entries: ``indices``, the numbers of the rows, and ``weights``, the importance weights ``(N P(i)) **
+    -beta`` divided by the largest in the batch (so that N and the sum of the priorities cancel).
 
     Args:
         alpha: 0 for uniform, 1 for fully proportional. All configs of a buffer must have the same.

@@ -14,8 +14,8 @@ __all__ = ["SumTree"]
 class SumTree:
     """The masses of `size` slots, initially 0. Every call handles many slots at once, in O(log size) numpy steps.
 
-    Node ``i`` has the children ``2 i`` and ``2 i + 1``, node 1 is the root, and the leaves are the slots. A node is
-    always recomputed from its children, so rounding errors do not accumulate.
+    Node ``i`` has the children ``2 i`` and ``2 i + 1``, node 1 is the root, and the leaves are the slots. A node is always
+    recomputed from its children, so rounding errors do not accumulate.
     """
 
     def __init__(self, size: int) -> None:

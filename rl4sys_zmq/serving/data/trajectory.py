@@ -39,22 +39,22 @@ class _Config:
 class TrajectoryBuffer(ColumnStore):
     """The last `capacity` steps in order, sampled by rules that never cross the end of a trajectory.
 
-    A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends
-    with ``end_of_trajectory`` (an argument of `insert`, or a key of the step), with `end_trajectory`, or before a step
-    with a true ``start_of_trajectory``. These two keys are not columns; `get_latest_data` adds them, so that a buffer
-    filled from it has the same trajectories, even if steps in between were lost. Use one writer at a time: the steps of
-    two would mix in one trajectory.
+    A step is a dict of arrays, which can be nested. `data_shapes` or the first step defines its keys. A trajectory ends with
+    ``end_of_trajectory`` (an argument of `insert`, or a key of the step), with `end_trajectory`, or before a step with a true
+    ``start_of_trajectory``. These two keys are not columns; `get_latest_data` adds them, so that a buffer filled from it has
+    the same trajectories, even if steps in between were lost. Use one writer at a time: the steps of two would mix in one
+    trajectory.
 
-    Steps are never removed early: a trajectory that is too short stays in the buffer, counts towards the capacity, and
-    is never sampled.
+    Steps are never removed early: a trajectory that is too short stays in the buffer, counts towards the capacity, and is
+    never sampled.
 
     Args:
         capacity: Largest number of steps.
         data_shapes: Columns; None for those of the first step.
         seed: Seed of the buffer's own random generator.
         min_trajectory_length: Trajectories with fewer held steps are not sampled. Overwritten steps do not count.
-        path: Folder that holds everything instead of memory. An existing buffer in it is opened; its last trajectory
-            has then ended.
+        path: Folder that holds everything instead of memory. An existing buffer in it is opened; its last trajectory has then
+            ended.
 
     Raises:
         ConfigError: If an argument is invalid. It names the argument.
@@ -104,15 +104,15 @@ class TrajectoryBuffer(ColumnStore):
         Args:
             name: Name of the config.
             samplers: Sampler of each key of the sample: it selects the rows and the column.
-            sample_range: Rows ``(begin, end)`` relative to a step, `end` excluded, that its trajectory must have for
-                the step to be sampled.
-            transform: Function that is called with the data and the mask of each sample, in the sampling thread, and
-                returns both.
+            sample_range: Rows ``(begin, end)`` relative to a step, `end` excluded, that its trajectory must have for the step
+                to be sampled.
+            transform: Function that is called with the data and the mask of each sample, in the sampling thread, and returns
+                both.
 
         Raises:
-            ConfigError: If the range is invalid or does not include the step itself; if a sampler is invalid or its
-                column does not exist; or if there are two `PrioritySampler` objects, or one with another alpha or
-                epsilon than the buffer's other configs.
+            ConfigError: If the range is invalid or does not include the step itself; if a sampler is invalid or its column
+                does not exist; or if there are two `PrioritySampler` objects, or one with another alpha or epsilon than the
+                buffer's other configs.
         """
         low, high = _range(sample_range)
         chosen = _samplers(name, samplers)
@@ -181,8 +181,8 @@ class TrajectoryBuffer(ColumnStore):
             force_indices: Numbers of the steps to use instead: integers ``[batch]``. `batch_size` is then ignored.
 
         Returns:
-            The data: for each key an array ``[batch, ...]`` or ``[batch, time, ...]`` or a dict of these (copies). And
-            the mask: for each key bool ``[batch]`` or ``[batch, time]``. `transform` can change both.
+            The data: for each key an array ``[batch, ...]`` or ``[batch, time, ...]`` or a dict of these (copies). And the
+            mask: for each key bool ``[batch]`` or ``[batch, time]``. `transform` can change both.
 
         Raises:
             StoreEmpty: If there is no step that can be sampled.

@@ -229,7 +229,8 @@ class CallbackStuck(RL4SysError):
     """A server was stopped, and a callback did not return in time.
 
     Attributes:
-        concurrency_group: which callback: its concurrency group, and the method in brackets where a concurrency group has several.
+        concurrency_group: which callback: its concurrency group, and the method in brackets where a concurrency group has
+            several.
     """
 
     def __init__(self, server: str, concurrency_group: str, timeout_s: float) -> None:

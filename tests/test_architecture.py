@@ -19,7 +19,7 @@ PACKAGE = "rl4sys_zmq"
 ROOT = Path(rl4sys_zmq.__file__).parent
 
 FLOORS = (
-    ("errors", "resource", "counters", "late", "names", "plugins", "private", "loopback", "zstd", "images"),
+    ("errors", "resource", "counters", "_lazy", "names", "plugins", "private", "loopback", "zstd", "images"),
     ("values",),
     ("config", "wire", "weights"),
     ("transports", "delivery", "policies"),
@@ -43,7 +43,7 @@ SANS_IO = {"learner": {"client", "core", "endpoint", "client_registry", "dispatc
 """Modules that decide, by room: they are given the time, and reach sockets, threads and disks through ports alone."""
 IO = {
     *(f"rl4sys_zmq.transports.{name}" for name in ("Endpoint", "Poller", "Socket", "Wakeup")),
-    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "thread", "worker_pipe")),
+    *(f"rl4sys_zmq.learner.{name}" for name in ("checkpoints", "gateway", "trainer_worker", "worker_pipe")),
     "rl4sys_zmq.resource",
 }
 EXECUTING = {"pickle", "cloudpickle", "dill", "shelve", "marshal"}
@@ -348,7 +348,7 @@ PLANTED = [
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("learner/client_registry.py", "from rl4sys_zmq.learner.trainer_worker import TrainerWorker", "that do no I/O"),
+    ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import TrainerWorker", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

@@ -151,7 +151,9 @@ def greet(address: Address, timeout_s: float) -> Greeting:
         heard, hung_up = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
         if heard[10] < 3:
-            raise Unreachable(f"ZeroMQ of ZMTP {heard[10]}.{heard[11]}; 3 is needed", "it is no learner of ours: correct the port")
+            raise Unreachable(
+                f"ZeroMQ of ZMTP {heard[10]}.{heard[11]}; 3 is needed", "it is no learner of ours: correct the port"
+            )
         return Greeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
     raise Unreachable(_what_said(address, heard, hung_up, timeout_s), "it is no learner: correct the host and the port")
 

@@ -1,7 +1,7 @@
 """The server's side of calls without sockets, threads or clocks: who called, what waits, what runs next, what was answered.
 
-A *method* is what can be called. Methods share a *concurrency group* when their callbacks must not run at the same time: a concurrency group runs one job
-after another. A *job* is one call, or several of one method that is batched.
+A *method* is what can be called. Methods share a *concurrency group* when their callbacks must not run at the same time: a
+concurrency group runs one job after another. A *job* is one call, or several of one method that is batched.
 
 A call that must run once is known by its session and number. While it waits or runs, the same call sent again changes only where
 the answer goes; afterwards it gets the same answer, which is kept until the caller says that it has it, or too much is kept: then
@@ -28,11 +28,11 @@ SESSION_S = 600.0
 """How long a silent session is remembered, in seconds. A caller repeats a call at least each few seconds while it waits."""
 
 PATIENCE = 0.25
-"""For which share of the time that its last batch took a concurrency group waits for those it has just answered to ask again, unless told."""
+"""How long a concurrency group waits for its last callers to call again, as a share of the time of its last batch."""
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 100e-6, 0.02
 """Nobody asks again sooner; nobody waits longer. In seconds."""
 LONG_S = 0.003
-"""A concurrency group whose last job took longer, in seconds, will take long again: to give its next job to another thread costs a tenth."""
+"""A job longer than this, in seconds, predicts a long next job. Handing that to another thread costs a tenth of it."""
 MAX_ANSWERS = 256
 """How many answers are kept for one session."""
 MAX_KEPT_BYTES = 256 * 1024 * 1024
@@ -122,8 +122,8 @@ class _ConcurrencyGroup:
     """What waits for its turn, and whom to wait for before a batch begins.
 
     Callers that ask again once they are answered would fall into two groups, each waiting while the other's batch runs.
-    So a concurrency group that has finished a batch waits until as many calls have come as the callers of its last two batches make at once,
-    but no later than `until_s`.
+    So a concurrency group that has finished a batch waits until as many calls have come as the callers of its last two batches
+    make at once, but no later than `until_s`.
     """
 
     queue: deque[Request] = field(default_factory=deque)
@@ -174,7 +174,9 @@ class CallQueue:
         """
         for name in (method.name, method.concurrency_group):
             if not is_name(name):
-                raise ConfigError(f"{name!r:.60} is no name for a method or a concurrency group: 1 to {MAX_NAME} characters", key="name")
+                raise ConfigError(
+                    f"{name!r:.60} is no name for a method or a concurrency group: 1 to {MAX_NAME} characters", key="name"
+                )
         if method.name in self.methods:
             raise ConfigError(f"{method.name!r} is registered already", key=method.name)
         if method.max_batch < 1 or method.max_queue < 1 or not 0 <= (method.max_wait_s or 0.0) < 60:

@@ -179,7 +179,7 @@ class Server(Resource):
             )
 
     def unregister(self, name: str) -> None:
-        """Takes a method away, if there is one of that name; calls of it that wait are run. Its concurrency group stays for other methods."""
+        """Remove a method if it exists. Waiting calls of it still run. Its concurrency group stays for other methods."""
         with self._lock:
             self._call_queue.unregister(name)
 

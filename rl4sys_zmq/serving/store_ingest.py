@@ -31,7 +31,7 @@ __all__ = ["InsertRequest", "StoreIngest", "InsertResult"]
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 100_000
-"""Largest number of streams of one store. None is ever discarded: if it returned, it would be taken for a new one."""
+"""Largest number of streams of one store. A stream is never discarded, because it would count as new if it came back."""
 TRIM_UPDATES = 32
 """Number of updates that the journal discards at once."""
 _WILL_PASS = (OSError, MemoryError, StoreError, Closed)

@@ -149,9 +149,7 @@ class EnvLease(Resource):
         return replace(copy.deepcopy(spec), kwargs=copy_tree(kwargs), max_episode_steps=self._about.get("max_episode_steps"))
 
     def take(self) -> None:
-        """Take environments under a new token.
-
-        If the last request was not answered, use its token again: the environments may be taken already.
+        """Take environments under a new token; under the last one if that request was not answered and may have succeeded.
 
         Raises:
             CallError: If the request is refused or not answered.

@@ -55,7 +55,7 @@ class _EnvSlot:
     """
 
     env: Env
-    pending: str = "it was not reset so far"
+    pending: str = "it has not been reset"
     token: int = 0
     steps: int = 0
     episodes: int = 0
@@ -122,7 +122,7 @@ class GymEnvServer(Resource):
                     for name in ("observation_space", "action_space"):
                         here, there = getattr(self, name), getattr(seat.env, name)
                         if here != there:
-                            raise ConfigError(f"environment {i} has the {name} {there}, and environment 0 {here}", key=name)
+                            raise ConfigError(f"environment {i} has the {name} {there}, but environment 0 has {here}", key=name)
                 self._observations = any_space_from(self.observation_space, "observation_space")
                 self._actions = any_space_from(self.action_space, "action_space")
                 self._read_action = ElementReader(self._actions)
@@ -262,15 +262,11 @@ class GymEnvServer(Resource):
             seats = [(i, self._seats[i]) for i in lease.seats]
             for _, seat in seats:
                 if seat.token != token:
-                    seat.token, seat.pending = token, "this caller has not reset it so far"
+                    seat.token, seat.pending = token, "this caller has not reset it"
             return act(seats, payload)
 
     def _reset(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        """Reset the environments that `only` selects, each with its seed.
-
-        Returns:
-            For each one its observation, its info and the seed of its generator.
-        """
+        """Reset the environments in `only`; return each one's observation, info and generator seed."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
         if len(only) != len(seats) or len(seeds) != len(seats):
             raise Refuse(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(seats)} environments")

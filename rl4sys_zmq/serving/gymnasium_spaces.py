@@ -1,7 +1,4 @@
-"""Conversion of this library's spaces, and of received trees, to Gymnasium's.
-
-`values.space_forms` converts in the other direction.
-"""
+"""Conversion of this library's spaces and of received trees to Gymnasium's. `values.space_forms` does the reverse."""
 
 from __future__ import annotations
 
@@ -63,10 +60,7 @@ def _build(space: AnySpace) -> GymSpace:
 
 
 def _bound(space: BoxSpace, bound: Any) -> np.ndarray[Any, Any]:
-    """Return a bound as an array of the box's shape and dtype.
-
-    An infinite bound of integers becomes the smallest or largest number of the dtype.
-    """
+    """Return a bound as an array of the box. An infinite bound of integers becomes the limit of the dtype."""
     dtype = np.dtype(space.dtype)
     if dtype.kind in "iu":
         held = np.iinfo(dtype)

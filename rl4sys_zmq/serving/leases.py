@@ -1,9 +1,8 @@
 """The leases of a server's environments.
 
-A *slot* is the place of one environment. A *lease* is one caller's right to one or more slots. It is identified by a random
-number (its token) that the caller chose, so taking and returning can be repeated safely. A lease expires after `lease_s` of
-silence, but it ends only when another caller then takes one of its slots; a pause costs nothing while the environments are not
-needed elsewhere. A lease in use (a call runs) does not end.
+A *slot* is the place of one environment. A *lease* is one caller's right to one or more slots. A random number that the caller
+chose (its token) identifies it, so taking and returning can be repeated safely. A lease expires after `lease_s` of silence,
+but it ends only when another caller then takes one of its slots. A lease in use (a call runs) does not end.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ class LeaseTable:
             The indices of the slots, in order.
 
         Raises:
-            Refuse: ``OCCUPIED`` if too few slots are free (it states how many are taken). ``UNKNOWN`` if there is no such
-                slot.
+            Refuse: ``OCCUPIED`` if too few slots are free; ``UNKNOWN`` if there is no such slot.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:

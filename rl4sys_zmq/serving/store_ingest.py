@@ -1,14 +1,12 @@
-"""The ingest of one data store of a trainer.
-
-Each received item is inserted once, even if it is resent or a process is killed.
+"""The ingest of one data store of a trainer: each item is inserted once, despite resends and killed processes.
 
 A *stream* is what one trainer client sends from one of its data stores, under the numbers that the items have there. Its
 *mark*, the acknowledged id, is the last number that the server has. An update is processed in this order: the journal records
 it, the mark moves, the store inserts it, the trainer client gets the reply.
 
-Each update in the journal records the store's position at that time. It follows that all earlier updates are in the store,
-except for the items that the store rejected. If the store rejected some of the last update, a *note*, which is an update
-without items, records the position.
+Each update in the journal records the store's position before it. It follows that all earlier updates are in the store, except
+for the items that the store rejected. If the store rejected some of the last update, a *note*, which is an update without
+items, records the position.
 """
 
 from __future__ import annotations
@@ -77,8 +75,7 @@ class InsertResult:
     """The result of an insert request.
 
     Attributes:
-        acked: New mark. If it is below `InsertRequest.after`, nothing was accepted, and the trainer client continues from
-            here.
+        acked: New mark. If it is below `InsertRequest.after`, nothing was accepted; the trainer client continues from here.
         fresh: Number of items that were new.
         dropped: Number of items before the first that were never sent, because their store had dropped them.
         error: What the store raised for a rejected item, or for all of them for now.

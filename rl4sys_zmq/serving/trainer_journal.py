@@ -117,9 +117,7 @@ class StoreJournal(Resource):
             self._journal.append([_entry(update)])
 
     def updates(self, store: str) -> Iterator[tuple[StoreUpdate, int]]:
-        """Yield the updates of a store with their sizes in bytes, in the order of the commits.
-
-        Damaged entries are skipped and logged.
+        """Yield a store's updates, oldest first, with their sizes in bytes. Skip and log damaged entries.
 
         Raises:
             JournalError: If the file cannot be read.

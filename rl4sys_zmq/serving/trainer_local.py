@@ -111,10 +111,7 @@ class TrainerSMInterface(Resource):
         return version
 
     def register_request_callback(self, callback_fn: Callable[[str, Any], Any]) -> None:
-        """Set the function that answers requests.
-
-        It is called with a request's type and payload, in the thread of the request, one request at a time.
-        """
+        """Set the function that answers requests (type, payload), one at a time, in the thread of the request."""
         self._on_request = callback_fn
 
     def request(self, type: str, payload: Any) -> Any:

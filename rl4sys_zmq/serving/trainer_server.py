@@ -30,10 +30,7 @@ __all__ = ["INSERT", "MARK", "NETWORK", "REQUEST", "STORES", "TrainerServer"]
 log = logging.getLogger(__name__)
 
 STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/", "network"
-"""The methods that a trainer client calls, and the topic of networks.
-
-The name of a store follows `INSERT`; the name of a request type follows `REQUEST`.
-"""
+"""The methods that a trainer client calls, and the topic of networks. A name follows `INSERT` and `REQUEST`."""
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
@@ -135,8 +132,8 @@ class TrainerServer(Resource):
 
         Raises:
             ConfigError: If the name is invalid or already registered; if the store is not a `DataStoreBase` or is registered
-                under another name; or if the store is on disk and holds items, and there is no journal that identifies them,
-                so that trainer clients would resend them.
+                under another name; or if it is on disk with items and there is no journal, so that trainer clients would
+                resend them.
             JournalError: If the journal cannot be read.
             StoreError: If the store rejects the items of the journal. Register a new store.
             Closed: After `stop`.
@@ -177,9 +174,7 @@ class TrainerServer(Resource):
         return set(self._ingests)
 
     def publish_network(self, params: object) -> int:
-        """Send a network to every subscribed trainer client.
-
-        The newest one is kept for later subscribers. A slow subscriber misses older ones.
+        """Send a network to all trainer clients, now or when they subscribe. A newer one replaces it.
 
         Args:
             params: Nested mappings, lists and tuples of arrays of any framework. They are copied.
@@ -308,10 +303,7 @@ class TrainerServer(Resource):
         return {"acked": taken.acked, "fresh": taken.fresh, "dropped": taken.dropped, "error": said_error}
 
     def _tell(self, ingest: StoreIngest, arrival: InsertedItems | None) -> Exception | None:
-        """Call the data callback, and return what it raises.
-
-        The items are in the store, so they are not resent.
-        """
+        """Call the data callback and return what it raises. The items stay in the store, so they are not resent."""
         if self._data_callback is not None and arrival is not None:
             try:
                 self._data_callback(ingest.name, {"data": arrival.items, "last_id": arrival.acked, "client": arrival.client})

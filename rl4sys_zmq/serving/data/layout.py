@@ -24,9 +24,7 @@ _DTYPES = {dtype for d in DTYPES for dtype in (np.dtype(d), np.dtype(d).newbyteo
 
 @dataclass(frozen=True, slots=True)
 class DataShape:
-    """The declaration of one column: `name`, and the shape and dtype of an item.
-
-    The name of a nested column is a path such as ``observations/camera``.
+    """One declared column: `name` (a path like ``observations/camera`` if nested), and the shape and dtype of an item.
 
     Raises:
         ConfigError: If the dtype is not numeric or boolean, or the shape is invalid.
@@ -203,11 +201,7 @@ def _leaf(name: str, shape: object, dtype: object) -> Leaf:
 
 
 def _fit(path: str, array: NDArray[Any], leaf: Leaf) -> NDArray[Any]:
-    """Return the array in the column's dtype.
-
-    Values are rounded to fit a float column. An integer or boolean column accepts them only if no value changes, and an
-    integer column never accepts floats.
-    """
+    """Return the array in the column's dtype: rounded to floats; to integers or booleans only if no value changes."""
     target = leaf.dtype
     if array.dtype == target:
         return array

@@ -1,7 +1,4 @@
-"""The samplers of a trajectory buffer: pure functions from sampled rows to rows of the same trajectories.
-
-A sampled row is called an *anchor*.
-"""
+"""The samplers of a trajectory buffer: pure functions from sampled rows (*anchors*) to rows of their trajectories."""
 
 from __future__ import annotations
 

@@ -80,10 +80,7 @@ class TrajectorySpans:
         self._first += max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)
 
     def bounds(self, begin: int, end: int) -> tuple[Ids, Ids]:
-        """Return for each trajectory its first row, and one past its last.
-
-        The first row of the oldest trajectory can lie before `begin`.
-        """
+        """Return each trajectory's first row, which for the oldest can lie before `begin`, and one past its last row."""
         starts = self._numbers[self._first : self._last].copy()
         return starts, np.append(starts[1:], end) if len(starts) else starts
 

@@ -1,7 +1,4 @@
-"""Sums of ranges in a binary tree, for sampling in proportion to masses that change.
-
-See Schaul et al. 2015, appendix B.2.1.
-"""
+"""A binary tree of sums, for sampling in proportion to masses that change (Schaul et al. 2015, appendix B.2.1)."""
 
 from __future__ import annotations
 

@@ -84,7 +84,13 @@ def test_what_is_broken_fails_alone_and_is_listed(registry: Registry[Thing]) -> 
     faults = registry.faults()
     assert registry.faults() == faults
     assert len(faults) == 5
-    for words in ("'SHIPPED' of", "'OUTSIDE' of", "'RAISES' cannot", "it is a int, not a Thing", "its entry is called 'other'"):
+    for words in (
+        "'SHIPPED' of",
+        "'OUTSIDE' of",
+        "'RAISES' cannot",
+        "it is a int, not a Thing",
+        "its entry has the name 'other'",
+    ):
         assert any(words in fault for fault in faults), words
     assert registry.get("outside") is OUTSIDE
     with pytest.raises(ConfigError, match=r"unknown thing 'outsid'; valid: .*did you mean 'OUTSIDE'"):

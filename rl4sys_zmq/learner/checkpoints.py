@@ -11,9 +11,9 @@
 A checkpoint is written beside the others, flushed to disk, and renamed once. After a crash at any moment, either the old set or
 the new one is there.
 
-Checksums cover every bit of the two files, ``state.safetensors`` and ``manifest.json``. The manifest begins with its seal, the digest of everything after it. It contains the size and the digest of the other file.
-This much is fixed for all future formats, so that another format is never mistaken for damage. The digests (xxh3-128) detect
-accidents, not attacks.
+Checksums cover every bit of the two files, ``state.safetensors`` and ``manifest.json``. The manifest begins with its seal, the
+digest of everything after it. It contains the size and the digest of the other file. This much is fixed for all future
+formats, so that another format is never mistaken for damage. The digests (xxh3-128) detect accidents, not attacks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The connections of the ROUTER: rate limits, and the closing of connections that flood or complete no message.
 
-The rate limits apply to all messages of a connection except segments with credit. Costs are counted in ordinary messages. The debt of a connection is kept as a time: the moment at which the debt is paid off
-at the connection's rate. A submitted segment with credit costs nothing and pays for two other messages, so an actor at work
-has no debt.
+The rate limits apply to all messages of a connection except segments with credit. Costs are counted in ordinary messages. The
+debt of a connection is kept as a time: the moment at which the debt is paid off at the connection's rate. A submitted segment
+with credit costs nothing and pays for two other messages, so an actor at work has no debt.
 """
 
 from __future__ import annotations

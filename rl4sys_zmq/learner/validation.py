@@ -1,8 +1,9 @@
 """The check of a segment's content before training: a whole message at once, then segment by segment if that fails.
 
-Each number of a segment has an allowed range, by column, from the client's spaces and two options. A finite number can still be harmful. Some devices report "no reading" as the largest float, and one such number, squared, makes
-a gradient infinite. The bounds of a bounded box apply as given. Where a space has no bounds, the options apply. They leave room
-for any sensor: the sum of the squares of a hundred million numbers of 1e15 is finite in float32.
+Each number of a segment has an allowed range, by column, from the client's spaces and two options. A finite number can still
+be harmful. Some devices report "no reading" as the largest float, and one such number, squared, makes a gradient infinite. The
+bounds of a bounded box apply as given. Where a space has no bounds, the options apply. They leave room for any sensor: the sum
+of the squares of a hundred million numbers of 1e15 is finite in float32.
 """
 
 from __future__ import annotations

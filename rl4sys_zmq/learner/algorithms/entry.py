@@ -1,7 +1,8 @@
 """The registry entry of an algorithm: what commands and the learner need before the algorithm is built.
 
-The parameters of an algorithm are one frozen dataclass, read like all other options. Declare each field with `rl4sys_zmq.config.options.option`: its check, its default, its synonyms in other projects, and its
-meaning. `read_parameters` converts a mapping from a configuration into the dataclass.
+The parameters of an algorithm are one frozen dataclass, read like all other options. Declare each field with
+`rl4sys_zmq.config.options.option`: its check, its default, its synonyms in other projects, and its meaning. `read_parameters`
+converts a mapping from a configuration into the dataclass.
 """
 
 from __future__ import annotations

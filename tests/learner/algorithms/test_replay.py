@@ -94,7 +94,7 @@ def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, 
         replay.add(make_segment([1.0] * length, end, first=first))
         written += range(first, first + length)
     assert len(replay) == min(capacity, len(written))
-    batch = replay.join_segments(replay.draw(400, torch.Generator().manual_seed(0)))
+    batch = replay.gather(replay.draw(400, torch.Generator().manual_seed(0)))
     assert set(batch.observations.ravel()) <= set(written[-capacity:])
     assert sorted(replay.state()["observations"].ravel()) == written[-capacity:]
     boot = batch.discounts > 0
@@ -104,18 +104,18 @@ def test_the_ring_holds_the_last_transitions(lengths: list[int], capacity: int, 
 def test_actions_are_counted_from_zero() -> None:
     replay = make_replay(action=DiscreteSpace(2, start=5))
     replay.add(make_segment([1.0] * 4, "cut", start=5))
-    assert set(replay.join_segments(replay.draw(50, torch.Generator().manual_seed(0))).actions) == {0, 1}
+    assert set(replay.gather(replay.draw(50, torch.Generator().manual_seed(0))).actions) == {0, 1}
 
 
 def test_masks_belong_to_the_bootstrap_observation_and_come_late_or_never() -> None:
     replay = make_replay(n_step=2, action=DiscreteSpace(3))
     generator = torch.Generator().manual_seed(0)
     replay.add(make_segment([1.0], "terminated", first=50))
-    assert replay.join_segments(replay.draw(4, generator)).masks is None
+    assert replay.gather(replay.draw(4, generator)).masks is None
     masks = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], np.bool_)
     replay.add(make_segment([1.0] * 3, "cut", masks=masks))
     replay.add(make_segment([1.0], "cut", first=70))
-    batch = replay.join_segments(replay.draw(200, generator))
+    batch = replay.gather(replay.draw(200, generator))
     assert batch.masks is not None
     seen = {int(o): tuple(m.tolist()) for o, m in zip(batch.observations.ravel(), batch.masks, strict=True)}
     free = (True, True, True)
@@ -126,7 +126,7 @@ def test_bytes_stay_bytes_and_doubles_become_floats() -> None:
     for dtype, kept in (("|u1", np.uint8), ("<f8", np.float32), ("<i4", np.float32)):
         replay = make_replay(observation=BoxSpace((1,), dtype))
         replay.add(make_segment([1.0] * 3, "cut", dtype=dtype))
-        assert replay.join_segments(replay.draw(3, torch.Generator().manual_seed(0))).observations.dtype == kept
+        assert replay.gather(replay.draw(3, torch.Generator().manual_seed(0))).observations.dtype == kept
 
 
 def test_sampling_is_uniform_and_its_own() -> None:
@@ -134,7 +134,7 @@ def test_sampling_is_uniform_and_its_own() -> None:
     replay.add(make_segment([1.0] * 10, "cut"))
     before = torch.get_rng_state(), _global_numpy_state()
     counts = np.bincount(
-        replay.join_segments(replay.draw(20_000, torch.Generator().manual_seed(3))).observations.ravel().astype(int), minlength=10
+        replay.gather(replay.draw(20_000, torch.Generator().manual_seed(3))).observations.ravel().astype(int), minlength=10
     )
     assert np.abs(counts - 2000).max() < 250
     assert torch.equal(before[0], torch.get_rng_state())
@@ -150,7 +150,7 @@ def test_state_goes_into_a_fresh_replay_and_shares_nothing() -> None:
     twin.load(state)
     for one in (replay, twin):
         one.add(make_segment([5.0], "terminated", first=20))
-    ours, theirs = (one.join_segments(one.draw(50, torch.Generator().manual_seed(1))) for one in (replay, twin))
+    ours, theirs = (one.gather(one.draw(50, torch.Generator().manual_seed(1))) for one in (replay, twin))
     for name in ("observations", "actions", "returns", "discounts", "successors", "masks"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
     assert 20 not in state["observations"]

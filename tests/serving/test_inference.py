@@ -110,7 +110,7 @@ def test_failures_have_names(server: InferenceServer) -> None:
     server.register_interface("blocks", lambda payload: leave.wait(WAIT_S))
     server.start(threaded=True)
     with InferenceClient(server.address) as client:
-        with pytest.raises(CallRefused, match="there is blocks, forgets") as unknown:
+        with pytest.raises(CallRefused, match="its methods: blocks, forgets") as unknown:
             client.call("nope", 1)
         assert unknown.value.code == CallRefusal.UNKNOWN
         with pytest.raises(CallFailed, match="a batch of 1 needs as many"):

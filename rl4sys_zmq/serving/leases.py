@@ -1,9 +1,8 @@
-"""Who has which environment: leases that end when they are given back, or when somebody else asks after a silence.
+"""The leases of a server's environments.
 
-A *seat* is the place of one environment. A *lease* is one client's right to one or more seats, known by a random number (its
-token) that the client chose, so that taking and giving may be said twice. It runs out after `lease_s` of silence; it ends only
-when another client then takes a seat of it, so nothing is lost by a pause that nobody else used. A lease in use (a step runs)
-does not end.
+A *slot* is the place of one environment. A *lease* is one caller's right to one or more slots. A random number that the caller
+chose (its token) identifies it, so taking and returning can be repeated safely. A lease expires after `lease_s` of silence,
+but it ends only when another caller then takes one of its slots. A lease in use (a call runs) does not end.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ __all__ = ["Lease", "LeaseTable"]
 
 STUCK_S = 1.0
 REMEMBERED = 1024
-"""So many leases that have ended are remembered, to tell whoever had them."""
+"""Number of ended leases that are remembered, to explain to their callers why they ended."""
 
 
 @dataclass(slots=True)
 class Lease:
-    """One client's right to some seats.
+    """One caller's right to some slots.
 
     Attributes:
-        token: the number that its client chose.
-        seats: which.
-        heard_s: when the client was last heard.
-        since_s: since when a call of it runs; None while none does.
-        given: it was given back while a call of it ran; it ends with that.
+        token: Number that the caller chose.
+        seats: Indices of the slots.
+        heard_s: Time of the caller's last message.
+        since_s: Time when the running call began; None while none runs.
+        given: True if the lease was returned while a call ran; it ends when the call ends.
     """
 
     token: int
@@ -45,7 +44,7 @@ class Lease:
 
 
 class LeaseTable:
-    """The seats of one server. Any thread may use it; times are `time.monotonic`'s unless given."""
+    """The slots of one server. Any thread can use it. Times are those of `time.monotonic`, in seconds."""
 
     def __init__(self, count: int, lease_s: float) -> None:
         self.count = count
@@ -57,43 +56,43 @@ class LeaseTable:
 
     @property
     def taken(self) -> int:
-        """How many seats somebody has."""
+        """The number of slots that are leased."""
         return self.count - self._seats.count(None)
 
     @property
     def in_use(self) -> bool:
-        """Whether a call of any lease runs."""
+        """True while a call of any lease runs."""
         return any(lease is not None and lease.since_s is not None for lease in self._seats)
 
     def holders(self) -> list[Lease | None]:
-        """Who has each seat."""
+        """Return the lease of each slot, or None."""
         return list(self._seats)
 
     def take(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
-        """Gives a client seats: those that nobody has, then those of clients that were silent for too long.
+        """Lease slots to a caller: first free slots, then those of callers that were silent for too long.
 
         Args:
-            token: the lease's number. One that is known gets what it has.
-            count: how many.
-            index: the seat that it must be, for one; None: any.
-            now: the time, in seconds.
+            token: Number of the lease. A known lease gets the slots that it has.
+            count: Number of slots.
+            index: Required slot, with a count of one; None: any.
+            now: Time in seconds; None: the clock's.
 
         Returns:
-            Their numbers, in order.
+            The indices of the slots, in order.
 
         Raises:
-            Refuse: ``OCCUPIED`` when there are not as many; it says how many are taken. ``UNKNOWN`` for a seat that is none.
+            Refuse: ``OCCUPIED`` if too few slots are free; ``UNKNOWN`` if there is no such slot.
         """
         now = monotonic() if now is None else now
         if index is not None and not 0 <= index < self.count:
-            raise Refuse(CallRefusal.UNKNOWN, f"there is no environment {index}; there are {self.count}, from 0 on")
+            raise Refuse(CallRefusal.UNKNOWN, f"there is no environment {index}; there are {self.count}, counted from 0")
         with self._lock:
             known = self._held(token)
             if known is not None:
                 known.heard_s = now
                 return known.seats
             if token in self._leases or token in self._ended:
-                raise self._gone(token)  # a copy of the call that took it, which has been given back since
+                raise self._gone(token)  # a duplicate of a call whose lease has ended since
             wanted = range(self.count) if index is None else [index]
             free = [i for i in wanted if self._free(self._seats[i], now)]
             free.sort(key=lambda i: (self._seats[i] is not None, i))
@@ -112,11 +111,11 @@ class LeaseTable:
 
     @contextmanager
     def use(self, token: int) -> Iterator[Lease]:
-        """While entered, the lease is in use: nobody else gets its seats, and no second call of it runs.
+        """Mark the lease as in use within this context, so that its slots stay its own and no second call runs.
 
         Raises:
-            Refuse: ``OCCUPIED`` when another client has taken a seat of it, ``GONE`` when it is not known, ``BUSY`` while a call
-                of it runs.
+            Refuse: ``OCCUPIED`` if another caller has taken one of its slots, ``GONE`` if the lease is unknown, ``BUSY`` while
+                another call of it runs.
         """
         with self._lock:
             lease = self._held(token)
@@ -135,7 +134,7 @@ class LeaseTable:
                     self._end(lease)
 
     def keep(self, token: int, now: float | None = None) -> bool:
-        """The client is still there; False when it has nothing here."""
+        """Renew a lease. Return False if it is unknown."""
         with self._lock:
             lease = self._held(token)
             if lease is None:
@@ -144,7 +143,7 @@ class LeaseTable:
             return True
 
     def give(self, token: int) -> None:
-        """The client needs its seats no more. A second time changes nothing."""
+        """Return the slots of a lease. A second call does nothing."""
         with self._lock:
             lease = self._held(token)
             if lease is not None:
@@ -153,7 +152,7 @@ class LeaseTable:
                     self._end(lease)
 
     def _held(self, token: int) -> Lease | None:
-        """A lease that was not given back."""
+        """Return a lease that was not returned."""
         lease = self._leases.get(token)
         return lease if lease is not None and not lease.given else None
 
@@ -168,7 +167,7 @@ class LeaseTable:
         self._seats = [None if held is lease else held for held in self._seats]
 
     def _why_not(self, count: int, index: int | None, free: int, now: float) -> str:
-        what = f"environment {index} is taken" if index is not None else f"{count} wanted, {free} free"
+        what = f"environment {index} is taken" if index is not None else f"{count} requested, {free} free"
         since = {i: held.since_s for i, held in enumerate(self._seats) if held is not None and held.since_s is not None}
         stuck = [f"environment {i} has been in a call for {now - s:.0f} s" for i, s in since.items() if now - s > STUCK_S]
         tail = f" ({', '.join(stuck)})" if stuck else ""
@@ -179,9 +178,7 @@ class LeaseTable:
         if seats is not None and any(self._seats[i] is not None for i in seats):
             names = ", ".join(map(str, seats))
             text = (
-                f"the lease of environment {names} ran out after {self.lease_s:g} s of silence, and another client has taken it"
+                f"the lease of environment {names} expired after {self.lease_s:g} s of silence, and another caller has taken it"
             )
-            return Refuse(CallRefusal.OCCUPIED, f"{text}; call reset() to ask for a free one")
-        return Refuse(
-            CallRefusal.GONE, "this server knows no such lease: it was started again, or somebody else had it; call reset()"
-        )
+            return Refuse(CallRefusal.OCCUPIED, f"{text}; call reset() to request a free one")
+        return Refuse(CallRefusal.GONE, "the lease is unknown: the server was restarted, or another caller had it; call reset()")

@@ -271,7 +271,7 @@ def test_a_store_that_takes_nothing_of_the_journal_is_not_registered(tmp_path: P
     with trainer_on(tmp_path) as server:
         store = Picky()
         store.full = True
-        with pytest.raises(StoreError, match="takes nothing of what the journal has: OSError"):
+        with pytest.raises(StoreError, match="rejects the items of the journal: OSError"):
             server.register_data_store("a", store)
         assert server.store_names() == set()
         server.register_data_store("a", Picky())

@@ -303,6 +303,6 @@ def test_gymnasiums_space_is_read_as_ours(space: AnySpace) -> None:
     try:
         built = module.to_gymnasium(space)
     except ConfigError as exc:  # Gymnasium knows no Dict with the key "", no graph of texts, no batch of what is empty
-        assert "Gymnasium refuses" in str(exc)
+        assert "Gymnasium rejects" in str(exc)
         return
     assert any_space_from(built) == space

@@ -348,7 +348,7 @@ PLANTED = [
     ("learner/a.py", "print(1)", "prints outside cli/"),
     ("learner/a.py", "def f(message):\n    match message:\n        case _:\n            pass", "without assert_never"),
     ("learner/core.py", "import time", "imports time, and is one of the modules that do no I/O"),
-    ("learner/client_registry.py", "from rl4sys_zmq.learner.trainer_worker import TrainerWorker", "that do no I/O"),
+    ("learner/client_registry.py", "from rl4sys_zmq.learner.worker_pipe import TrainerWorker", "that do no I/O"),
     ("ops/a.py", "__all__ = ['missing']", "exports missing, which does not exist"),
 ]
 

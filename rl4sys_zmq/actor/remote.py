@@ -1,4 +1,4 @@
-"""Acting by a policy that is elsewhere: the learner's inference service, asked by host threads within a deadline."""
+"""Acting by a policy in another process: host threads call the learner's inference service, with a deadline."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = ["Answer", "RemotePolicy", "RemoteInference"]
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""After a failure ``auto`` acts locally for so long before it asks again, in seconds."""
+"""After a failure, ``inference: auto`` acts locally for this long before it calls the service again, in seconds."""
 AGAIN_S = 0.01
-"""How soon a learner that has no such policy yet is asked again, in seconds."""
+"""The pause before a learner that has no such policy so far is called again, in seconds."""
 LEAST_S = 0.001
-"""What a question waits at least, in seconds."""
+"""The shortest deadline of a call, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
-"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and the (generation, version) that chose them."""
+"""Raw actions ``[N, *act]``, actions ``[N, *act]``, log-probabilities ``[N]``, and (generation, version)."""
 
 
 class RemotePolicy:
-    """Stands for a policy that this process does not have: which version the learner has, and nothing to act by."""
+    """A placeholder for a policy that this process does not have. It has the learner's version and cannot act."""
 
     def __init__(self, spec: PolicySpec, generation: int, version: int, digest: int) -> None:
         self.spec = spec
@@ -54,17 +54,19 @@ class RemotePolicy:
         self.generation, self.version = generation, version
 
     def act(self, observation: NDArray[Any], mask: NDArray[Any] | None, rng: Sampler, explore: bool) -> Any:
-        """Raises LearnerUnavailable."""
+        """Raise LearnerUnavailable."""
         raise LearnerUnavailable("the learner", "an action: this actor has no policy of its own", 0.0)
 
     act_batch = act
 
 
 class RemoteInference(Resource):
-    """Asks for actions. Any host thread may; each waits for its own answer, at most ``inference_timeout_s``.
+    """The caller of the learner's inference service.
+
+    Any host thread can call it. Each waits for its own answer, at most ``inference_timeout_s``.
 
     Attributes:
-        required: there is no local policy to fall back on.
+        required: True if there is no local policy to fall back on.
     """
 
     def __init__(self, config: AgentConfig, counters: Counters) -> None:
@@ -78,15 +80,15 @@ class RemoteInference(Resource):
         self._not_before = 0.0
 
     def ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
-        """Asks where the learner says that its service is; None when it is better to act locally.
+        """Request actions from the learner's service. Return None if the local policy must act.
 
         Args:
-            offered: the service's address as the learner's `Welcome` has it.
+            offered: The address of the service, from the learner's `Welcome`.
             observations: ``[N, *obs]``, checked.
             masks: ``[N, n]`` or None, checked.
 
         Raises:
-            CallError: when there is no answer and nothing to fall back on.
+            CallError: If there is no answer and no local policy.
         """
         if not self.required and time.monotonic() < self._not_before:
             self._counters.add("inference.fallbacks")
@@ -107,7 +109,7 @@ class RemoteInference(Resource):
         return answer
 
     def close(self) -> None:
-        """Ends its connections; questions under way, and later ones, fail."""
+        """Close the connections. Calls in progress, and later ones, fail."""
         with self._lock:
             self._closed = True
             client, self._client = self._client, None
@@ -127,19 +129,19 @@ class RemoteInference(Resource):
             except Closed:
                 if client is self._client:
                     raise
-                offered = self._offered  # another thread was told that the service has moved
+                offered = self._offered  # another thread has the new address of the service
             except CallRefused as exc:
                 left_s = deadline - time.monotonic()
                 if exc.code is not CallRefusal.UNKNOWN or left_s <= 0:
                     raise
-                time.sleep(min(AGAIN_S, left_s))  # a learner that was started again serves before it has its policies
+                time.sleep(min(AGAIN_S, left_s))  # a restarted learner serves before it has its policies
         try:
             return _read(said, len(observations))
         except (LookupError, TypeError, ValueError) as exc:
-            raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is none: {exc}") from exc
+            raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is malformed: {exc}") from exc
 
     def _dial(self, offered: str) -> Caller:
-        from rl4sys_zmq.rpc import Caller  # most actors never ask
+        from rl4sys_zmq.rpc import Caller  # most actors never need it
 
         if not offered:
             raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
@@ -160,15 +162,15 @@ class RemoteInference(Resource):
 
 
 def _read(said: Any, count: int) -> Answer:
-    """The parts of an answer.
+    """Return the parts of an answer.
 
     Raises:
-        LookupError, TypeError, ValueError: when it is none.
+        LookupError, TypeError, ValueError: If the answer is malformed.
     """
     raw, act, log_probs = said["raw"], said["act"], said["log_prob"]
     stamp = said["generation"], said["version"]
     if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):
-        raise ValueError("it is not finite, or of another size")
+        raise ValueError("its log-probabilities are not finite, or it has the wrong number of actions")
     if not all(isinstance(part, np.ndarray) for part in (raw, act, log_probs)) or not all(type(n) is int for n in stamp):
-        raise TypeError("its parts are of other types")
+        raise TypeError("its actions or its version have the wrong type")
     return raw, act.copy(), log_probs, stamp

@@ -20,7 +20,7 @@ import zmq
 
 from rl4sys_zmq.bench.ingress_load import RAW_HWM, Payload, body_bytes, bytes_per_item, send_ours, send_raw
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
-from rl4sys_zmq.learner.memory import keep_freed_memory
+from rl4sys_zmq.learner.memory_watch import keep_freed_memory
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.testing import FakeAlgorithm, FakeParameters
 from rl4sys_zmq.values import BoxSpace, Segment, Space, space_to_json

@@ -14,7 +14,7 @@ from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.admission import algorithm_parameters, check_learning_options
 from rl4sys_zmq.learner.algorithms import ALGORITHMS, AlgorithmEntry, make_algorithm
-from rl4sys_zmq.learner.algorithms.parameters import parameter_table
+from rl4sys_zmq.learner.algorithms.entry import parameter_table
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 

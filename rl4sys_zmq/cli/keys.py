@@ -42,7 +42,7 @@ __all__ = ["add_user", "make_keys", "revoke_user"]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
-_FIRST_WORDS = """\
+_FREE_MESSAGES = """\
 # The users that may reach this learner. A change is in force within a second; a mistake in here changes nothing.
 # `rl4sys-learner keys DIR --user NAME` appends a table, `--revoke NAME` takes it out. By hand:
 #
@@ -91,7 +91,7 @@ def make_keys(folder: Path) -> None:
             names = sorted(load_access(users).by_name)
             say(f"there already: {users}: {', '.join(names) or 'no users yet'}")
         else:
-            _replace(users, _FIRST_WORDS, 0o600)
+            _replace(users, _FREE_MESSAGES, 0o600)
             names = []
             say(f"made {users}: the list of users; no users yet")
     for warning in others_can_write(folder, users):
@@ -114,7 +114,7 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
     users, file = folder / USERS_FILE, folder / f"{name}.keys"
     with _locked(folder):
         learner = read_server_keys(folder / LEARNER_SECRET).learner
-        text, mode = _read(users) if users.exists() else (_FIRST_WORDS, 0o600)
+        text, mode = _read(users) if users.exists() else (_FREE_MESSAGES, 0o600)
         if name in _parsed(text, users):
             raise ConfigError(f"{name} is listed already; choose another name, or --revoke {name} first", source=str(users))
         own = new_key_pair()

@@ -18,7 +18,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.errors import Closed, ConfigError, LearnerUnavailable
 from rl4sys_zmq.learner import Learner
 from rl4sys_zmq.learner.algorithms import ALGORITHMS
-from rl4sys_zmq.learner.memory import available_bytes, keep_freed_memory
+from rl4sys_zmq.learner.memory_watch import available_bytes, keep_freed_memory
 from rl4sys_zmq.learner.resume import ACCEPT_LOSS, AUTO, NEVER, has_state, state_dir
 
 __all__ = ["await_status", "serve", "warm_up"]

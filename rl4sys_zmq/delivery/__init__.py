@@ -1,11 +1,11 @@
-"""Delivery as a protocol, without I/O: what is promised, kept and counted, whatever carries the bytes.
+"""The delivery protocol, without network I/O: sequence numbers, acknowledgements, credit, and the journal.
 
-- `ActorSession`: the actor's side: handshake, window, resends, credit.
-- `Stream`: the learner's side of one actor's stream: marks, duplicates, verdicts. `StreamTable`: those of one client.
-- `take_submit`: what of a message is new, in order and well formed; `replay_entry`: the same after going back to a checkpoint.
-- `CreditPool`: a learner thread's demand shared between streams. `Transit`: what it was given and has not taken.
-- `StallWatch`: whether a client stands still although it could go on.
-- `Journal`: what is accepted and still needed: `MemoryJournal`, and on disk `DiskJournal`, the only thread in this room.
+- `ActorSession`: the actor's side: handshake, window of unacknowledged segments, resends, credit.
+- `Stream`: the learner's side of one actor's stream: marks, duplicates, verdicts. `StreamTable`: the streams of one client.
+- `take_submit`: sorts out new, duplicate and malformed segments of a message. `replay_entry`: does so after a rollback.
+- `CreditPool`: shares the demand of a learner thread between streams. `Transit`: the data on the way to that thread.
+- `StallWatch`: detects a client that makes no progress although it could.
+- `Journal`: the record of accepted segments. `MemoryJournal` is in memory, `DiskJournal` on disk. Only the latter has a thread.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The learner: one gateway thread, one learner thread per client, one recorder.
 
-- `Learner`: start it, ask it, close it. `LearnerConfig`: what it is told.
-- `Algorithm`, `AlgorithmEntry`, `register_algorithm`: bring your own learning rule.
+- `Learner` is the object that you start, query and close. `LearnerConfig` is its configuration.
+- `Algorithm`, `AlgorithmEntry` and `register_algorithm` add an algorithm of your own.
 
-`gateway` owns the network sockets; `registry` founds, fails and restarts clients; `client` is what the gateway knows of a
-client; `thread` runs an algorithm behind a pipeline; `admission` decides who may join; `publisher` keeps recent weights;
-`recorder` writes the run directory.
+The main modules: `gateway` has the network sockets, and `core` makes its decisions. `endpoint` handles the messages of actors,
+and `admission` their configuration. `client_registry` creates, fails and restarts clients; `client` is the gateway's state of
+one client. `dispatcher` sends segments to the learner threads. `trainer_worker` and `train_loop` run an algorithm in a thread.
+`weight_history` keeps recent weights. `recorder` writes the run directory.
 """
 
 from rl4sys_zmq.config import LearnerConfig

@@ -1,4 +1,7 @@
-"""Who may join, and with which configuration: the learner's entry for a client, then the first HELLO, then the defaults."""
+"""The configuration of clients, and the check of each HELLO against it.
+
+The learner's entry for a client takes precedence over the first actor's HELLO, and that over the learner's defaults.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +31,18 @@ __all__ = [
     "check_learning_options",
     "require_match",
     "restore_configuration",
-    "settle_configuration",
+    "resolve_configuration",
 ]
 
 _WEIGHTS = WeightsConfig(wire_dtype="fp32", level=1)
-"""What holds if nobody says how weights travel."""
+"""The default encoding of weights."""
 _LEARNING_KEYS = ("max_policy_lag", "on_lag", "pacing_lag", "publish_every_updates")
-"""Options of the learner that may also stand among an algorithm's parameters; the algorithm itself does not see them."""
+"""Options of the learner that can also be among an algorithm's parameters. The algorithm itself does not receive them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """What a client is, settled once: by its entry in the learner's configuration and the first actor that came."""
+    """The settings of a client, resolved once from the learner's configuration and its first actor's HELLO."""
 
     client_id: str
     algorithm_name: str
@@ -55,13 +58,17 @@ class ClientSettings:
     weights: WeightsConfig = _WEIGHTS
 
     def writing(self, sizes: Sequence[int] = ()) -> EncodingOptions:
-        """How its weights travel; `sizes` are the elements of each tensor."""
+        """Return the encoding options of its weights.
+
+        Args:
+            sizes: The number of elements of each tensor.
+        """
         complete = self.weights.over(_WEIGHTS)
         assert complete.wire_dtype is not None and complete.level is not None
         return EncodingOptions(WireDtype[complete.wire_dtype.upper()], complete.level, tuple(sizes))
 
     def assign(self, policy_id: bytes, generation: int, config: LearnerConfig, *, checkpoints: str, journal_id: int) -> Assign:
-        """The first message to this client's learner thread."""
+        """Return the first message to this client's learner thread."""
         writing, entry = self.writing(), config.client(self.client_id)
         return Assign(
             self.client_id,
@@ -88,7 +95,7 @@ class ClientSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values from which `restore_configuration` makes the client again."""
+        """Return JSON values from which `restore_configuration` restores the settings."""
         return {
             "algorithm_name": self.algorithm_name,
             "algorithm_type": self.algorithm_type,
@@ -105,7 +112,7 @@ class ClientSettings:
 
 
 def _plain(value: Any) -> Any:
-    """A configuration's value with its arrays as lists, its tuples too."""
+    """Return a value with its arrays and tuples converted to lists."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -116,10 +123,10 @@ def _plain(value: Any) -> Any:
 
 
 def check_hello(hello: Hello) -> None:
-    """Lets only those in whose client and actor have names, and whose parameters are numbers that can be compared.
+    """Check the names of the client and the actor in a HELLO, and that its parameters are finite.
 
     Raises:
-        ConfigError: naming what is wrong, and the rule.
+        ConfigError: If a name or a parameter is invalid.
     """
     check_name(hello.client_id, "client_id")
     check_name(hello.actor_id, "actor_id")
@@ -127,10 +134,10 @@ def check_hello(hello: Hello) -> None:
 
 
 def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
-    """The learner's options that stand among an algorithm's parameters.
+    """Return the learner's options that are among an algorithm's parameters.
 
     Raises:
-        ConfigError: for a wrong type or an impossible value, `seed` included.
+        ConfigError: If one of them, or `seed`, has a wrong type or is out of range.
     """
     seed = parameters.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
@@ -142,26 +149,28 @@ def check_learning_options(parameters: Mapping[str, Any]) -> ClientConfig:
 
 
 def algorithm_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left for the algorithm itself."""
+    """Return the parameters without the learner's options and `seed`: those that the algorithm itself receives."""
     return {key: value for key, value in parameters.items() if key not in (*_LEARNING_KEYS, "seed")}
 
 
-def settle_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
-    """The settings of a client that is met for the first time.
+def resolve_configuration(config: LearnerConfig, hello: Hello) -> ClientSettings:
+    """Return the settings of a new client.
 
     Raises:
-        ConfigError: when something is missing, unknown or impossible, or the actor contradicts the learner's entry.
+        ConfigError: If a value is missing, unknown or out of range, or if the HELLO contradicts the learner's entry.
     """
-    settings = _settle_configuration(config, hello.client_id, hello)
+    settings = _resolve_configuration(config, hello.client_id, hello)
     require_match(settings, hello)
     return settings
 
 
 def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[str, Any]) -> ClientSettings:
-    """The settings of a client that the journal remembers: the learner's entry wins over them, then they over the rest.
+    """Return the settings of a client that the journal holds.
+
+    The learner's entry for the client takes precedence over the saved settings, and those over the learner's defaults.
 
     Raises:
-        ConfigError: when the entry names another algorithm or another space, with which its state is of no use.
+        ConfigError: If the entry names another algorithm or space, with which the saved state cannot be used.
     """
     entry = config.clients.get(client_id, ClientConfig())
     spaces = {key: space_from(known[key]) for key in ("observation_space", "action_space")}
@@ -170,8 +179,8 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         said = getattr(entry, key)
         if said is not None and said != value:
             raise ConfigError(
-                f"{key} of client {client_id!r} is {said!r}, and {value!r} in the run that is to be resumed; give the client "
-                "another name, or start another run with --resume never",
+                f"{key} of client {client_id!r} is {said!r} in the configuration, but {value!r} in the run directory; give the "
+                "client another name, or start another run with --resume never",
                 key=key,
             )
     kept = {"seed": known["seed"], **{key: known[key] for key in _LEARNING_KEYS}}
@@ -188,10 +197,10 @@ def restore_configuration(config: LearnerConfig, client_id: str, known: Mapping[
         action_space=known["action_space"],
         weights=known.get("weights", {}),
     )
-    return replace(_settle_configuration(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
+    return replace(_resolve_configuration(config, client_id, hello), algorithm_type=entry.type or known["algorithm_type"])
 
 
-def _settle_configuration(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
+def _resolve_configuration(config: LearnerConfig, client_id: str, hello: Hello) -> ClientSettings:
     entry = config.clients.get(client_id, ClientConfig())
     name = entry.algorithm_name or hello.algorithm_name or config.default_algorithm
     if not name:
@@ -204,7 +213,7 @@ def _settle_configuration(config: LearnerConfig, client_id: str, hello: Hello) -
     said = check_learning_options(parameters)
 
     def pick(key: str) -> Any:
-        """The client's entry, then its parameters, then the learner's own option."""
+        """Return the option from the client's entry, else from its parameters, else from the learner's configuration."""
         choices = (getattr(entry, key), getattr(said, key), getattr(config, key))
         return next((choice for choice in choices if choice is not None), None)
 
@@ -225,10 +234,10 @@ def _settle_configuration(config: LearnerConfig, client_id: str, hello: Hello) -
 
 
 def require_match(settings: ClientSettings, hello: Hello) -> None:
-    """Lets an actor in only if what it says of its client is what the client is.
+    """Check that the fields of a HELLO equal the client's settings.
 
     Raises:
-        ConfigError: for the first field that differs, with both values.
+        ConfigError: If a field differs. The error names the first one, with both values.
     """
     pairs: list[tuple[str, object, object]] = []
     if hello.algorithm_name:
@@ -244,7 +253,7 @@ def require_match(settings: ClientSettings, hello: Hello) -> None:
         pairs.append((f"weights.{key}", value, ours_of_weights[key]))
     for field, theirs, ours in pairs:
         if not _same(theirs, ours):
-            message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, the actor has {theirs!r}"
+            message = f"{field} of client {settings.client_id!r} is {ours!r} on the learner, but the actor has {theirs!r}"
             raise ConfigError(message, key=field)
 
 
@@ -265,7 +274,7 @@ def _space(key: str, entry: Space | None, given: Mapping[str, Any]) -> Space:
 
 
 def _seed(config: LearnerConfig, client_id: str, given: int | None) -> int:
-    """The algorithm's seed: as given, else made from the learner's and the client's name, else from the system."""
+    """Return the given seed, else one from the learner's seed and the client's name, else a random one."""
     if given is not None:
         return given
     return zlib.crc32(f"{config.seed}/{client_id}".encode()) if config.seed is not None else secrets.randbits(32)

@@ -1,8 +1,8 @@
-"""Alarms of a client: what went wrong without stopping anything, named, counted, and said where people look.
+"""Alarms of a client: named and counted problems that stop nothing.
 
-The gateway thread owns one `Alarms` for each client. A learner thread raises an alarm with the message `Alarm`; code in the
-gateway thread calls `Alarms.note`. ``status`` shows all of them, beacons take the counts to the actors, and the log has a line at
-the first of a kind and then at most one a minute.
+The gateway thread has one `Alarms` for each client. A learner thread raises an alarm with the message `Alarm`; code in the
+gateway thread calls `Alarms.note`. ``status`` shows all alarms. Beacons carry their counts to the actors. The log has a line for
+the first alarm of a kind, then at most one a minute.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = [
     "CREDIT_CORRECTED",
     "OTHER",
     "PROCESS_KILLER",
-    "SAID_EVERY_S",
+    "LOG_EVERY_S",
     "SEGMENT_QUARANTINED",
     "STALLED",
     "UPDATE_CHANGES_NOTHING",
@@ -32,13 +32,13 @@ PROCESS_KILLER: Final = "process_killer"
 STALLED: Final = "stalled"
 CREDIT_CORRECTED: Final = "credit_corrected"
 OTHER: Final = "other"
-"""Takes the alarms of all kinds beyond `MAX_KINDS`."""
+"""The kind under which all kinds beyond `MAX_KINDS` are counted."""
 
 MAX_KINDS = 32
 MAX_NAME_CHARS = 64
 MAX_TEXT_CHARS = 500
-SAID_EVERY_S = 60.0
-"""How often at most the log has a line about alarms of one kind."""
+LOG_EVERY_S = 60.0
+"""Shortest time between two log lines about alarms of one kind, in seconds."""
 
 
 @dataclass(slots=True)
@@ -46,13 +46,13 @@ class Alarm:
     """All alarms of one kind since the learner's start.
 
     Attributes:
-        name: the kind.
-        count: of them.
-        text: of the last one.
-        first_unix_s: Unix time of the first, in seconds.
-        last_unix_s: Unix time of the last, in seconds.
-        said: how many of them the log knows of.
-        said_s: when it was last told, on the monotonic clock.
+        name: The kind.
+        count: The number of alarms.
+        text: The text of the last alarm.
+        first_unix_s: Unix time of the first alarm, in seconds.
+        last_unix_s: Unix time of the last alarm, in seconds.
+        said: The value of `count` in the last log line.
+        logged_s: Time of the last log line, on the monotonic clock, in seconds.
     """
 
     name: str
@@ -60,31 +60,31 @@ class Alarm:
     text: str
     first_unix_s: float
     last_unix_s: float
-    said: int = 0
-    said_s: float = 0.0
+    logged: int = 0
+    logged_s: float = 0.0
 
 
 class Alarms:
-    """The alarms of one client, by kind. One thread uses it."""
+    """The alarms of one client, by kind. Use it in one thread only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, unix: Callable[[], float] = time.time) -> None:
-        """Makes it empty.
+        """Create it without alarms.
 
         Args:
-            clock: monotonic seconds, for the rate of the log.
-            unix: seconds, for people.
+            clock: Returns monotonic time in seconds; it limits the rate of log lines.
+            unix: Returns Unix time in seconds; it is shown in reports.
         """
         self._clock, self._unix = clock, unix
         self._kinds: dict[str, Alarm] = {}
         self._news = False
 
     def note(self, name: str, text: str, count: int = 1) -> None:
-        """Counts alarms of a kind.
+        """Count alarms of a kind.
 
         Args:
-            name: of the kind, as the documentation lists them.
-            text: one line for a person, with the numbers.
-            count: how many.
+            name: The kind, one of those that the documentation lists.
+            text: One line for a person, with the numbers.
+            count: The number of alarms.
         """
         name = name[:MAX_NAME_CHARS]
         if name not in self._kinds and len(self._kinds) >= MAX_KINDS:
@@ -98,22 +98,22 @@ class Alarms:
         self._news = True
 
     def due(self) -> list[Alarm]:
-        """The kinds that the log should hear of now; asking is cheap, and marks them as said."""
+        """Return the kinds for which a log line is due, and mark them as logged. The call is cheap if nothing is new."""
         if not self._news:
             return []
         now = self._clock()
-        found = [a for a in self._kinds.values() if a.count > a.said and (not a.said or now - a.said_s >= SAID_EVERY_S)]
+        found = [a for a in self._kinds.values() if a.count > a.logged and (not a.logged or now - a.logged_s >= LOG_EVERY_S)]
         for alarm in found:
-            alarm.said, alarm.said_s = alarm.count, now
-        self._news = any(a.count > a.said for a in self._kinds.values())
+            alarm.logged, alarm.logged_s = alarm.count, now
+        self._news = any(a.count > a.logged for a in self._kinds.values())
         return found
 
     def counts(self) -> dict[str, int]:
-        """The number of alarms of each kind."""
+        """Return the number of alarms of each kind."""
         return {alarm.name: alarm.count for alarm in self._kinds.values()}
 
     def report(self) -> dict[str, dict[str, Any]]:
-        """The client's part of the learner's status."""
+        """Return the alarms for the learner's status."""
         return {
             a.name: {
                 "count": a.count,

@@ -1,36 +1,218 @@
-"""The checkpoints of one client on disk: written whole or not at all, read only when every bit is right.
+"""The checkpoints of one client on disk. Each is written as a whole or not at all, and verified when it is read.
 
 ::
 
     RUN/checkpoints/CLIENT/
       00000007/  00000008/  00000009/     the newest few, each with state.safetensors and manifest.json
-      00000006.damaged/                   did not verify at a start; kept for people to look at
-      00000005.abandoned/                 newer than the one that --resume went back to
+      00000006.damaged/                   failed verification at a start; kept for inspection
+      00000005.abandoned/                 newer than the checkpoint that --resume returned to
       .tmp-00000010/                      being written or removed; the next start removes it
 
-A checkpoint is written beside the others, flushed to the disk, and renamed once. A crash at any moment leaves the old set
-or the new one.
+A checkpoint is written beside the others, flushed to disk, and renamed once. After a crash at any moment, either the old set or
+the new one is there.
+
+Checksums cover every bit of the two files, ``state.safetensors`` and ``manifest.json``. The manifest begins with its seal, the
+digest of everything after it. It contains the size and the digest of the other file. This much is fixed for all future
+formats, so that another format is never mistaken for damage. The digests (xxh3-128) detect accidents, not attacks.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
+import operator
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner.checkpoint_files import Manifest, Mark, encode_checkpoint, read_checkpoint, read_manifest
+from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 from rl4sys_zmq.private import sync_folder
 
-__all__ = ["CheckpointStore", "Manifest", "Mark", "read_checkpoint", "read_manifest"]
+__all__ = ["CheckpointStore", "MANIFEST", "Manifest", "Mark", "STATE", "encode_checkpoint", "read_checkpoint", "read_manifest"]
+
+
+MANIFEST, STATE = "manifest.json", "state.safetensors"
+FORMAT = 1
+
+_HEAD = b'{"seal": "'
+_DIGEST_BYTES = 32
+_LOST = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO}
+"""The errors of the disk that mean a lost file.
+
+Any other error (no permission, too many open files) can be temporary.
+"""
+
+_TYPES = {"str": str, "int": int, "float": float, "dict[str, int]": dict}
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The position of a checkpoint in one stream.
+
+    Attributes:
+        actor_id: The actor of the stream.
+        origin: The incarnation that began to number its segments.
+        next_seq: The first sequence number that this state has not disposed of.
+        verdicts: Counts of the stream's segments below `next_seq`: trained, stale, quarantined, refused.
+    """
+
+    actor_id: str
+    origin: int
+    next_seq: int
+    verdicts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The description of a checkpoint.
+
+    Attributes:
+        client_id: The client.
+        journal_id: The lineage of the journal that the marks belong to.
+        number: Number of the checkpoint among this client's; set by `CheckpointStore.write`.
+        generation: Generation of the policy.
+        version: Version of the policy in its generation.
+        digest: Xxh3-64 of the policy's flat weights.
+        algorithm_name: The algorithm that can read the state.
+        updates: Number of updates done.
+        steps: Number of steps observed.
+        verdicts: Counts of all segments of the client.
+        marks: One per stream.
+        grid: Exponents of the grid steps of the published weights; empty if they are not on a grid.
+        saved_unix_s: Time of writing; set by `CheckpointStore.write`.
+    """
+
+    client_id: str
+    journal_id: int
+    number: int = 0
+    generation: int
+    version: int
+    digest: int
+    algorithm_name: str
+    updates: int
+    steps: int
+    verdicts: dict[str, int]
+    marks: tuple[Mark, ...]
+    grid: tuple[int, ...] = ()
+    saved_unix_s: float = 0.0
+
+
+def encode_checkpoint(manifest: Manifest, state: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the contents of the two files by name.
+
+    Raises:
+        CheckpointError: If something in the state cannot be stored, or safetensors is not installed.
+    """
+    tree, arrays = pack_state(state)
+    data = _safetensors().numpy.save(arrays)
+    document = {
+        "format": FORMAT,
+        "library": getattr(sys.modules["rl4sys_zmq"], "__version__", ""),
+        "files": {STATE: {"bytes": len(data), "xxh3_128": xxhash.xxh3_128_hexdigest(data)}},
+        **asdict(manifest),
+        "state": tree,
+    }
+    lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in document.items())
+    rest = ('",\n' + ",\n".join(lines) + "\n}\n").encode("ascii")
+    return {STATE: data, MANIFEST: _HEAD + xxhash.xxh3_128_hexdigest(rest).encode() + rest}
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the verified manifest of the checkpoint in the folder `path`, without reading the state.
+
+    Raises:
+        CheckpointError: If it is missing, damaged, unreadable or of another format.
+    """
+    return _manifest(path, _document(path))
+
+
+def read_checkpoint(path: Path) -> tuple[Manifest, dict[str, Any]]:
+    """Return the manifest and the state of the checkpoint in the folder `path`, verified to the last bit.
+
+    Raises:
+        CheckpointError: If it cannot be read or verified. The error names the file and the problem.
+    """
+    document = _document(path)
+    manifest = _manifest(path, document)
+    file = path / STATE
+    try:
+        size, digest = document["files"][STATE]["bytes"], document["files"][STATE]["xxh3_128"]
+        tree = document["state"]
+    except (KeyError, TypeError) as exc:
+        raise CheckpointError(path / MANIFEST, f"the field {exc} is missing", damaged=True) from exc
+    data = _read(file)
+    if len(data) != size:
+        raise CheckpointError(file, f"it has {len(data)} bytes; expected {size}", damaged=True)
+    if xxhash.xxh3_128_hexdigest(data) != digest:
+        raise CheckpointError(file, "its contents have changed since it was written (digest)", damaged=True)
+    try:
+        arrays = _safetensors().numpy.load(data)
+        state = unpack_state(tree, arrays)
+    except (_safetensors().SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as exc:
+        raise CheckpointError(file, f"it does not match its manifest: {exc}", damaged=True) from exc
+    return manifest, state
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return the manifest's JSON, after checking its digest and format."""
+    file = path / MANIFEST
+    data = _read(file)
+    at = len(_HEAD) + _DIGEST_BYTES
+    if data[: len(_HEAD)] != _HEAD or xxhash.xxh3_128_hexdigest(data[at:]).encode() != data[len(_HEAD) : at]:
+        raise CheckpointError(file, "its contents have changed since it was written (seal)", damaged=True)
+    try:
+        document = json.loads(data)
+        written, library = document["format"], document.get("library", "unknown")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise CheckpointError(file, f"it is not a manifest: {exc!r}", damaged=True) from exc
+    if written != FORMAT:
+        raise CheckpointError(
+            file, f"version {library} of this library wrote it in format {written}; this version reads format {FORMAT}"
+        )
+    return dict(document)
+
+
+def _manifest(path: Path, document: Mapping[str, Any]) -> Manifest:
+    try:
+        values = {field.name: document[field.name] for field in fields(Manifest) if field.name != "grid"}
+        values["grid"] = tuple(operator.index(step) for step in document.get("grid", ()))  # older manifests lack it
+        values["marks"] = tuple(Mark(**mark) for mark in values["marks"])
+        for thing in (Manifest(**values), *values["marks"]):
+            for field in fields(thing):
+                expected = _TYPES.get(str(field.type))
+                if expected is not None and type(getattr(thing, field.name)) is not expected:
+                    raise TypeError(f"{field.name} is not {field.type}")
+    except (KeyError, TypeError) as exc:
+        raise CheckpointError(path / MANIFEST, f"a field is missing or invalid: {exc}", damaged=True) from exc
+    return Manifest(**values)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(file, exc.strerror or os.strerror(exc.errno or 0), damaged=exc.errno in _LOST) from exc
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.numpy
+    except ModuleNotFoundError as exc:
+        raise CheckpointError(STATE, f"checkpoints need the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
+    return safetensors
+
 
 log = logging.getLogger(__name__)
 
@@ -39,41 +221,40 @@ _NAME = re.compile(r"([0-9]{8,})(\.(?:damaged|abandoned)(?:\.[0-9]+)?)?")
 
 
 class CheckpointStore:
-    """The folder of one client. Its learner thread alone writes there; `newest` may be called by anybody.
+    """The checkpoint folder of one client. Only its learner thread writes there; any thread can call `newest`.
 
     Attributes:
-        folder: made by the first `write`.
-        damaged: what `load` has moved aside so far, in words: also those for which it found nothing older.
+        folder: The folder, created by the first `write`.
+        damaged: The errors of all checkpoints that `load` has moved aside so far, including those with no older replacement.
     """
 
     def __init__(self, folder: Path, keep: int = 3) -> None:
-        """Touches nothing yet.
+        """Create the store. Does not touch the disk.
 
         Args:
-            folder: of the client; the last part is usually a `rl4sys_zmq.names.folder_name`.
-            keep: how many checkpoints stay, at least 1.
+            folder: The client's folder; its last part is usually a `rl4sys_zmq.names.folder_name`.
+            keep: Number of checkpoints to keep, at least 1.
         """
         if keep < 1:
-            raise ValueError(f"keep must be at least 1, not {keep}")
+            raise ValueError(f"keep is {keep}; expected at least 1")
         self.folder = folder
         self.damaged: list[str] = []
         self._keep = keep
 
     def write(self, manifest: Manifest, state: Mapping[str, Any], *, wanted: Callable[[], bool] = lambda: True) -> Manifest:
-        """Writes one checkpoint; when this returns it is on the disk.
+        """Write one checkpoint. It is on disk when this returns.
 
         Args:
-            manifest: `number` and `saved_unix_s` are set here: numbers are never used twice, not even abandoned ones.
-            state: what `Algorithm.state` returned; see `pack_state` for what may be in it.
-
-            wanted: asked at the last moment; False when another learner thread has taken this one's place.
+            manifest: The manifest. `number` and `saved_unix_s` are set here. Numbers are never reused, not even abandoned ones.
+            state: The result of `Algorithm.state`; see `pack_state` for the supported types.
+            wanted: Called right before the rename; returns False if another learner thread has replaced this one.
 
         Returns:
-            The manifest as it was written.
+            The manifest as written.
 
         Raises:
-            CheckpointError: when it cannot be written, or is not wanted any more. What was there is still there; at worst (an
-                error of the very last flush) the new one is there too, whole, and may outlast a loss of power or not.
+            CheckpointError: If the checkpoint cannot be written or is no longer wanted. The earlier ones are unchanged. If the
+                very last flush failed, the new one is there as well, complete, but might not survive a loss of power.
         """
         with _disk(self.folder):
             _make_folder(self.folder)
@@ -85,7 +266,7 @@ class CheckpointStore:
             try:
                 _fill(temporary, contents)
                 if not wanted():
-                    raise CheckpointError(temporary, "another learner thread writes here now")
+                    raise CheckpointError(temporary, "another learner thread has replaced this one and writes here now")
                 os.rename(temporary, self.folder / f"{number:08d}")
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -95,24 +276,26 @@ class CheckpointStore:
         return written
 
     def newest(self) -> list[Path]:
-        """The checkpoints, newest first: neither those moved aside nor what a crash left unfinished.
+        """Return the checkpoints, newest first, without those moved aside or left unfinished by a crash.
 
         Raises:
-            CheckpointError: when the folder cannot be read.
+            CheckpointError: If the folder cannot be read.
         """
         with _disk(self.folder):
             return [path for _, aside, path in self._entries() if not aside]
 
     def load(self) -> tuple[Manifest, dict[str, Any], list[str]] | None:
-        """The newest checkpoint that verifies.
+        """Return the newest checkpoint that verifies.
+
+        Newer ones that are damaged are renamed to ``NNNNNNNN.damaged``.
 
         Returns:
-            Its manifest, its state, and in words which newer ones were damaged; these are renamed to ``NNNNNNNN.damaged``.
-            None when there is none, or none that is whole (`damaged` tells).
+            Its manifest, its state, and the errors of the damaged ones; None if there is no intact checkpoint (then `damaged`
+            has the errors).
 
         Raises:
-            CheckpointError: when one may be whole and still cannot be read: another format, no permission, too many files.
-                Going back behind it would undo what it holds, so a person decides.
+            CheckpointError: If a checkpoint that may be intact cannot be read: another format, no permission, too many open
+                files. Falling back to an older one would undo what it holds, so a person must decide.
         """
         with _disk(self.folder):
             self._sweep()
@@ -123,20 +306,20 @@ class CheckpointStore:
             except CheckpointError as exc:
                 if not exc.damaged:
                     raise
-                log.warning("damaged checkpoint: %s", exc)
+                log.warning("checkpoint is damaged and is moved aside: %s", exc)
                 damaged.append(str(exc))
                 self.damaged.append(str(exc))
                 self._set_aside(path, "damaged")
         return None
 
     def abandon_after(self, number: int) -> list[int]:
-        """Renames all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, newest first.
+        """Rename all checkpoints newer than `number` to ``NNNNNNNN.abandoned``, newest first.
 
         Returns:
             Their numbers, newest first.
 
         Raises:
-            CheckpointError: when one cannot be renamed; a second call goes on from there.
+            CheckpointError: If one cannot be renamed; a second call continues from there.
         """
         newer = [(int(path.name), path) for path in self.newest() if int(path.name) > number]
         for _, path in newer:
@@ -144,7 +327,7 @@ class CheckpointStore:
         return [number for number, _ in newer]
 
     def _entries(self) -> list[tuple[int, bool, Path]]:
-        """``(number, moved aside, path)`` of each checkpoint, newest first."""
+        """Return ``(number, moved aside, path)`` of each checkpoint, newest first."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -153,16 +336,19 @@ class CheckpointStore:
         return sorted(found, reverse=True)
 
     def _sweep(self) -> None:
-        """Removes what a crash left unfinished."""
+        """Remove what a crash left unfinished."""
         for path in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def _prune(self) -> None:
-        """Removes the oldest. The new one is safe by now: a disk that refuses costs space, and the next write tries again."""
+        """Remove the oldest checkpoints.
+
+        The new one is on disk already, so a failure only costs space; the next write tries again.
+        """
         try:
             for path in reversed(self.newest()[self._keep :]):
                 doomed = self.folder / f"{TEMPORARY}{path.name}"
-                os.rename(path, doomed)  # so that a half-removed one is never taken for a checkpoint
+                os.rename(path, doomed)  # so that a partly removed one never looks like a checkpoint
                 shutil.rmtree(doomed)
         except (OSError, CheckpointError) as exc:
             log.warning("an old checkpoint cannot be removed: %s", exc)
@@ -179,7 +365,7 @@ class CheckpointStore:
 
 @contextmanager
 def _disk(path: Path) -> Iterator[None]:
-    """What the disk refuses becomes an error of ours."""
+    """Convert `OSError` to `CheckpointError`."""
     try:
         yield
     except OSError as exc:
@@ -187,7 +373,7 @@ def _disk(path: Path) -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes the folder and those above it, for the owner alone, and what names them durable."""
+    """Create the folder and its parents, private to the owner, and flush their names to disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -195,7 +381,10 @@ def _make_folder(folder: Path) -> None:
 
 
 def _fill(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Makes a folder with these files; when this returns they are on the disk, but the folder's own name may not be."""
+    """Create a folder with these files.
+
+    The files are on disk when this returns; the folder's own name may not be.
+    """
     folder.mkdir(mode=0o700)
     for name, content in contents.items():
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""The gateway's view of one client: its learner thread, its actors, its credit and its publications."""
+"""The gateway's state of one client: its learner thread, its actors, its credit and its published weights."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ __all__ = ["Client", "ClientState", "new_topic"]
 EPISODES_KEPT = 100
 CREDIT_ITEMS = 1024
 DURABLE_CREDIT_ITEMS = 4096
-"""How many segments may wait for one learner thread, as far as credit goes; with a journal, those that it is writing among them.
-In memory alone more are slower: they have left the processor's caches before they are read."""
+"""Credit in segments: how many may wait for one learner thread, with a journal in memory and on disk. The second includes the
+segments that the journal is writing. In memory, a longer queue is slower: the segments leave the CPU caches before use."""
 
 CREDIT_BYTES = 256 << 20
-"""How many bytes of messages may wait for one learner thread, likewise."""
+"""Credit in bytes: how many bytes of messages may wait for one learner thread."""
 
 QUEUE_ITEMS = 8192
-"""How many segments may wait in any case: each actor may have one more than its share."""
+"""Hard limit on the segments that wait for one learner thread. Credit can be exceeded, by one segment of each actor."""
 
 QUEUE_MESSAGES = QUEUE_ITEMS + 16
 
 NEWCOMER_ITEMS = 64
-"""How many segments an actor may send at first."""
+"""Credit in segments of an actor that has not sent any."""
 
-WISHES = 64
-"""An actor that has sent nothing yet may wish for such a part of the steps that can be used."""
+FIRST_REQUEST_DIVISOR = 64
+"""An actor that has sent no steps can request this fraction (1/64) of the free steps."""
 
 ACTORS_SHOWN = 100
-"""How many actors a report names: the live ones, then those that were heard last."""
+"""Number of actors in a report: live ones first, then those that sent a message last."""
 
 
 def new_topic() -> bytes:
-    """A topic that nobody can guess."""
+    """Return a random topic that a peer cannot guess."""
     return os.urandom(8)
 
 
 class ClientState(StrEnum):
-    """Of a client's learner thread."""
+    """The state of a client's learner thread."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -74,27 +74,29 @@ class ClientState(StrEnum):
 
 
 class Client:
-    """One client. Only the thread of its `LearnerCore` touches it.
+    """The gateway's state of one client. Only the thread of its `LearnerCore` uses it.
+
+    A *life* is one start of the client's learner thread.
 
     Attributes:
-        table: its actors.
-        pool: the credit of the learner thread's present life.
-        weight_history: what it has published in the present generation.
-        verdicts: what became of its segments, in the lineage that its learner thread goes on from.
-        dirty: the actors that are owed an ack.
-        settles_at: before then they get none, by the monotonic clock.
-        waiting: hellos that came while the learner thread was starting, with their users, by peer.
-        worker: the present life of its learner thread; None where it was told to end.
-        workers: all lives of it that may still run.
-        backlog: messages for the learner thread that are not in its pipeline yet.
-        known: the journal has it.
-        replaying: the token of the journal's pages that feed the learner thread, after it has gone back to a checkpoint;
-            meanwhile new segments come that way too. 0 when it has caught up.
-        page_after: where the next page begins; None while one is on its way, or none is wanted.
-        topic: of its weights, behind a kind byte.
-        stalled_s: for how long it has stood still though it could go on; 0 when it does not.
-        alarms: what went wrong without stopping it, since the learner's start.
-        busy_at: when it was last seen with a live actor, or was made, on the monotonic clock.
+        table: The streams of its actors.
+        pool: The credit of the current life.
+        weight_history: The weights published in the current generation.
+        verdicts: The number of segments by verdict, counted from the checkpoint that the current life started with.
+        dirty: The actors to which an ack is due.
+        next_ack_at: The earliest time of the next acks, on the monotonic clock.
+        waiting: The HELLOs that arrived while the learner thread was starting, each with its user, by peer.
+        worker: The current life of its learner thread; None after `end_thread`.
+        workers: All lives that can still be running.
+        backlog: Messages for the learner thread that did not fit in its pipeline.
+        known: True if the journal has a row of this client.
+        replaying: The token of the journal pages that are replayed to the learner thread after it loaded a checkpoint. New
+            segments reach the learner thread through these pages too. 0 after the replay.
+        page_after: The journal row after which the next page begins; None if no page is to be requested.
+        topic: The topic of its weights and beacons, without the kind byte in front.
+        stalled_s: How long nothing has moved although it could, in seconds; 0 if the client is not stalled.
+        alarms: Its alarms since the start of the learner.
+        busy_at: When it was created or last had a live or waiting actor, on the monotonic clock.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Client:
         self.backlog: deque[list[Frame]] = deque()
         self.waiting: dict[bytes, tuple[Hello, str]] = {}
         self.dirty: set[str] = set()
-        self.settles_at = 0.0
+        self.next_ack_at = 0.0
         self.counters = Counters()
         self.alarms = Alarms(clock.monotonic, clock.unix)
         self.verdicts = dict.fromkeys(Verdict.ALL, 0)
@@ -153,43 +155,43 @@ class Client:
 
     @property
     def client_id(self) -> str:
-        """Its name."""
+        """The client's name."""
         return self.settings.client_id
 
     @property
     def key(self) -> bytes:
-        """What its learner thread puts before its words; changes with each life of the thread."""
+        """The key that precedes each message of its learner thread. It changes with each life."""
         return self.policy_id + self.life.to_bytes(4, "little")
 
     @property
     def queued(self) -> int:
-        """Segments that this life of the learner thread was given, and that it has not taken yet."""
+        """The number of segments accepted for this life of the learner thread and not yet taken by it."""
         return self.pool.transit.items
 
     @property
-    def settled(self) -> bool:
-        """Its learner thread runs, and has been fed what the journal held."""
+    def is_caught_up(self) -> bool:
+        """True if the learner thread runs and the replay of the journal is complete."""
         return self.state is ClientState.RUNNING and not self.replaying
 
     @property
     def is_wanted(self) -> bool:
-        """An actor is live, or waits to be let in."""
+        """True if an actor is live or waits for its `Welcome`."""
         return self.table.has_live or bool(self.waiting)
 
     @property
     def is_expendable(self) -> bool:
-        """To forget it loses nothing: it was ready once, has no data, no checkpoint and no live actor."""
+        """True if nothing is lost with this client: it was ready once and has no data, no checkpoint and no live actor."""
         began = self.schema is None or self.replaying or self.state is ClientState.STARTING
         holds = self.accepted or self.verdicts[Verdict.REFUSED] or self.saved.number or self.save_error
         return not (began or holds or self.is_wanted)
 
     def shares(self, journal_bytes: int) -> tuple[int, int]:
-        """How many more segments, and bytes of them, each of the actors that submit may send.
+        """Return the credit of each actor that submits: a number of segments and a number of bytes.
 
-        Segments are shared between those that have sent some: who has only joined takes nothing from them.
+        Segments are shared between the actors that have sent some, so that an actor that has only joined takes none from them.
 
         Args:
-            journal_bytes: what the journal has room for.
+            journal_bytes: Free space of the journal, in bytes.
         """
         live = [s for s in self.table.live() if s.submits]
         senders, workers = max(1, len(live)), max(1, sum(s.accepted_steps > 0 for s in live))
@@ -199,31 +201,32 @@ class Client:
             return 0, 0
         return max(1, items // workers), max(1, free // senders)
 
-    def believed(self, stream: Stream, want_steps: int) -> int:
-        """As much of an actor's wish as it may well come up to: a segment, or a little of what there is; later twice as much.
+    def limit_request(self, stream: Stream, want_steps: int) -> int:
+        """Return the part of an actor's requested steps that is plausible from what it has sent so far.
 
-        A wish holds credit that others could use, so it takes work to have a large one.
+        A request reserves credit that others could use, so only an actor that has sent much can request much: at first one
+        segment or 1/`FIRST_REQUEST_DIVISOR` of the free steps, later that plus twice the steps that it has sent.
         """
         free_steps = self.pool.free_steps
-        first = max(1, self.rollout_length, free_steps // WISHES)
+        first = max(1, self.rollout_length, free_steps // FIRST_REQUEST_DIVISOR)
         return min(want_steps, 2 * stream.accepted_steps + first)
 
     def ack(self, stream: Stream, shares: tuple[int, int]) -> Ack:
-        """What one of its actors is told."""
+        """Return the ack for one of its actors, with the credit from `shares`."""
         generation, min_version = self.weight_history.generation, self.pool.min_version
         items = shares[0] if stream.accepted_steps else min(shares[0], NEWCOMER_ITEMS)
         return stream.ack(generation=generation, free_items=items, free_bytes=shares[1], min_version=min_version)
 
     def beacon(self) -> Beacon:
-        """What all its actors are told each second."""
+        """Return the beacon of its policy."""
         return self.weight_history.beacon(self.alarms.counts())
 
     def row(self) -> ClientRow:
-        """What the journal should know of it."""
+        """Return its row for the journal."""
         return ClientRow(self.client_id, self.weight_history.generation, self.settings.to_json(), 0, 0, 0)
 
     def stream_row(self, stream: Stream) -> StreamRow:
-        """What the journal should know of a stream."""
+        """Return the row of a stream for the journal."""
         return StreamRow(
             self.client_id,
             stream.actor_id,
@@ -239,7 +242,7 @@ class Client:
         )
 
     def start(self, ports: Ports, config: LearnerConfig, journal: Journal) -> None:
-        """Give it a (new) learner thread, which begins with an assignment."""
+        """Start a learner thread for this client. Its first message is an `Assign`."""
         self.life += 1
         self.replaying = self.life if journal.durable else 0
         self._credit_items = DURABLE_CREDIT_ITEMS if journal.durable else CREDIT_ITEMS
@@ -254,12 +257,12 @@ class Client:
         self.workers.append(self.worker)
 
     @property
-    def gone(self) -> bool:
-        """The learner thread has ended though nobody told it to."""
+    def ended_unexpectedly(self) -> bool:
+        """True if the learner thread has ended without a request to end and without `Failed`."""
         return self.state is not ClientState.FAILED and not any(worker.alive for worker in self.workers)
 
     def end_thread(self, *, replaced: bool = False) -> None:
-        """Tells the learner thread to finish what it has been given, and to end; or that another takes its place."""
+        """Tell the learner thread to finish its queue and end; with `replaced`, to end as soon as it can."""
         self.worker = None
         self.backlog.clear()
         for worker in self.workers:
@@ -267,7 +270,7 @@ class Client:
         self.workers = [worker for worker in self.workers if worker.alive]
 
     def roll_back(self) -> int:
-        """Gives up what is pending, because its learner thread is gone; returns how many segments that are."""
+        """Count all pending segments as rolled back, because the learner thread has ended, and return their number."""
         lost = self.table.roll_back()
         self.rolled_back += lost
         for stream in self.table.all():
@@ -275,19 +278,19 @@ class Client:
         return lost
 
     def ready(self, message: Ready) -> None:
-        """Takes the learner thread's description of its policy."""
+        """Store the learner thread's description of its policy."""
         spec = self.spec = spec_from_document(message.spec)
         self.welcome_spec, self.algorithm_type = message.spec, message.kind
         self.rollout_length, self.max_policy_lag = message.rollout_length, message.max_policy_lag
         writing = self.settings.writing([tensor.size for tensor in spec.tensors])
-        writing = replace(writing, level=min(writing.level, 1))  # the gateway does other things too
+        writing = replace(writing, level=min(writing.level, 1))  # higher levels would occupy the gateway thread too long
         self.weight_history.describe(self.policy_id, writing)
         self.schema = SegmentSchema(spec.observation_space, spec.action_space, MAX_SEGMENT_STEPS)
 
-    # ---- going back to a checkpoint
+    # ---- return to a checkpoint
 
     def rewind(self, message: Ready) -> None:
-        """Takes dispositions and counts back to the state that the learner thread goes on from."""
+        """Reset the verdicts and marks to those of the checkpoint that the learner thread continues from."""
         marks = {(actor_id, origin): (seq, verdicts) for actor_id, origin, seq, verdicts in message.marks}
         self.table.rewind(marks)
         for verdict in Verdict.ALL:
@@ -307,7 +310,7 @@ class Client:
         self._balance()
 
     def replay(self, entry: JournalEntry) -> None:
-        """Feeds the learner thread an entry that the journal gave back, if its state lacks it."""
+        """Send the learner thread an entry that was read from the journal, unless its checkpoint covers the entry."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is None or self.schema is None:
             return
@@ -318,11 +321,11 @@ class Client:
             self.replayed += again.load.items
             self.send(entry, again.skip, again.load, waited=stream.counted(entry.end_seq))
 
-    def hand_on(self, entry: JournalEntry) -> None:
-        """Give the learner thread an entry that the journal has made safe."""
+    def send_committed(self, entry: JournalEntry) -> None:
+        """Send the learner thread an entry that the journal has committed."""
         stream = self.table.get(entry.actor_id, entry.origin)
         if stream is not None and not stream.counted(entry.end_seq):
-            self.replay(entry)  # accepted before this life of the learner thread; a full disk lets a page overtake it
+            self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
         else:
             self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
 
@@ -330,10 +333,10 @@ class Client:
         """Queue an entry for the learner thread, and count it.
 
         Args:
-            entry: the message, whole.
-            skip: how many of its segments the learner thread must skip.
-            load: what it takes of the rest.
-            waited: the entry was accepted in this life of the learner thread, and counted then.
+            entry: The entry, with the whole message.
+            skip: How many of its segments the learner thread must skip.
+            load: The size of the other segments.
+            waited: True if the entry was accepted in this life, and is counted as waiting.
         """
         self.pool.transit.send(load, waited=waited)
         self.deliver(entry, skip)
@@ -343,7 +346,7 @@ class Client:
         self.backlog.append(encode(Deliver(entry.actor_id, entry.origin, skip, entry.refused, entry.frames)))
 
     def caught_up(self) -> int:
-        """The journal has given everything back; returns how many segments it could not, which are rolled back."""
+        """End the replay, and return how many segments the journal lacked. They are counted as rolled back."""
         self.replaying = 0
         for stream in self.table.all():
             stream.replay_ends()
@@ -352,12 +355,15 @@ class Client:
         return self.rolled_back - before
 
     def _balance(self) -> None:
-        """What was accepted and neither met its verdict in this lineage nor can meet it any more, is rolled back."""
+        """Set `rolled_back` to the accepted segments that have no verdict and are not pending."""
         judged = sum(self.verdicts[v] for v in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
         self.rolled_back = max(0, self.accepted - judged - self.table.pending)
 
     def checkpointed(self, message: Checkpointed) -> dict[Key, int]:
-        """Notes a checkpoint; returns what the journal may forget: what is below the one before, so that one may be damaged."""
+        """Record a checkpoint, and return the marks below which the journal can delete entries.
+
+        These are the marks of the checkpoint before, so that one damaged checkpoint loses nothing.
+        """
         self.saved, self.saved_at, self.save_error = message, self._clock.monotonic(), message.error
         if message.error or not message.number:
             return {}
@@ -369,30 +375,30 @@ class Client:
         return self._older_marks
 
     def trimmed(self, stream: Stream) -> bool:
-        """Nothing of a stream is in the journal any more."""
+        """Return True if the journal holds no entry of a stream."""
         return not self.checkpoints or self._older_marks.get(stream.key, 0) >= stream.received
 
-    def demanded(self, message: Demand) -> None:
-        """Takes the learner thread's word for what it can use and what it has read."""
+    def on_demand(self, message: Demand) -> None:
+        """Record the steps that the learner thread can use, and the messages that it has taken."""
         self.pool.demand(message.usable_steps, message.messages, message.min_version)
-        # Who has neither sent nor asked for anything waits for nothing; it is told each second, as all are.
+        # An actor that has neither sent nor requested anything needs no ack now; all actors get one each second.
         self.dirty.update(s.actor_id for s in self.table.live() if s.want_steps or s.received)
 
     def look_for_stall(self, now: float) -> str:
-        """Measure for how long nothing has moved that could; set `stalled_s` and return why.
+        """Set `stalled_s`, the time since anything moved although it could, and return the reason of the stall.
 
-        Call this while the journal takes data and has nothing left to do for this client.
+        Call this only while the journal works and has no operation left for this client.
         """
         reason = ""
         if self.state is ClientState.RUNNING and not self.backlog and self.page_after is None:
-            reason = "it was to be fed from the journal, which gives nothing" if self.replaying else ""
+            reason = "the replay is not complete, but no page of the journal is outstanding" if self.replaying else ""
             reason = reason or stall_reason(self.pool, self.table.live())
         progress = (self.life, self.accepted, self.pool.transit.messages, self.replayed, self.weight_history.version)
         self.stalled_s = self._stall.look(now, progress, reason)
         return reason
 
     def note(self, metrics: Metrics) -> None:
-        """Takes the learner thread's figures."""
+        """Record the learner thread's metrics."""
         merged = {**self._metrics.scalars, **metrics.scalars}
         self._metrics = Metrics(metrics.step, metrics.update, merged, [], 0)
         self._pace.append((self._clock.monotonic(), metrics.step))
@@ -400,7 +406,7 @@ class Client:
         self._returns.extend((total, length) for _, total, length in metrics.episodes)
 
     def report(self, now: float) -> dict[str, Any]:
-        """This client's part of the learner's status; means are over its last hundred episodes."""
+        """Return this client's part of the learner's status. Means are over the last `EPISODES_KEPT` episodes."""
         pub, metrics, count = self.weight_history, self._metrics, len(self._returns)
         actors = self.table.current()
         return {
@@ -466,7 +472,7 @@ class Client:
         return heapq.nlargest(ACTORS_SHOWN, actors, key=lambda s: (self.table.is_live(s), s.last_seen))
 
     def _steps_per_s(self, now: float) -> float:
-        """Environment steps taken per second, from the oldest report kept until now."""
+        """Return the environment steps per second, from the oldest of the last 64 reports until now."""
         if len(self._pace) < 2:
             return 0.0
         (began, first), (_, last) = self._pace[0], self._pace[-1]

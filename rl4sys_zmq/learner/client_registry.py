@@ -1,4 +1,4 @@
-"""The clients of a learner: founding, failing, restarting, and the learner threads that come and go with that."""
+"""The clients of a learner: creation, failure, restart and removal, with their learner threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import Journal, Restored, StreamTable
 from rl4sys_zmq.errors import ClientFailed, ConfigError, ProtocolError, Refusal, RL4SysError
-from rl4sys_zmq.learner.admission import ClientSettings, restore_configuration, settle_configuration
+from rl4sys_zmq.learner.admission import ClientSettings, resolve_configuration, restore_configuration
 from rl4sys_zmq.learner.client import Client, ClientState
 from rl4sys_zmq.learner.ports import Clock, Ports, WorkerPort
 from rl4sys_zmq.learner.weight_history import WeightHistory
@@ -21,29 +21,31 @@ __all__ = ["SILENCE_S", "ClientRegistry"]
 log = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
-"""After how long an actor that says nothing is no longer live, in seconds."""
+"""Silence after which an actor is no longer live, in seconds."""
 
 MAX_STILLBORN = 64
-MAX_TOLD_GENERATION = 1 << 62
-"""The highest generation that a new client takes from its first actor's word."""
+"""Number of errors kept for clients that could not be built."""
+
+MAX_REPORTED_GENERATION = 1 << 62
+"""The highest generation that a new client accepts from its first actor's HELLO."""
 
 
 class ClientRegistry:
-    """All clients, by name and by the key that their learner thread speaks under. Changed by the core's thread only."""
+    """All clients, by name and by the key of their learner thread's messages. Only the core's thread changes it."""
 
     def __init__(self, config: LearnerConfig, journal: Journal, ports: Ports) -> None:
-        """Makes an empty client registry.
+        """Create an empty registry.
 
         Args:
-            config: the learner's.
-            journal: where the clients' segments are.
-            ports: where learner threads and the time come from.
+            config: The learner's configuration.
+            journal: The journal of the clients' segments.
+            ports: Starts learner threads; has the clock.
         """
         self._config, self._journal, self._ports = config, journal, ports
         self._clients: dict[str, Client] = {}
         self._by_key: dict[bytes, Client] = {}
-        self._stillborn: dict[str, str] = {}
-        self._leaving: dict[str, Client] = {}
+        self._build_errors: dict[str, str] = {}
+        self._detached: dict[str, Client] = {}
         self._retired: list[WorkerPort] = []
         self._policy_ids = itertools.count(1)
 
@@ -51,49 +53,50 @@ class ClientRegistry:
         return iter(list(self._clients.values()))
 
     def get(self, client_id: str) -> Client | None:
-        """The client of this name."""
+        """Return the client with this name, or None."""
         return self._clients.get(client_id)
 
     @property
     def full(self) -> bool:
-        """There are as many clients as there may be."""
+        """True if there are `max_clients` clients."""
         return len(self._clients) >= self._config.max_clients
 
     def by_topic(self, topic: bytes) -> Client | None:
-        """The client whose weights have this topic."""
+        """Return the client whose weights have this topic, or None."""
         return next((client for client in self._clients.values() if client.topic == topic), None)
 
-    def speaking(self, key: bytes) -> Client | None:
-        """The client whose learner thread speaks under this key; None for an earlier life of one."""
+    def by_key(self, key: bytes) -> Client | None:
+        """Return the client whose learner thread has this key; None if that thread was replaced."""
         return self._by_key.get(key)
 
     def workers(self) -> list[WorkerPort]:
-        """Return all learner threads that may still run."""
-        return [*self._retired, *(worker for client in (*self, *self._leaving.values()) for worker in client.workers)]
+        """Return all learner threads that can still be running."""
+        return [*self._retired, *(worker for client in (*self, *self._detached.values()) for worker in client.workers)]
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Why a client has stopped, or could not be built; None when neither is so."""
+        """Return the error that stopped a client or prevented its creation, or None if there is none."""
         client = self._clients.get(client_id)
         if client is not None:
             return ClientFailed(client_id, client.error) if client.error else None
-        error = self._stillborn.get(client_id)
+        error = self._build_errors.get(client_id)
         return ConfigError(f"client {client_id!r} could not be built: {error}", key="algorithm_parameters") if error else None
 
     def found(self, hello: Hello) -> Client:
-        """Makes the client that an actor names for the first time, and starts its learner thread.
+        """Create the client that a HELLO names for the first time, and start its learner thread.
 
         Raises:
-            ConfigError: when its configuration cannot be settled.
-            ProtocolError: ``QUOTA`` when there are too many, ``CONFLICT`` while one of this name is being forgotten.
+            ConfigError: If its configuration is incomplete or invalid.
+            ProtocolError: ``QUOTA`` if there are `max_clients` clients; ``CONFLICT`` while a client of this name is being
+                forgotten.
         """
-        if hello.client_id in self._leaving:
-            raise ProtocolError(Refusal.CONFLICT, f"client {hello.client_id!r} is being forgotten")
+        if hello.client_id in self._detached:
+            raise ProtocolError(Refusal.CONFLICT, f"client {hello.client_id!r} is being forgotten; join again when that is done")
         if self.full:
             limit = self._config.max_clients
-            raise ProtocolError(Refusal.QUOTA, f"this learner has {limit} clients already (max_clients)")
-        client = self._make(settle_configuration(self._config, hello), min(hello.held_generation, MAX_TOLD_GENERATION))
+            raise ProtocolError(Refusal.QUOTA, f"this learner already has {limit} clients; raise max_clients to allow more")
+        client = self._make(resolve_configuration(self._config, hello), min(hello.held_generation, MAX_REPORTED_GENERATION))
         self._clients[hello.client_id] = client
-        self._stillborn.pop(hello.client_id, None)
+        self._build_errors.pop(hello.client_id, None)
         try:
             self._start(client)
         except BaseException:
@@ -103,10 +106,10 @@ class ClientRegistry:
         return client
 
     def restore(self, restored: Restored) -> None:
-        """Makes the clients that the journal remembers, and starts their learner threads.
+        """Create the clients that the journal holds, and start their learner threads.
 
         Raises:
-            ConfigError: when the configuration of one contradicts what it was.
+            ConfigError: If the configuration of a client contradicts its saved settings.
         """
         now = self._ports.clock.monotonic()
         for row in restored.clients:
@@ -135,11 +138,18 @@ class ClientRegistry:
         return Client(settings, policy_id, _generation(last_generation, clock), table, folder, clock)
 
     def fail(self, client: Client, message: Failed) -> bool:
-        """Stops a client on its learner thread's last words; True when it had never worked, and is forgotten.
+        """Stop a client whose learner thread has failed.
 
-        Then the next actor may say better what it is.
+        A client that was never ready is removed, so that the next actor can create it with a better configuration.
+
+        Args:
+            client: The client.
+            message: The learner thread's error.
+
+        Returns:
+            True if the client was removed.
         """
-        # A configuration that cannot be used is its user's mistake: one line. Anything else wants its trace.
+        # A configuration error needs one log line only. Other errors need their trace.
         trace = "" if message.error.startswith(f"{ConfigError.__name__}:") else f"\n{message.trace}"
         log.error("client %s failed: %s%s", client.client_id, message.error, trace)
         self._by_key.pop(client.key, None)
@@ -149,15 +159,20 @@ class ClientRegistry:
             return False
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
         del self._clients[client.client_id]
-        self._stillborn[client.client_id] = message.error
-        while len(self._stillborn) > MAX_STILLBORN:
-            del self._stillborn[next(iter(self._stillborn))]
+        self._build_errors[client.client_id] = message.error
+        while len(self._build_errors) > MAX_STILLBORN:
+            del self._build_errors[next(iter(self._build_errors))]
         return True
 
     def restart(self, client: Client, *, give_up_pending: bool) -> int:
-        """Gives a client a new learner thread and a new generation; returns how many segments were rolled back by now.
+        """Start a new learner thread, in a new generation, for a client.
 
-        With `give_up_pending` the journal gives up what is pending before the new thread is fed.
+        Args:
+            client: The client.
+            give_up_pending: Delete the client's journal entries first, so that nothing is replayed.
+
+        Returns:
+            The number of segments that are rolled back at once: the pending ones with a journal in memory, else 0.
         """
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
@@ -169,20 +184,20 @@ class ClientRegistry:
         return rolled_back
 
     def detach(self, client: Client) -> None:
-        """Ends a client: its learner thread is told to stop, and to write nothing more. The name is taken until `release`."""
+        """Remove a client, and end its learner thread without a checkpoint. Its name stays in use until `release`."""
         self._by_key.pop(client.key, None)
         client.end_thread(replaced=True)
         del self._clients[client.client_id]
-        self._leaving[client.client_id] = client
+        self._detached[client.client_id] = client
 
     def release(self, client: Client) -> None:
-        """Another client may have the name of one that was detached."""
-        del self._leaving[client.client_id]
+        """Free the name of a detached client."""
+        del self._detached[client.client_id]
         self._retired = [worker for worker in (*self._retired, *client.workers) if worker.alive]
 
     def put_back(self, client: Client, error: str) -> None:
-        """A client that was detached is there again, as one that has failed."""
-        del self._leaving[client.client_id]
+        """Return a detached client to the registry in the state ``failed``, with this error."""
+        del self._detached[client.client_id]
         client.state, client.error = ClientState.FAILED, error
         self._clients[client.client_id] = client
 
@@ -192,5 +207,5 @@ class ClientRegistry:
 
 
 def _generation(last: int, clock: Clock) -> int:
-    """Return a new generation: the Unix time in ms, or one more than the last, so that it only grows."""
+    """Return a new generation, always above the last: the Unix time in ms, or one more than the last."""
     return max(last + 1, int(clock.unix() * 1000))

@@ -1,7 +1,8 @@
-"""The learner's core: everything that the gateway thread decides, without a socket, a thread or a clock of its own.
+"""The learner's core: all decisions of the gateway thread, without a socket, a thread or a clock.
 
-Messages of actors, words of learner threads and the time go in; what follows from them leaves through `Ports`, the journal and
-the sink. The gateway thread drives it with sockets, the simulator with a network of its own.
+The inputs are messages of actors, messages of learner threads, and the time. The outputs go through `Ports`, the journal and
+the event sink. The gateway thread drives the core with sockets; the simulator in ``tests/simulation`` drives it with a
+simulated network.
 """
 
 from __future__ import annotations
@@ -53,35 +54,35 @@ __all__ = ["BACKLOG_RETRY_S", "LearnerCore"]
 log = logging.getLogger(__name__)
 
 BACKLOG_RETRY_S = 0.005
-"""After how long a full pipeline of a learner thread is tried again, in seconds."""
+"""Time until a send to a full pipeline of a learner thread is tried again, in seconds."""
 
 
 class LearnerCore:
-    """All clients of a learner, their actors and their learner threads. One thread uses it.
+    """All clients of a learner, their actors and their learner threads. Use it in one thread only.
 
     Attributes:
-        counters: The learner's.
+        counters: The learner's counters.
         registry: The clients.
-        endpoint: The sessions of their actors; messages of actors go in there.
-        published: Held while clients and versions change, and notified then: other threads wait for that.
+        endpoint: The sessions of the actors; its `receive` handles their messages.
+        published: A condition for other threads. The core holds it while it changes clients and versions, then notifies it.
     """
 
-    def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, guard: Authorizer, ports: Ports) -> None:
-        """Make it, without clients.
+    def __init__(self, config: LearnerConfig, journal: Journal, sink: EventSink, authorizer: Authorizer, ports: Ports) -> None:
+        """Create a core without clients.
 
         Args:
-            config: The learner's.
-            journal: Where accepted segments go. Its owner closes it.
-            sink: Where figures and events go.
-            guard: Rights and quotas.
-            ports: The world outside.
+            config: The learner's configuration.
+            journal: Receives accepted segments. Its owner closes it.
+            sink: Receives metrics and events.
+            authorizer: Rights and quotas.
+            ports: Sockets, threads and the clock.
         """
         self.counters = Counters()
         self.published = threading.Condition()
-        self._journal, self._sink, self._guard, self._ports = journal, sink, guard, ports
+        self._journal, self._sink, self._authorizer, self._ports = journal, sink, authorizer, ports
         self.registry = ClientRegistry(config, journal, ports)
         self._dispatcher = SegmentDispatcher(self.registry, journal, self.counters, sink)
-        self.endpoint = ActorEndpoint(config, self.registry, journal, guard, self.counters, sink, ports)
+        self.endpoint = ActorEndpoint(config, self.registry, journal, authorizer, self.counters, sink, ports)
         self._operator = Operator(
             OperatorParts(
                 registry=self.registry,
@@ -95,31 +96,37 @@ class LearnerCore:
                 idle_client_s=config.idle_client_s,
             )
         )
-        self._dispatcher.heard = self._operator.heard
-        self.endpoint.obey, self.endpoint.make_room = self._operator.do, self._operator.make_room
+        self._dispatcher.on_page = self._operator.on_page
+        self.endpoint.run_command, self.endpoint.make_room = self._operator.do, self._operator.make_room
 
     def restore(self, restored: Restored) -> None:
-        """Make the clients that the journal remembers, and start their learner threads.
+        """Create the clients that the journal holds, and start their learner threads.
 
         Raises:
-            ConfigError: When the configuration of one contradicts what it was.
+            ConfigError: If the configuration of a client contradicts its saved settings.
         """
         self.registry.restore(restored)
 
     # ---- learner threads
 
     def on_worker(self, frames: Sequence[Frame]) -> None:
-        """Take what a learner thread says: its key, then a message. The last words of an earlier life are not for anybody."""
-        client = self.registry.speaking(bytes(frames[0]))
+        """Handle a message of a learner thread.
+
+        Messages of a thread that was replaced are dropped. A message that cannot be handled stops its client only.
+
+        Args:
+            frames: The key of the learner thread, then the message.
+        """
+        client = self.registry.by_key(bytes(frames[0]))
         if client is None:
             return
         try:
-            self._on_words(client, decode(frames[1:]))
-        except Exception as exc:  # an algorithm that says the impossible stops its client, not the learner
-            log.exception("the learner thread of %s was not understood", client.client_id)
+            self._on_message(client, decode(frames[1:]))
+        except Exception as exc:  # an impossible message stops its client, not the learner
+            log.exception("client %s: a message of its learner thread could not be handled", client.client_id)
             self._on_failed(client, Failed(f"{type(exc).__name__}: {exc}"[:1000], ""))
 
-    def _on_words(self, client: Client, message: Message) -> None:
+    def _on_message(self, client: Client, message: Message) -> None:
         match message:
             case Ready():
                 self._on_ready(client, message)
@@ -128,7 +135,7 @@ class LearnerCore:
             case Disposed():
                 self._on_disposed(client, message)
             case Demand():
-                client.demanded(message)
+                client.on_demand(message)
             case Metrics():
                 client.note(message)
                 self._sink.metrics(client.client_id, message)
@@ -141,14 +148,14 @@ class LearnerCore:
             case Failed():
                 self._on_failed(client, message)
             case ToLearner() | ToActor() | ToWorker():
-                raise ProtocolError(Refusal.DIRECTION, f"{type(message).__name__} from a learner thread")
+                raise ProtocolError(Refusal.DIRECTION, f"a learner thread must not send {type(message).__name__}")
             case _:
                 assert_never(message)
 
     def _on_ready(self, client: Client, message: Ready) -> None:
         client.ready(message)
         if client.settings.algorithm_type not in ("", message.kind):
-            words = "%s: the configuration says type %r, but %s is %s"
+            words = "client %s: the configuration says type %r, but algorithm %s is of type %s"
             log.warning(words, client.client_id, client.settings.algorithm_type, client.settings.algorithm_name, message.kind)
         for name in message.damaged:
             log.error("client %s: checkpoint %s is damaged and was put aside", client.client_id, name)
@@ -169,7 +176,7 @@ class LearnerCore:
             self._journal.put_client(client.row())
         self._ports.publish(WEIGHTS_TOPIC + client.topic, out)
         if client.spec is not None and self._ports.offer_policy(client.client_id, client.spec, client.weight_history.newest):
-            self._beacon(client)  # an actor that acts by the service hears of a version by its beacon alone
+            self._beacon(client)  # an actor that uses the inference service learns of a version from its beacon only
         self.endpoint.admit_waiting(client, self._ports.clock.monotonic())
 
     def _on_disposed(self, client: Client, message: Disposed) -> None:
@@ -203,39 +210,39 @@ class LearnerCore:
     # ---- turns and the clock
 
     def on_journal(self) -> None:
-        """Hand on what the journal has committed or read to the learner threads, and what waits for room in their queues."""
+        """Send the entries that the journal has committed or read, and queued messages, to the learner threads."""
         self._dispatcher.dispatch()
 
     def turn(self) -> None:
-        """Carry on with commands, grant credit, and send the acks and alarms that are due."""
+        """Continue the operators' commands, grant credit, and send the acks and alarms that are due."""
         self._operator.turn()
         room_bytes = self._dispatcher.room_bytes()
         for client in self.registry:
-            self.endpoint.settle(client, room_bytes)
-            self._sound(client)
+            self.endpoint.send_acks(client, room_bytes)
+            self._report_alarms(client)
 
     def rest_s(self, now: float, most_s: float) -> float:
-        """Return for how long there is nothing to do unless something comes, at most `most_s` seconds."""
+        """Return the time until the next task if no message arrives, at most `most_s`, in seconds."""
         for client in self.registry:
             if client.backlog:
                 most_s = min(most_s, BACKLOG_RETRY_S)
             if client.dirty:
-                most_s = min(most_s, client.settles_at - now)
+                most_s = min(most_s, client.next_ack_at - now)
         return max(0.0, most_s)
 
     def each_second(self, now: float) -> None:
-        """Do what is due once a second: beacons, leases, silent actors, stalls, checkpoints for a journal that fills up."""
+        """Do the tasks of each second: beacons, leases, silent actors, stalls, and checkpoints that relieve the journal."""
         self._dispatcher.relieve()
         self._dispatcher.check(now)
-        self._hide_from(self._guard.lapsed(self._ports.clock.unix()))
+        self._rotate_topics(self._authorizer.lapsed(self._ports.clock.unix()))
         self._operator.expire(now)
         for client in self.registry:
             if client.is_wanted:
                 client.busy_at = now
-            if client.gone:
-                self._ports.hear_workers()  # its last words, if there are any
+            if client.ended_unexpectedly:
+                self._ports.poll_workers()  # its last messages, if there are any
                 if client.state is not ClientState.FAILED:
-                    self._on_failed(client, Failed("its learner thread ended without a word; see the learner's log", ""))
+                    self._on_failed(client, Failed("its learner thread ended without an error; see the learner's log", ""))
                 continue
             if client.state is ClientState.RUNNING:
                 self._beacon(client)
@@ -247,8 +254,8 @@ class LearnerCore:
             client.dirty.update(s.actor_id for s in client.table.live())
             self._dispatcher.expire(client, now)
 
-    def _sound(self, client: Client) -> None:
-        """Says a client's alarms in the log, and to its actors, if they are due."""
+    def _report_alarms(self, client: Client) -> None:
+        """Write the alarms of a client that are due to the log, and send their counts to its actors."""
         for alarm in client.alarms.due():
             log.warning("client %s: alarm %s (%d so far): %s", client.client_id, alarm.name, alarm.count, alarm.text)
             fields = {"client_id": client.client_id, "alarm": alarm.name, "count": alarm.count, "text": alarm.text}
@@ -261,38 +268,38 @@ class LearnerCore:
 
     # ---- subscribers and rights
 
-    def wanted_by(self, topic: bytes) -> Client | None:
-        """Return the client whose weights or beacons have this topic."""
+    def client_of_topic(self, topic: bytes) -> Client | None:
+        """Return the client whose weights or beacons have this topic, or None."""
         return self.registry.by_topic(topic[1:]) if topic[:1] in (WEIGHTS_TOPIC, BEACON_TOPIC) else None
 
     def on_subscribed(self, client: Client, topic: bytes) -> None:
-        """Give a new subscriber a beacon at once: what was published before it was there is invisible to it."""
+        """Send a beacon after a new subscription, since a subscriber does not receive earlier publications."""
         if topic[:1] == BEACON_TOPIC and client.state is ClientState.RUNNING:
             self._beacon(client)
 
     def change_access(self, access: AccessList) -> None:
-        """Put a new list of keys in force.
+        """Apply a new access list.
 
-        A key that has lost the right to read a policy may still be subscribed to it, and libzmq can't take that back: the policy
-        gets another topic, which its actors learn in a new handshake.
+        A user that has lost the right to read a policy can still be subscribed to it, and libzmq cannot revoke a subscription.
+        So each policy gets another topic, which its actors receive in a new handshake.
         """
-        losers = self._guard.replace(access)
-        self._hide_from(losers)
+        losers = self._authorizer.replace(access)
+        self._rotate_topics(losers)
         self._sink.event("access_changed", listed=len(access.by_name), lost_rights=sorted(losers))
 
-    def _hide_from(self, losers: set[str]) -> None:
+    def _rotate_topics(self, losers: set[str]) -> None:
         for client in self.registry if losers else ():
             client.topic = new_topic()
-            self.endpoint.dismiss(client, "the rights have changed: say HELLO again")
+            self.endpoint.close_client_sessions(client, "the access list has changed; send HELLO again")
 
     # ---- operators
 
     def do(self, command: Command) -> Future[CommandDone]:
-        """Begin an operator's command; see `Operator.do`."""
+        """Start an operator's command. See `Operator.do`."""
         return self._operator.do(command)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Ask all clients for a checkpoint; see `SegmentDispatcher.save`."""
+        """Request a checkpoint of every client. See `SegmentDispatcher.save`."""
         return self._dispatcher.save(partial=partial)
 
     def report(self, now: float) -> dict[str, Any]:
@@ -302,17 +309,17 @@ class LearnerCore:
             "clients": {client.client_id: client.report(now) for client in self.registry},
         }
 
-    # ---- the end
+    # ---- closing
 
     def close_sessions(self, error: Exception) -> None:
-        """End commands with this error, tell learner threads to finish, and tell the actors that the learner ends."""
-        self._operator.close(error)  # before a learner thread ends that a command waits for
+        """Fail the commands with this error, end the learner threads, and send ``CLOSING`` to the actors."""
+        self._operator.close(error)  # first, since a command may wait for the end of a learner thread
         for client in self.registry:
             client.end_thread()
         self.endpoint.close_sessions()
 
     def close(self, error: Exception) -> None:
-        """End everything that is still under way with this error, and record what stays behind."""
+        """Fail everything in progress with this error, and record how many segments of each client are pending."""
         pending = {c.client_id: c.table.pending for c in self.registry if c.table.pending}
         if pending:
             self._sink.event("closed_with_pending_segments", pending=pending)

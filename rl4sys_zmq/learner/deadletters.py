@@ -1,13 +1,13 @@
-"""The dead-letter folder: what was quarantined, kept for a person to look at.
+"""The dead-letter folder: quarantined segments, kept for inspection.
 
 ::
 
     RUN/dead/
-      2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame behind its length (u32, little-endian)
-      2026-11-21/luna,3f2a9c41,7,1042.json    whose it was, and why it was quarantined
+      2026-11-21/luna,3f2a9c41,7,1042.msg     the segment's `Submit`: each frame after its length (u32, little-endian)
+      2026-11-21/luna,3f2a9c41,7,1042.json    the stream of the segment, and why it was quarantined
 
-Names are made of the client, the actor, the origin and the sequence number (`rl4sys_zmq.names.file_name`), so that no two
-segments share one, and none leads out of the folder. The oldest letters are removed beyond `MAX_LETTERS` and `MAX_BYTES`.
+A name consists of the client, the actor, the origin and the sequence number (`rl4sys_zmq.names.file_name`). So no two segments
+have the same name, and no name leads out of the folder. Beyond `MAX_LETTERS` and `MAX_BYTES` the oldest letters are removed.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class StoredDeadLetter:
-    """One letter.
+    """One dead letter on disk.
 
     Attributes:
-        path: of its message; the description lies beside it.
-        client_id, actor_id, origin, seq: whose segment it was.
-        reason: why nobody trained on it.
-        at_unix_s: when.
-        nbytes: of the message.
+        path: Path of its message; the description is beside it.
+        client_id, actor_id, origin, seq: Identify the segment.
+        reason: Why it was quarantined.
+        at_unix_s: Time of the quarantine.
+        nbytes: Size of the message.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class StoredDeadLetter:
 
 
 class DeadLetterFolder:
-    """Writes letters, one at a time, and keeps the folder within its bounds. Used in one thread."""
+    """Writes dead letters one at a time, and keeps the folder within its bounds. Used in one thread."""
 
     def __init__(self, folder: Path, *, max_letters: int = MAX_LETTERS, max_bytes: int = MAX_BYTES) -> None:
         self._folder, self._max_letters, self._max_bytes = folder, max_letters, max_bytes
@@ -64,10 +64,10 @@ class DeadLetterFolder:
         self._bytes = 0
 
     def write(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> Path:
-        """Writes one letter; returns the path of its message.
+        """Write one letter, and return the path of its message.
 
         Raises:
-            OSError: when it cannot be written.
+            OSError: If it cannot be written.
         """
         held = self._look()
         day = self._folder / time.strftime("%Y-%m-%d", time.gmtime(at_unix_s))
@@ -94,7 +94,7 @@ class DeadLetterFolder:
         return path
 
     def _look(self) -> deque[tuple[Path, int]]:
-        """What an earlier learner left here counts too."""
+        """Return the letters on disk, including those of earlier learners."""
         if self._held is None:
             found = sorted((p.stat().st_mtime, p, p.stat().st_size) for p in self._folder.glob("*/*.msg"))
             self._held = deque((path, size) for _, path, size in found)
@@ -103,7 +103,7 @@ class DeadLetterFolder:
 
 
 def list_letters(folder: Path) -> list[StoredDeadLetter]:
-    """All letters of a folder (``RUN/dead``), oldest first; those without a readable description are left out."""
+    """Return all letters of a folder (``RUN/dead``), oldest first, without those that lack a readable description."""
     letters = []
     for path in folder.glob("*/*.msg"):
         try:
@@ -116,24 +116,24 @@ def list_letters(folder: Path) -> list[StoredDeadLetter]:
 
 
 def read_letter(path: Path) -> Sequence[Frame]:
-    """The frames of a letter's message.
+    """Return the frames of a letter's message.
 
     Raises:
-        OSError: when it cannot be read.
-        ValueError: when it was cut short, or is none.
+        OSError: If it cannot be read.
+        ValueError: If it is truncated or has too many frames.
     """
     content = memoryview(path.read_bytes())
     frames: list[Frame] = []
     start = 0
     while start < len(content):
         if len(frames) == MAX_FRAMES:
-            raise ValueError(f"{path} has more than {MAX_FRAMES} frames")
+            raise ValueError(f"{path} has more than {MAX_FRAMES} frames; is it a dead letter?")
         if start + _LENGTH.size > len(content):
-            raise ValueError(f"{path} is cut short")
+            raise ValueError(f"{path} is truncated")
         (size,) = _LENGTH.unpack_from(content, start)
         start += _LENGTH.size
         if start + size > len(content):
-            raise ValueError(f"{path} is cut short")
+            raise ValueError(f"{path} is truncated")
         frames.append(content[start : start + size])
         start += size
     return frames

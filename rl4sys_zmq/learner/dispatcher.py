@@ -1,4 +1,4 @@
-"""Feeding the learner threads from the journal, and asking them for the checkpoints that let the journal forget."""
+"""Delivery of segments from the journal to the learner threads, and requests for checkpoints."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ __all__ = ["SegmentDispatcher"]
 
 log = logging.getLogger(__name__)
 
-LEDGER_FILLS, LEDGER_FULL = 0.5, 0.9
-"""From how full a journal on, of 1, checkpoints are asked for, and partial batches trained."""
+CHECKPOINT_FILL, PARTIAL_BATCH_FILL = 0.5, 0.9
+"""Fill levels of the journal, from 0 to 1: from the first on, checkpoints are requested; above the second, incomplete batches
+are trained on before."""
 
 PAGE_BYTES = 16 << 20
-"""How much of the journal is read at a time to feed a learner thread again."""
+"""Size of the pages in which the journal is read for a replay, in bytes."""
 
 UNBOUNDED_BYTES = 1 << 40
+"""Free space reported for a journal without a limit, in bytes."""
 
 
 class SegmentDispatcher:
-    """Used in the thread of the core.
+    """Sends committed and replayed segments to the learner threads. Only the core's thread uses it.
 
     Attributes:
-        heard: looks at each page of the journal first; True when it was not meant for a learner thread.
+        heard: Called first with each page of the journal. Returns True if the page is not for a learner thread.
     """
 
     def __init__(self, registry: ClientRegistry, journal: Journal, counters: Counters, sink: EventSink) -> None:
         self._registry, self._journal, self._counters, self._sink = registry, journal, counters, sink
-        self.heard: Callable[[JournalPage], bool] = lambda page: False
+        self.on_page: Callable[[JournalPage], bool] = lambda page: False
         self._saves: dict[int, tuple[set[str], Future[dict[str, str]], dict[str, str]]] = {}
         self._save_tokens = itertools.count(1)
         self._rescued = 0
 
     def dispatch(self) -> None:
-        """Hands what the journal has made safe, or gives back, to the learner threads."""
+        """Send the entries that the journal has committed or read, and queued messages, to the learner threads."""
         for safe in self._journal.committed():
-            if isinstance(safe, JournalPage) and self.heard(safe):
+            if isinstance(safe, JournalPage) and self.on_page(safe):
                 continue
             client = self._registry.get(safe.client_id)
             if client is None:
@@ -58,7 +60,7 @@ class SegmentDispatcher:
                     client.dirty.add(stream.actor_id)
                 if client.replaying or client.worker is None:
                     continue
-                client.hand_on(safe)
+                client.send_committed(safe)
             elif safe.token == client.replaying:
                 self._on_page(client, safe)
         for client in self._registry:
@@ -69,23 +71,21 @@ class SegmentDispatcher:
                 self._journal.read(client.client_id, client.replaying, after, PAGE_BYTES)
 
     def check(self, now: float) -> None:
-        """Hold the counts of credit against what is there, and look for clients that stand still.
+        """Check the counts of credit against the journal, and look for stalled clients.
 
-        Where the journal has nothing left to do for a client, nothing can be waiting for it: what is counted as waiting all the
-        same is credit that would never come back. The count is corrected then, and the client has an alarm.
+        If the journal has no operation left for a client, none of its segments can be waiting for the journal. Segments that
+        are still counted as waiting would block credit forever, so the count is corrected and an alarm is raised.
         """
         failing = bool(self._journal.state().error)
         busy = {c.client_id for c in self._registry if failing or self._journal.queued(c.client_id)}
-        self.dispatch()  # what was written before the journal was asked
+        self.dispatch()  # for entries that were committed before `queued` was read
         for client in self._registry:
             if client.client_id in busy:
                 client.stalled_s = 0.0
                 continue
             wrong = client.pool.transit.settle() if not client.replaying else None
             if wrong is not None:
-                text = (
-                    f"{wrong} were counted as waiting for the journal, which has nothing left to write; the count was corrected"
-                )
+                text = f"{wrong} were counted as waiting, but the journal has nothing left to write; the count was corrected"
                 client.alarms.note(CREDIT_CORRECTED, text)
                 client.dirty.update(s.actor_id for s in client.table.live())
             reason = client.look_for_stall(now)
@@ -104,35 +104,36 @@ class SegmentDispatcher:
         lost = client.caught_up()
         client.dirty.update(s.actor_id for s in client.table.live())
         if lost:
-            log.error("client %s: %d acknowledged segments are undone and gone (rolled back)", client.client_id, lost)
+            log.error("client %s: %d acknowledged segments are lost (counted as rolled back)", client.client_id, lost)
         if client.replayed or lost:
             self._sink.event("fed_again", client_id=client.client_id, segments=client.replayed, rolled_back=lost)
 
     def room_bytes(self) -> int:
-        """How many bytes the journal can take; none while it fails, so that actors keep what they have."""
+        """Return the free space of the journal in bytes; 0 while it fails, so that actors keep their segments."""
         state = self._journal.state()
         if state.error:
             return 0
         return max(0, state.max_bytes - state.used_bytes - state.queued_bytes) if state.max_bytes else UNBOUNDED_BYTES
 
     def relieve(self) -> None:
-        """Asks for checkpoints while the journal fills up, for they let it forget; near its end after training partial batches.
+        """Request checkpoints while the journal is half full or more, since they let it delete entries.
 
-        And once when its file was gone.
+        When it is nearly full, incomplete batches are trained on first. If the journal's file was lost and written again,
+        request a checkpoint of every client once.
         """
         state = self._journal.state()
         if state.rescued > self._rescued:
             self._rescued = state.rescued
             self._after_rescue()
-        if not state.max_bytes or state.used_bytes + state.queued_bytes < LEDGER_FILLS * state.max_bytes:
+        if not state.max_bytes or state.used_bytes + state.queued_bytes < CHECKPOINT_FILL * state.max_bytes:
             return
-        partial = state.used_bytes + state.queued_bytes > LEDGER_FULL * state.max_bytes
+        partial = state.used_bytes + state.queued_bytes > PARTIAL_BATCH_FILL * state.max_bytes
         for client in self._registry:
             if client.state is ClientState.RUNNING and not client.replaying and not client.backlog and client.accepted:
                 client.backlog.append(encode(Save(0, partial)))
 
     def _after_rescue(self) -> None:
-        """The journal's file was gone from under it. The checkpoints may be gone too, so new ones are written."""
+        """Request new checkpoints after the journal's file was lost, since the checkpoints may be lost too."""
         self._counters.add("journal_rescued")
         self._sink.event("journal_rescued", times=self._rescued)
         for client in self._registry:
@@ -140,7 +141,7 @@ class SegmentDispatcher:
                 client.backlog.append(encode(Save(0, partial=False)))
 
     def expire(self, client: Client, now: float) -> None:
-        """Forgets the streams of a client that can't go on."""
+        """Delete the streams of a client that have expired and have nothing pending."""
         for stream in client.table.expire(now, client.trimmed):
             self._journal.drop_stream(client.client_id, stream.actor_id, stream.origin)
             if client.worker is not None:
@@ -149,7 +150,14 @@ class SegmentDispatcher:
     # ---- checkpoints
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """Asks every client for a checkpoint; the result says which could not write one, and why."""
+        """Request a checkpoint of every running client.
+
+        Args:
+            partial: Let each client first train on its incomplete batch.
+
+        Returns:
+            A future for the errors, by client; empty if every checkpoint was written.
+        """
         token, running = next(self._save_tokens), [c for c in self._registry if c.state is ClientState.RUNNING]
         future: Future[dict[str, str]] = Future()
         self._saves[token] = {c.client_id for c in running}, future, {}
@@ -161,18 +169,18 @@ class SegmentDispatcher:
         return future
 
     def give_up(self, client: Client, error: str) -> None:
-        """A client that has failed writes no checkpoint."""
+        """Answer the requests for a checkpoint of a failed client with this error."""
         for token in list(self._saves):
             self._saved(client.client_id, token, error)
 
     def close(self, error: Exception) -> None:
-        """Nobody will answer any more."""
+        """Fail all requests for checkpoints with this error."""
         for _, future, _ in self._saves.values():
             future.set_exception(error)
         self._saves.clear()
 
     def checkpointed(self, client: Client, message: Checkpointed) -> None:
-        """Notes a checkpoint, and lets the journal forget what the one before it covers."""
+        """Record a checkpoint, and let the journal delete the entries that the checkpoint before it covers."""
         trim = client.checkpointed(message)
         if trim:
             self._journal.trim(client.client_id, trim)

@@ -1,4 +1,4 @@
-"""The learner's end of the protocol with actors: which message is taken, which actor joins, and what is answered. No socket."""
+"""The learner's side of the protocol with actors: sessions, acknowledgements and refusals, without sockets."""
 
 from __future__ import annotations
 
@@ -50,37 +50,38 @@ log = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 MAX_MESSAGE_BYTES = 1 << 26
 
-COSTS = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
-"""What messages count, in ordinary ones."""
+MESSAGE_COST = {Hello: 20.0, StatusRequest: 10.0, Fetch: 5.0, Submit: 5.0}
+"""The cost of a message by its type, for the rate limit of its connection. A message of another type costs 1."""
 
-REFUSED = 5.0
-"""What one that is refused counts at least."""
+REFUSED_COST = 5.0
+"""The lowest cost of a message that is refused."""
 
-UNKNOWN = 0.5
-"""What one that needs a session counts where there is none."""
+NO_SESSION_COST = 0.5
+"""The cost of a message that is refused because its peer has no session."""
 
-EARNED = -2.0
-"""What a `Submit` counts that brings something new, and has credit for it."""
+CREDITED_COST = -2.0
+"""The cost of a `Submit` that brings new segments and has credit for them. It pays for other messages."""
 
-STATUS_BURST_S, STATUS_REST = 0.5, 20.0
-"""A status is made anew for each who asks, as long as that takes less than a twentieth of the time, over half a second."""
+STATUS_BURST_S, STATUS_REST_FACTOR = 0.5, 20.0
+"""Limit on the time spent on statuses: one part in `STATUS_REST_FACTOR`, in bursts of up to `STATUS_BURST_S` seconds.
+Beyond it, requests get the last status again."""
 
 SETTLE_LONG_S, SETTLE_REST = 0.5e-3, 4.0
-"""When granting and acknowledging takes a client longer than this, it is not done again for so many times as long."""
+"""If credit and acks of a client take longer than `SETTLE_LONG_S` seconds, the next ones wait `SETTLE_REST` times as long."""
 
 
 class ActorEndpoint:
-    """The sessions of all actors. Messages go in through `receive`, answers leave through `Ports.send`.
+    """The sessions of all actors. `receive` handles their messages; replies leave through `Ports.send`.
 
     Attributes:
-        sessions: By peer: the client and the stream of the actor that it speaks for.
-        pub_address: Where weights are published.
-        inference_address: Where the service that chooses actions answers.
-        obey: carries out a command.
-        make_room: lets a client go that is idle, if there are too many.
+        sessions: The client and the stream of each peer that has a session.
+        pub_address: The URI at which weights are published.
+        inference_address: The URI of the inference service, or empty.
+        obey: Starts an operator's command. Set by the owner.
+        make_room: Removes an idle client if `max_clients` is reached. Set by the owner.
     """
 
-    obey: Callable[[Command], Future[CommandDone]]
+    run_command: Callable[[Command], Future[CommandDone]]
     make_room: Callable[[float], None]
 
     def __init__(
@@ -88,72 +89,73 @@ class ActorEndpoint:
         config: LearnerConfig,
         registry: ClientRegistry,
         journal: Journal,
-        guard: Authorizer,
+        authorizer: Authorizer,
         counters: Counters,
         sink: EventSink,
         ports: Ports,
     ) -> None:
-        """Makes it.
+        """Create an endpoint without sessions.
 
         Args:
-            config: the learner's.
-            registry: the clients.
-            journal: where accepted segments go.
-            guard: rights and quotas.
-            counters: the learner's.
-            sink: where events go.
-            ports: the world outside.
+            config: The learner's configuration.
+            registry: The clients.
+            journal: Receives accepted segments.
+            authorizer: Rights and quotas.
+            counters: The learner's counters.
+            sink: Receives events.
+            ports: Sockets, threads and the clock.
         """
-        self._config, self._registry, self._journal, self._guard = config, registry, journal, guard
+        self._config, self._registry, self._journal, self._authorizer = config, registry, journal, authorizer
         self._counters, self._sink, self._ports = counters, sink, ports
         self._clock = ports.clock.monotonic
         self.sessions: dict[bytes, tuple[Client, Stream]] = {}
         self.pub_address = self.inference_address = ""
-        self._live: Counter[str] = Counter()
+        self._live_by_user: Counter[str] = Counter()
         self._status_frames_kept: list[Frame] = []
         self._status_until = 0.0
 
-    # ---- what comes
+    # ---- messages received
 
     def receive(self, peer: bytes, sender: User | None, frames: Sequence[Frame], now: float) -> float:
-        """Do what a message of an actor says, and answer it.
+        """Handle a message of an actor or an operator, and reply to it.
 
         Args:
-            peer: Where answers go.
-            sender: Whose key it came under; None where there are no keys, and every peer may do everything.
+            peer: The routing id for replies.
+            sender: The user whose key encrypted the message; None without keys, when every peer is allowed everything.
             frames: The message.
-            now: The time on the monotonic clock.
+            now: Time on the monotonic clock, in seconds.
 
         Returns:
-            What it counts, in ordinary messages; negative for one that pays for others.
+            The cost of the message, in ordinary messages; negative if it pays for others.
         """
         cost = 1.0
         try:
             message = decode(frames, max_bytes=MAX_MESSAGE_BYTES)
-            cost = COSTS.get(type(message), cost)
+            cost = MESSAGE_COST.get(type(message), cost)
             return self._on_message(peer, sender, message, frames, now) or cost
         except ProtocolError as exc:
-            # After a restart of the learner, each actor's queue arrives before its HELLO: that is no attack.
-            cost = UNKNOWN if exc.code is Refusal.NO_SESSION else max(cost, REFUSED)
+            # After a restart of the learner, each actor's queue arrives before its HELLO. This must cost little.
+            cost = NO_SESSION_COST if exc.code is Refusal.NO_SESSION else max(cost, REFUSED_COST)
             self.refuse_error(peer, exc)
-        except Exception as exc:  # one peer's message, whatever it is, must not end the service for all others
-            log.exception("a message of one peer was not handled")
+        except Exception as exc:  # a message of one peer must not end the service for all others
+            log.exception("a message of one peer raised an unexpected error; it was refused")
             self.refuse(peer, Refusal.INTERNAL, f"{type(exc).__name__} in the learner; see its log")
         return cost
 
     def refuse_error(self, peer: bytes, exc: ProtocolError) -> None:
-        """Refuse what raised a protocol error."""
+        """Refuse a message that raised a protocol error."""
         field = "keys" if exc.code in (Refusal.FORBIDDEN, Refusal.IDENTITY) else ""
         self.refuse(peer, exc.code, exc.detail, field=field, incarnation=exc.incarnation)
 
     def admit(self, peer: bytes, user: str, nbytes: int, now: float) -> User | None:
-        """Check a sender's rights and rates, before its message is decoded; return whose key it is.
+        """Check a sender's rights and rates before its message is decoded, and return the user of its key.
 
         Raises:
-            ProtocolError: When this sender may not speak (any more); its session, if it has one, is over then.
+            ProtocolError: ``FORBIDDEN`` if the user has no rights or they have expired; its session, if any, is closed.
+                ``QUOTA`` if it sends too fast.
         """
         try:
-            return self._guard.admit(user, nbytes, now)
+            return self._authorizer.admit(user, nbytes, now)
         except ProtocolError as exc:
             session = self.sessions.get(peer)
             if exc.code is Refusal.FORBIDDEN and session is not None:
@@ -163,13 +165,13 @@ class ActorEndpoint:
     def _on_message(
         self, peer: bytes, sender: User | None, message: Message, frames: Sequence[Frame], now: float
     ) -> float | None:
-        """Does what a message says; returns what it counts, in ordinary messages, if that is not what its kind does."""
+        """Handle a message. Return its cost in ordinary messages, or None for the usual cost of its type."""
         match message:
             case Hello():
                 self._on_hello(peer, sender, message, now)
                 return None
             case StatusRequest():
-                self._guard.check_role(sender, "admin")
+                self._authorizer.check_role(sender, "admin")
                 self._send_frames(peer, self._status_frames())
                 return None
             case Command():
@@ -185,10 +187,10 @@ class ActorEndpoint:
     def _on_session_message(
         self, peer: bytes, sender: User | None, message: Submit | Heartbeat | Fetch | Bye, frames: Sequence[Frame], now: float
     ) -> float | None:
-        """Does what an actor says in its session; returns the same as `_on_message`."""
+        """Handle a message that needs a session. Return the same as `_on_message`."""
         session = self.sessions.get(peer)
         if session is None:
-            raise ProtocolError(Refusal.NO_SESSION, "say HELLO first")
+            raise ProtocolError(Refusal.NO_SESSION, "this connection has no session; send HELLO first")
         client, stream = session
         if sender is not None and stream.owner != sender.name:
             raise ProtocolError(Refusal.IDENTITY, "this session belongs to another key")
@@ -197,20 +199,20 @@ class ActorEndpoint:
             raise ProtocolError(Refusal.FAILED, client.error)
         match message:
             case Submit():
-                self._guard.check_role(sender, "submit")
+                self._authorizer.check_role(sender, "submit")
                 if sender is not None and sender.quota.segment_steps is not None:
-                    self._guard.check_steps(sender, read_heads(message)["steps"].tolist())
+                    self._authorizer.check_steps(sender, read_heads(message)["steps"].tolist())
                 received, had_credit = stream.received, stream.accepted_steps < stream.credit_steps
                 self._on_submit(peer, client, stream, message, frames)
                 if had_credit and stream.received > received:
-                    return EARNED
+                    return CREDITED_COST
             case Heartbeat():
-                stream.request_credit(client.believed(stream, message.want_steps))
+                stream.request_credit(client.limit_request(stream, message.want_steps))
                 client.dirty.add(stream.actor_id)
             case Fetch():
                 try:
-                    self._guard.check_fetch(sender, stream.last_seen)
-                except ProtocolError as exc:  # it may submit all the same
+                    self._authorizer.check_fetch(sender, stream.last_seen)
+                except ProtocolError as exc:  # the session stays open: the actor can still submit
                     self.refuse(peer, exc.code, exc.detail)
                     return None
                 self._send(peer, client.weight_history.catch_up(message.held_generation, message.held_version))
@@ -221,17 +223,17 @@ class ActorEndpoint:
         return None
 
     def _status_frames(self) -> list[Frame]:
-        """The status, made anew unless that took too much of late."""
+        """Return the encoded status: a new one, or the last one if building statuses took too much time lately."""
         now = self._clock()
         if now + STATUS_BURST_S >= self._status_until:
             self._status_frames_kept = encode(Status(self._ports.status()))
             done = self._clock()
-            self._status_until = max(self._status_until, now) + STATUS_REST * (done - now)
+            self._status_until = max(self._status_until, now) + STATUS_REST_FACTOR * (done - now)
         return self._status_frames_kept
 
     def _on_submit(self, peer: bytes, client: Client, stream: Stream, message: Submit, frames: Sequence[Frame]) -> None:
         if not stream.submits:
-            raise ProtocolError(Refusal.QUOTA, "an actor that only evaluates may not submit")
+            raise ProtocolError(Refusal.QUOTA, "this actor joined for evaluation only and cannot submit")
         if client.queued + message.count > QUEUE_ITEMS:
             raise ProtocolError(Refusal.QUOTA, f"{client.queued} segments are queued; the limit is {QUEUE_ITEMS}")
         assert client.schema is not None  # a session begins after the learner thread is ready
@@ -241,7 +243,7 @@ class ActorEndpoint:
         except ProtocolError as exc:
             self.refuse(peer, exc.code, exc.detail, expected_seq=stream.received)
             return
-        stream.request_credit(client.believed(stream, message.want_steps))
+        stream.request_credit(client.limit_request(stream, message.want_steps))
         client.verdicts[Verdict.DUPLICATE] += intake.duplicates
         client.verdicts[Verdict.REFUSED] += len(intake.refused)
         for error in intake.refused:
@@ -254,16 +256,18 @@ class ActorEndpoint:
             self._journal.append([intake.entry])
 
     def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:
-        self._guard.check_role(sender, "admin")
+        self._authorizer.check_role(sender, "admin")
         if sender is not None and not sender.serves(command.client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
         if sender is None and not is_local(self._config.bind):
-            raise ProtocolError(Refusal.FORBIDDEN, "this learner has no keys and other machines reach it: it takes no commands")
+            raise ProtocolError(
+                Refusal.FORBIDDEN, "commands need keys on a learner that other machines can reach, and this learner has none"
+            )
         self._counters.add("commands")
-        self.obey(command).add_done_callback(lambda done: self._answer(peer, done))
+        self.run_command(command).add_done_callback(lambda done: self._answer(peer, done))
 
     def _answer(self, peer: bytes, done: Future[CommandDone]) -> None:
-        """Says what became of a command, or why nothing did."""
+        """Send the result of a command, or refuse it with the error."""
         error = done.exception()
         match error:
             case None:
@@ -277,7 +281,7 @@ class ActorEndpoint:
             case RL4SysError():
                 self.refuse(peer, Refusal.FAILED, str(error))
             case _:
-                log.error("a command was not carried out", exc_info=error)
+                log.error("an operator's command failed with an unexpected error", exc_info=error)
                 self.refuse(peer, Refusal.INTERNAL, f"{type(error).__name__} in the learner; see its log")
 
     # ---- joining
@@ -290,9 +294,9 @@ class ActorEndpoint:
             client = self._registry.get(hello.client_id)
             if sender is not None:
                 owner = client.table.owner_of(hello.actor_id) if client is not None else ""
-                self._guard.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
+                self._authorizer.check_hello(sender, hello, owner, self._live_actors(sender.name, client, hello.actor_id))
             if client is None:
-                client = self._found(hello, now)
+                client = self._create_client(hello, now)
             else:
                 code = Refusal.MISMATCH
                 require_match(client.settings, hello)
@@ -308,11 +312,11 @@ class ActorEndpoint:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
     def _live_actors(self, user: str, client: Client | None, but: str) -> int:
-        """The other actors of a key that are live, over all clients."""
+        """Return the number of other live actors of a user, over all clients."""
         this = client is not None and client.table.speaks(but) and client.table.owner_of(but) == user
-        return self._live[user] - this
+        return self._live_by_user[user] - this
 
-    def _found(self, hello: Hello, now: float) -> Client:
+    def _create_client(self, hello: Hello, now: float) -> Client:
         self.make_room(now)
         client = self._registry.found(hello)
         settings = client.settings
@@ -321,25 +325,25 @@ class ActorEndpoint:
 
     def _welcome(self, peer: bytes, client: Client, hello: Hello, user: str, now: float) -> None:
         owner = client.table.owner_of(hello.actor_id)
-        if owner not in ("", user):  # two may have waited for the learner thread under one name
+        if owner not in ("", user):  # two users with one actor name may have waited for the learner thread
             raise ProtocolError(Refusal.IDENTITY, f"actor {hello.actor_id!r:.80} belongs to another key")
         before = self.sessions.get(peer)
         if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
-            self.close_session(peer, *before)  # a peer speaks for one actor
+            self.close_session(peer, *before)  # a connection has a session for one actor
         spoke = client.table.speaks(hello.actor_id)
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
         stream.owner = user
         if spoke:
-            self._live[owner] -= 1
-        self._live[user] += 1
+            self._live_by_user[owner] -= 1
+        self._live_by_user[user] += 1
         for gone in opened.evicted:
             self._counters.add("actors_evicted")
             self._journal.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
         if opened.old_peer is not None:
             self.sessions.pop(opened.old_peer, None)
         before = self.sessions.get(peer)
-        if before is not None and before[1] is not stream:  # a connection speaks for one actor
+        if before is not None and before[1] is not stream:
             self.close_session(peer, *before)
         self.sessions[peer] = client, stream
         if opened.gap:
@@ -378,8 +382,10 @@ class ActorEndpoint:
             self._sink.event("actor_joined", client_id=client.client_id, actor_id=hello.actor_id, first_seq=hello.first_seq)
 
     def _on_gap(self, client: Client, stream: Stream, gap: int) -> None:
-        """Segments that were acknowledged are unknown to this journal: an older one was put in its place, or none."""
-        log.error("client %s: %d acknowledged segments of actor %s are gone", client.client_id, gap, stream.actor_id)
+        """Count segments that were acknowledged and are not in this journal, because the journal was replaced or lost."""
+        log.error(
+            "client %s: %d acknowledged segments of actor %s are not in the journal (gap)", client.client_id, gap, stream.actor_id
+        )
         client.accepted += gap
         client.gap += gap
         client.rolled_back += gap
@@ -387,27 +393,27 @@ class ActorEndpoint:
         self._sink.event("gap", client_id=client.client_id, actor_id=stream.actor_id, segments=gap)
 
     def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
-        """Ends a session; its credit goes to others."""
+        """Close a session, and free its credit for other actors."""
         self.sessions.pop(peer, None)
         if client.table.speaks(stream.actor_id):
-            self._live[stream.owner] -= 1
+            self._live_by_user[stream.owner] -= 1
         client.table.close_session(stream)
         client.pool.reclaim(stream)
 
-    def dismiss(self, client: Client, reason: str) -> None:
-        """Ends the sessions of all its actors, which are to say HELLO again."""
+    def close_client_sessions(self, client: Client, reason: str) -> None:
+        """Close the sessions of all actors of a client. They then send HELLO again."""
         for stream in client.table.live():
             self.remove_actor(client, stream, reason)
 
     def remove_actor(self, client: Client, stream: Stream, reason: str) -> None:
-        """Ends the session of one of its actors, which is to say HELLO again."""
+        """Close the session of one actor. It then sends HELLO again."""
         peer = client.table.peer_of(stream)
         if peer is not None:
             self.close_session(peer, client, stream)
             self.refuse(peer, Refusal.NO_SESSION, reason)
 
     def admit_waiting(self, client: Client, now: float) -> None:
-        """Lets those in who came while the learner thread was starting."""
+        """Answer the HELLOs that arrived while the learner thread was starting."""
         waiting, client.waiting = client.waiting, {}
         for peer, (hello, user) in waiting.items():
             try:
@@ -416,20 +422,20 @@ class ActorEndpoint:
                 self.refuse(peer, exc.code, exc.detail, incarnation=exc.incarnation)
 
     def close_sessions(self) -> None:
-        """Tells every actor that the learner ends."""
+        """Send ``CLOSING`` to every actor."""
         for peer in list(self.sessions):
             self.refuse(peer, Refusal.CLOSING, "the learner is shutting down")
 
-    # ---- what is answered
+    # ---- replies
 
-    def settle(self, client: Client, room_bytes: int) -> None:
-        """Grants credit and sends the acks that are due.
+    def send_acks(self, client: Client, room_bytes: int) -> None:
+        """Grant credit to the actors of a client, and send the acks that are due.
 
         Args:
-            client: whose actors.
-            room_bytes: what the journal has room for.
+            client: The client.
+            room_bytes: Free space of the journal, in bytes.
         """
-        if not client.dirty or (began := self._clock()) < client.settles_at:
+        if not client.dirty or (began := self._clock()) < client.next_ack_at:
             return
         live = client.table.live()
         client.dirty.update(s.actor_id for s in client.pool.grant(live, began))
@@ -440,12 +446,12 @@ class ActorEndpoint:
                 self._send(peer, client.ack(stream, shares))
         client.dirty.clear()
         done = self._clock()
-        client.settles_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
+        client.next_ack_at = done + SETTLE_REST * (done - began) if done - began > SETTLE_LONG_S else 0.0
 
     def refuse(
         self, peer: bytes, code: Refusal, reason: str, *, field: str = "", expected_seq: int = 0, incarnation: int = 0
     ) -> None:
-        """Says no, counted by its code."""
+        """Send a refusal, and count it under its code."""
         self._counters.add(f"refused.{code.value}")
         self._send(peer, Refused(code.value, field, reason, expected_seq, incarnation))
 
@@ -464,7 +470,7 @@ class ActorEndpoint:
 
 @functools.lru_cache
 def _advertised(uri: str, host: str | None) -> str:
-    """An address as an actor should dial it, empty for none; a ``*`` stands for the host that the actor dialled."""
+    """Return the URI to send to actors, or "". The host ``*`` stands for the host that the actor connected to."""
     if not uri:
         return ""
     address = Address.parse(uri)

@@ -1,7 +1,8 @@
-"""The gateway thread: the learner's core with sockets around it: ROUTER, XPUB, and a PULL that learner threads answer on.
+"""The gateway thread: the learner's core and its sockets.
 
-It never blocks: it polls, sends without waiting, and leaves the disk and the learning to others. What messages mean is for
-`LearnerCore`; what connections may cost is for `Connections`.
+The sockets are a ROUTER for actors, an XPUB for weights and beacons, and a PULL for messages of learner threads. The thread
+never blocks in a send and never accesses a disk. `LearnerCore` interprets the messages. `Connections` limits the rate of each
+connection.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ T = TypeVar("T")
 
 
 class Gateway(Worker):
-    """The learner's only thread with network sockets.
+    """The thread that has the learner's network sockets.
 
     Attributes:
-        warnings: what its owner found at the start, for the status.
+        address: The URI that actors connect to; empty until the sockets are bound.
+        pub_address: The URI at which weights are published; empty until the sockets are bound.
+        inference_address: The URI of the inference service; empty if it is not configured.
+        published: A condition that is notified when clients or versions change. Hold it to read them in another thread.
+        warnings: The warnings from the start of the learner, shown in the status.
     """
 
     def __init__(
@@ -55,16 +60,16 @@ class Gateway(Worker):
         sink: EventSink,
         journal: Journal,
         restored: Restored | None = None,
-        door: Authenticator | None = None,
+        authenticator: Authenticator | None = None,
     ) -> None:
-        """Makes it; `start` starts it.
+        """Create the thread object. `start` starts the thread.
 
         Args:
-            config: the learner's.
-            sink: where figures and events go.
-            journal: opened, and owned by the caller, who makes it call `wake` when there is something to hear from it.
-            restored: what it knew when it was opened.
-            door: keys and rights; None lets everybody do everything.
+            config: The learner's configuration.
+            sink: Receives metrics and events.
+            journal: An open journal. The caller closes it, and configures it to call `wake` when it has results.
+            restored: The clients and streams that the journal held when it was opened.
+            authenticator: Keys and access list; None allows every peer everything.
         """
         super().__init__("rl4sys-gateway")
         self.address = ""
@@ -72,8 +77,8 @@ class Gateway(Worker):
         self.inference_address = ""
         self.warnings: tuple[str, ...] = ()
         self._service: PolicyService | None = None
-        self._config, self._restored, self._door = config, restored, door
-        self._guard = Authorizer(door.watcher.access if door is not None else None)
+        self._config, self._restored, self._authenticator = config, restored, authenticator
+        self._authorizer = Authorizer(authenticator.watcher.access if authenticator is not None else None)
         self._commands: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._commands_lock = threading.Lock()
         self._wakeup = Wakeup()
@@ -88,32 +93,32 @@ class Gateway(Worker):
             send=self._send,
             publish=self._publish,
             start_worker=lambda client_id, key: WorkerPipe(client_id, key, self._up),
-            hear_workers=self._read_upstream,
+            poll_workers=self._read_upstream,
             abandon_checkpoints=self._abandon_checkpoints,
             offer_policy=self._offer_policy,
             forget_policy=self._forget_policy,
             status=self.status,
         )
-        self._core = LearnerCore(config, journal, sink, self._guard, ports)
+        self._core = LearnerCore(config, journal, sink, self._authorizer, ports)
         self.published = self._core.published
 
     # ---- for other threads
 
     def wait_open(self) -> None:
-        """Returns when the sockets are bound.
+        """Wait until the sockets are bound.
 
         Raises:
-            RL4SysError: what went wrong in binding.
+            RL4SysError: If a socket could not be bound.
         """
         self._open.wait()
         if self._bind_error is not None:
             raise self._bind_error
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Runs `function` in the gateway thread.
+        """Run `function` in the gateway thread, and return a future for its result.
 
         Raises:
-            Closed: when that thread has ended or is about to.
+            Closed: If that thread has ended or is stopping.
         """
         future: Future[T] = Future()
         with self._commands_lock:
@@ -124,34 +129,34 @@ class Gateway(Worker):
         return future
 
     def wake(self) -> None:
-        """Makes the thread look at the journal; from any thread."""
+        """Wake the thread, so that it reads the results of the journal. Any thread can call this."""
         self._wakeup.set()
 
     def weight_history(self, client_id: str) -> WeightHistory | None:
-        """What a client has published, or None; read under `published`."""
+        """Return the published weights of a client, or None if it is unknown or starting. Hold `published` to call this."""
         client = self._core.registry.get(client_id)
         return client.weight_history if client is not None and client.state is not ClientState.STARTING else None
 
     def failure(self, client_id: str) -> RL4SysError | None:
-        """Why a client has stopped, or could not be built; None when neither is so."""
+        """Return the error that stopped a client or prevented its creation, or None if there is none."""
         return self._core.registry.failure(client_id)
 
     def learner_threads(self) -> list[WorkerPort]:
-        """All learner threads that may still run."""
+        """Return all learner threads that can still be running."""
         return self._core.registry.workers()
 
     def stop(self) -> None:
-        """Ends the gateway and its learner threads."""
+        """Stop the gateway and its learner threads."""
         with self._commands_lock:
             self._stopping.set()
         self._wakeup.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Lets nobody wait for a thread that is gone."""
+        """Release the threads that wait in `wait_open`."""
         self._open.set()
 
     def join_all(self, deadline: float) -> bool:
-        """Joins the gateway and its learner threads until `deadline` (monotonic); True when all have ended."""
+        """Join the gateway and its learner threads until `deadline` (monotonic), and return True if all have ended."""
         done = self.join(max(0.0, deadline - time.monotonic()))
         for thread in self.learner_threads():
             done &= thread.join(max(0.0, deadline - time.monotonic()))
@@ -164,7 +169,7 @@ class Gateway(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """The thread's body."""
+        """Run the thread's loop until `stop`."""
         sockets: list[Socket] = []
         try:
             if self._bind(sockets):
@@ -191,9 +196,9 @@ class Gateway(Worker):
                 future.set_exception(closed)
 
     def _bind(self, sockets: list[Socket]) -> bool:
-        """Makes the sockets; False when an address is taken, which is for the owner to hear."""
+        """Create the sockets. On failure return False; `wait_open` then raises the error."""
         try:
-            secure = self._door.secure if self._door is not None else None
+            secure = self._authenticator.secure if self._authenticator is not None else None
             router = self._router = Socket.router(self._config.bind, max_frame_bytes=MAX_MESSAGE_BYTES, secure=secure, watch=True)
             sockets.append(router)
             self._connections = Connections(self._config, router, self._core.endpoint, self._core.counters)
@@ -222,7 +227,7 @@ class Gateway(Worker):
         next_beacon, resting = time.monotonic(), False
         while not self._stopping.is_set():
             rest_s = self._connections.rest_s
-            if resting is not (rest_s > 0):  # what a flood has left in the ROUTER must not end the poll at once
+            if resting is not (rest_s > 0):  # during a rest, messages that wait in the ROUTER must not end the poll
                 resting = not resting
                 (poller.unregister if resting else poller.register)(self._router)
             now = time.monotonic()
@@ -251,7 +256,7 @@ class Gateway(Worker):
                 future.set_exception(exc)
 
     def _drain(self) -> None:
-        """Hears the learner threads out, until they have ended or the time to shut down is over."""
+        """Read the messages of the learner threads until they have ended or ``shutdown_timeout_s`` is over."""
         deadline = time.monotonic() + self._config.shutdown_timeout_s
         with Poller() as poller:
             poller.register(self._upstream)
@@ -265,7 +270,7 @@ class Gateway(Worker):
             self._core.on_worker(frames)
 
     def _read_subscriptions(self) -> None:
-        """Grants subscriptions to those who may read what they ask for."""
+        """Grant the subscriptions of peers that have the right to read the topic's client."""
         while True:
             try:
                 frames = self._xpub.recv()
@@ -274,12 +279,12 @@ class Gateway(Worker):
                 continue
             if frames is None:
                 return
-            notice = read_subscription(frames)
-            if notice is None or not notice[0]:
+            subscription = read_subscription(frames)
+            if subscription is None or not subscription[0]:
                 continue
-            topic = notice[1]
-            client = self._core.wanted_by(topic)
-            if client is None or (self._xpub.authenticated and not self._guard.may_read(self._xpub.user, client.client_id)):
+            topic = subscription[1]
+            client = self._core.client_of_topic(topic)
+            if client is None or (self._xpub.authenticated and not self._authorizer.may_read(self._xpub.user, client.client_id)):
                 self._core.counters.add("subscriptions_refused")
                 continue
             self._xpub.grant(topic)
@@ -312,23 +317,23 @@ class Gateway(Worker):
     # ---- calls that other threads make through `call`
 
     def do(self, command: Command) -> Future[CommandDone]:
-        """Carries out an operator's command."""
+        """Start an operator's command, and return a future for its result."""
         return self._core.do(command)
 
-    def relieve(self, *, everybody: bool) -> int:
-        """Ends connections because memory runs out; returns how many. See `Connections.relieve`."""
-        return self._connections.relieve(everybody=everybody)
+    def relieve(self, *, all_connections: bool) -> int:
+        """Close connections because memory runs out, and return their number. See `Connections.relieve`."""
+        return self._connections.relieve(all_connections=all_connections)
 
     def save(self, *, partial: bool) -> Future[dict[str, str]]:
-        """See `SegmentDispatcher.save`."""
+        """Request a checkpoint of every client. See `SegmentDispatcher.save`."""
         return self._core.save(partial=partial)
 
     def change_access(self, access: AccessList) -> None:
-        """Puts a new access list in force."""
+        """Apply a new access list."""
         self._core.change_access(access)
 
     def status(self) -> dict[str, Any]:
-        """The state of everything, as a JSON document; in the gateway thread."""
+        """Return the learner's status as a JSON document. Only the gateway thread can call this."""
         now = time.monotonic()
         return {
             "address": self.address,
@@ -338,12 +343,12 @@ class Gateway(Worker):
             "pid": os.getpid(),
             "uptime_s": round(now - self._started_at, 3),
             "counters": self._core.counters.snapshot(),
-            "security": self._door.report() if self._door is not None else None,
+            "security": self._authenticator.report() if self._authenticator is not None else None,
             "warnings": list(self.warnings),
             **self._core.report(now),
         }
 
 
 def _beside(address: Address, name: str) -> str:
-    """Where another socket goes when nothing else is said: a free place next to the ROUTER."""
+    """Return the default address of another socket: a free port, or a path or name next to the ROUTER's."""
     return address.with_port(0).uri if address.scheme == "tcp" else f"{address.uri}.{name}"

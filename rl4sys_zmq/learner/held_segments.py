@@ -1,4 +1,4 @@
-"""Segments on their way into an algorithm: with the message that brought them, so that one can be buried later."""
+"""Segments on their way into an algorithm, with their messages, so that each can be quarantined later."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from rl4sys_zmq.values import Segment
 from rl4sys_zmq.wire import Batch, encode
 from rl4sys_zmq.wire.messages import DeadLetter
 
-__all__ = ["HeldSegment", "ReceivedMessage", "runs", "streams_of"]
+__all__ = ["HeldSegment", "ReceivedMessage", "to_ranges", "streams_of"]
 
 
 @dataclass(slots=True, eq=False)
 class ReceivedMessage:
-    """A message that is being taken.
+    """A message whose segments are being processed.
 
     Attributes:
-        key: whose.
-        batch: its heads and columns; `segments`, of it.
-        refused: places that the gateway has refused.
-        bad: places whose content is bad, and why.
-        oldest: the least version of each segment.
+        key: The stream.
+        batch: The heads and columns of the message.
+        segments: The segments of the batch.
+        refused: The places that the gateway has refused, with the error.
+        bad: The places with invalid content, with the reason.
+        oldest: The lowest version of each segment.
     """
 
     key: Key
@@ -37,24 +38,24 @@ class ReceivedMessage:
     bad: dict[int, str]
     oldest: NDArray[np.int64]
 
-    def letter(self, place: int, reason: str) -> DeadLetter:
-        """The segment at a place, for a person to look at."""
+    def dead_letter(self, place: int, reason: str) -> DeadLetter:
+        """Return the segment at a place as a dead letter."""
         return DeadLetter(*self.key, self.batch.first_seq + place, reason, tuple(encode(self.batch.alone(place))))
 
 
 @dataclass(slots=True, eq=False)
 class HeldSegment:
-    """A segment that an algorithm was given, and may have to be given again.
+    """A segment that an algorithm received and may need to receive again.
 
     Attributes:
-        taken: the message that brought it; None where it was too old to be kept.
-        place: of it in the message.
-        key: whose it is; and
-        seq: its number.
-        correct: as it was given.
+        taken: The message that contained it; None if that is no longer kept.
+        place: Its place in the message.
+        key: Its stream.
+        seq: Its sequence number.
+        correct: The argument of `Algorithm.observe`.
     """
 
-    taken: ReceivedMessage | None
+    message: ReceivedMessage | None
     place: int
     key: Key
     seq: int
@@ -63,12 +64,12 @@ class HeldSegment:
     @property
     def segment(self) -> Segment:
         """The segment itself."""
-        assert self.taken is not None
-        return self.taken.segments[self.place]
+        assert self.message is not None
+        return self.message.segments[self.place]
 
 
-def runs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as ranges of ``[first, end)``."""
+def to_ranges(places: Sequence[int]) -> list[tuple[int, int]]:
+    """Return ascending numbers as ranges ``[first, end)``."""
     if not places:
         return []
     if places[-1] - places[0] == len(places) - 1:
@@ -78,8 +79,8 @@ def runs(places: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def streams_of(held: Iterable[HeldSegment]) -> list[tuple[Key, int, int]]:
-    """Segments as ranges ``[first, end)`` of their streams."""
+    """Return segments as ranges ``[first, end)`` of their streams."""
     found: dict[Key, list[int]] = {}
     for one in held:
         found.setdefault(one.key, []).append(one.seq)
-    return [(key, *run) for key, numbers in found.items() for run in runs(numbers)]
+    return [(key, *run) for key, numbers in found.items() for run in to_ranges(numbers)]

@@ -1,8 +1,8 @@
-"""Every policy that a learner trains, as a service: actors that have no policy of their own ask here for actions.
+"""The inference service: computes actions for actors that have no policy of their own.
 
-A call of the method ``policy/CLIENT`` carries ``obs`` ``[N, *obs]``, ``mask`` ``[N, n]`` or None, and ``explore``. Its answer
-has ``raw`` and ``act`` ``[N, *act]``, ``log_prob`` float32 ``[N]``, and the ``generation`` and ``version`` that chose. What
-has come while the last forward pass ran shares the next one.
+A call of the method ``policy/CLIENT`` carries ``obs`` ``[N, *obs]``, ``mask`` ``[N, n]`` or None, and ``explore``. The reply
+has ``raw`` and ``act`` ``[N, *act]``, ``log_prob`` float32 ``[N]``, and the ``generation`` and ``version`` of the policy.
+Calls that arrive during a forward pass share the next one.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
 MAX_ROWS = 4096
-"""Of one call."""
+"""Largest number of observations in one call."""
 BATCHING = Batching(max_size=64)
 
 
 def method_of(client_id: str) -> str:
-    """What is called for an action of a client's policy."""
+    """Return the name of the method that computes actions of a client's policy."""
     return f"policy/{client_id}"
 
 
 class PolicyService(Resource):
-    """Serves the newest version of each policy. The gateway thread offers them; the server's threads act by them.
+    """A service with the newest version of each policy.
+
+    The gateway thread offers versions; the server's threads run them.
 
     Attributes:
-        address: where it is bound, as a URI; empty before `start`.
-        asked: the clients of which an action was asked for.
+        address: The URI that it is bound to; empty before `start`.
+        asked: The clients for which an action was requested.
     """
 
     def __init__(self, bind: str, keys: Path | None, users: Path | None, *, insecure: bool) -> None:
-        """Binds nothing yet."""
+        """Create the service without binding it."""
         self.address = ""
         self.asked: set[str] = set()
         self._server = Server(bind, name="inference", keys=keys, users=users, insecure=insecure)
@@ -60,16 +62,19 @@ class PolicyService(Resource):
         self._sampler = Sampler(secrets.randbits(64))
 
     def start(self) -> None:
-        """Binds and serves.
+        """Bind the server and start its threads.
 
         Raises:
-            AddressInUse, TransportError: when it cannot be bound.
-            ConfigError: for keys that can't be used.
+            AddressInUse, TransportError: If the address cannot be bound.
+            ConfigError: If the keys cannot be used.
         """
         self.address = self._server.start().address
 
     def offer(self, client_id: str, spec: PolicySpec, snapshot: PolicySnapshot) -> None:
-        """A version to act by from now on; at the first of a client its method appears. A policy is built when it is asked."""
+        """Set the version to act with from now on, and register the client's method if this is its first.
+
+        The policy is built from the snapshot at the next request.
+        """
         first = client_id not in self._offered
         self._offered[client_id] = spec, snapshot
         if first:
@@ -83,7 +88,7 @@ class PolicyService(Resource):
             )
 
     def forget(self, client_id: str) -> None:
-        """Takes a client's policy away; its concurrency group is the next one's."""
+        """Remove a client's policy and its method. Another client can reuse its concurrency group."""
         if self._offered.pop(client_id, None) is not None:
             self._server.unregister(method_of(client_id))
             self._policies.pop(client_id, None)
@@ -91,11 +96,14 @@ class PolicyService(Resource):
             del self._concurrency_groups[client_id]
 
     def report(self) -> dict[str, Any]:
-        """For the learner's status."""
+        """Return the server's status, for the learner's status."""
         return self._server.status()
 
     def close(self) -> None:
-        """Ends it. A policy of the user's own may be stuck in a forward pass: when that ends, its thread closes what is left."""
+        """Stop the server.
+
+        If a forward pass is still running after `CLOSE_S` seconds, log a warning. Its thread closes the server when it ends.
+        """
         try:
             self._server.stop(CLOSE_S)
         except CallbackStuck as exc:
@@ -109,10 +117,10 @@ class PolicyService(Resource):
         return policy, spec
 
     def _act(self, client_id: str, payloads: Sequence[Any]) -> list[Any]:
-        """One forward pass for all calls that may share it; a call that is no good is refused by itself."""
+        """Run one forward pass for all valid calls with the same `explore`, and refuse each invalid call."""
         try:
             policy, spec = self._policy(client_id)
-        except KeyError:  # it was forgotten while these calls waited
+        except KeyError:  # the client was forgotten while these calls waited
             return [Refuse(CallRefusal.UNKNOWN, f"client {client_id!r} was forgotten") for _ in payloads]
         self.asked.add(client_id)
         answers: list[Any] = [None] * len(payloads)
@@ -130,7 +138,7 @@ class PolicyService(Resource):
             masks = None
             if any(rows[1] is not None for rows in asked):
                 masks = np.concatenate([_all_allowed(rows[0], spec) if rows[1] is None else rows[1] for rows in asked])
-            with self._lock:  # lanes of several clients share the random numbers
+            with self._lock:  # the concurrency groups of all clients share the random generator
                 raw, act, log_probs = policy.act_batch(observations, masks, self._sampler, explore)
             start = 0
             for index, rows in members.items():
@@ -149,29 +157,29 @@ Rows = tuple[NDArray[Any], NDArray[np.bool_] | None, bool]
 
 
 def _read(payload: Any, spec: PolicySpec) -> Rows:
-    """Observations, masks and whether to explore; what they must be is what an actor's own policy demands.
+    """Return the observations, the masks and the flag to explore of a call, with the checks of an actor's own policy.
 
     Raises:
-        Refuse: for anything else.
+        Refuse: If the payload is invalid.
     """
     if not isinstance(payload, dict) or set(payload) != {"obs", "mask", "explore"}:
-        raise Refuse(CallRefusal.INVALID, "a question has obs, mask and explore")
+        raise Refuse(CallRefusal.INVALID, "the payload must be a dict with the keys obs, mask and explore")
     obs, mask, explore = payload["obs"], payload["mask"], payload["explore"]
     shape = spec.observation_space.shape
     if not isinstance(obs, np.ndarray) or obs.shape[1:] != shape or not 1 <= len(obs) <= MAX_ROWS:
         found = getattr(obs, "shape", type(obs).__name__)
-        raise Refuse(CallRefusal.INVALID, f"obs is {found}; it has the shape [N, *{list(shape)}], N from 1 to {MAX_ROWS}")
+        raise Refuse(CallRefusal.INVALID, f"obs is {found}; expected the shape [N, *{list(shape)}], N from 1 to {MAX_ROWS}")
     if obs.dtype.kind == "f" and not np.isfinite(obs).all():
-        raise Refuse(CallRefusal.INVALID, "obs is not finite")
+        raise Refuse(CallRefusal.INVALID, "obs has a number that is not finite")
     if type(explore) is not bool:
-        raise Refuse(CallRefusal.INVALID, "explore is true or false")
+        raise Refuse(CallRefusal.INVALID, "explore must be true or false")
     if mask is None:
         return obs, None, explore
     space = spec.action_space
     if not isinstance(space, DiscreteSpace):
         return obs, None, explore
     if not isinstance(mask, np.ndarray) or mask.shape != (len(obs), space.n):
-        raise Refuse(CallRefusal.INVALID, f"mask has the shape [N, {space.n}]")
+        raise Refuse(CallRefusal.INVALID, f"mask must have the shape [N, {space.n}]")
     allowed = mask.astype(np.bool_)
     if not allowed.any(axis=1).all():
         raise Refuse(CallRefusal.INVALID, str(MaskError("a mask forbids every action")))

@@ -1,4 +1,4 @@
-"""The learner as a user holds it: start it, ask it, close it."""
+"""The learner's public class: start, query and close a learner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from rl4sys_zmq.learner.gateway import Gateway
 from rl4sys_zmq.learner.memory_watch import MemoryWatch
 from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, RESTART
 from rl4sys_zmq.learner.recorder import EventSink, NullEventSink, Recorder
-from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, go_back, open_journal
-from rl4sys_zmq.learner.run_paths import tidy
+from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, Rollback, open_journal, return_to_checkpoint
+from rl4sys_zmq.learner.run_paths import move_old_files
 from rl4sys_zmq.plugins import import_plugins
 from rl4sys_zmq.private import others_can_write
 from rl4sys_zmq.resource import Resource
@@ -40,22 +40,22 @@ T = TypeVar("T")
 
 
 class Learner(Resource):
-    """A learner process in an object: one gateway thread, one learner thread per client, a recorder and a journal.
+    """A learner: one gateway thread, one learner thread per client, a recorder and a journal.
 
     ::
 
         with Learner(LearnerConfig(bind="inproc://lab", run_dir=None)) as learner:
-            ...  # actors anywhere
+            ...  # actors connect from any process
             learner.wait(client_id="luna", version=3, timeout_s=30)
 
-    Entering the block (or `start`) binds the sockets; leaving it drains and joins. With a run directory it goes on where the
-    last learner there stopped (`LearnerConfig.resume`).
+    Entering the block (or `start`) binds the sockets. Leaving it (or `close`) stops and joins the threads. With a run
+    directory, the learner continues where the last learner in that directory stopped (see `LearnerConfig.resume`).
 
     Attributes:
-        config: as given.
-        resumed_clients: those that the run directory knew at the start.
-        loss: what of the journal is gone, and was accepted (``resume: accept-loss``); None when nothing is.
-        rollback: what going back to the checkpoint that ``config.resume`` names has undone; None when it names none.
+        config: The configuration.
+        resumed_clients: The clients that were in the run directory at the start.
+        loss: The part of the journal that is lost and was given up (``resume: accept-loss``), or None if nothing is lost.
+        rollback: What the return to the checkpoint in ``config.resume`` undid, or None if it names no checkpoint.
     """
 
     def __init__(self, config: LearnerConfig | None = None) -> None:
@@ -72,20 +72,21 @@ class Learner(Resource):
         self._lock = threading.Lock()
 
     def start(self) -> Self:
-        """Binds the sockets and starts the threads.
+        """Bind the sockets and start the threads.
 
         Raises:
-            AddressInUse, TransportError: when something else is bound there, or nothing can be.
-            RunDirectoryError: when the run directory cannot be written.
-            JournalLost: when the journal, or a part of it, is gone; ``resume: accept-loss`` goes on without it.
-            JournalError, CheckpointError: when its state cannot be used, or another learner uses it.
-            ConfigError: when a plugin cannot be imported, when the run directory needs an extra that is not installed, or when
-                what it holds contradicts the configuration.
-            Closed: when it was closed before.
+            AddressInUse: If another socket is bound to the address.
+            TransportError: If the address cannot be bound.
+            RunDirectoryError: If the run directory cannot be written.
+            JournalLost: If the journal or a part of it is missing. ``resume: accept-loss`` starts without it.
+            JournalError, CheckpointError: If the saved state cannot be used, or another learner uses it.
+            ConfigError: If a plugin cannot be imported, if the run directory needs an extra that is not installed, or if
+                the saved state contradicts the configuration.
+            Closed: If this learner was closed before.
         """
         with self._lock:
             if self._closed:
-                raise Closed("this learner is closed; make a new one")
+                raise Closed("this learner is closed; create a new one")
             if self._gateway is not None:
                 return self
             import_plugins(self.config.plugins)
@@ -93,13 +94,13 @@ class Learner(Resource):
             if self.config.run_dir is not None:
                 self._recorder = sink = Recorder(self.config.run_dir, self.config.to_json())
             try:
-                self._tidy(sink)
+                self._move_old_files(sink)
                 self._journal, restored = open_journal(self.config, self._wake)
                 self.loss = self._journal.loss if isinstance(self._journal, DiskJournal) else None
                 if self.loss is not None:
                     sink.event("loss_accepted", **self.loss.figures())
                 self.resumed_clients = tuple(row.client_id for row in restored.clients) if restored is not None else ()
-                self.rollback = go_back(self.config)
+                self.rollback = return_to_checkpoint(self.config)
                 if self.config.keys is not None:
                     self._authenticator = Authenticator(self.config.keys, self.config.users_file)
                 self._gateway = Gateway(self.config, sink, self._journal, restored, self._authenticator)
@@ -124,25 +125,25 @@ class Learner(Resource):
 
     @property
     def address(self) -> str:
-        """Where actors connect: a URI, with the port that was bound."""
+        """The URI that actors connect to, with the port that was bound."""
         return self._running.address
 
     @property
     def pub_address(self) -> str:
-        """Where the weights are published."""
+        """The URI at which the weights are published."""
         return self._running.pub_address
 
     @property
     def inference_address(self) -> str:
-        """Where actors ask for actions (``inference: remote``)."""
+        """The URI at which actors request actions (``inference: remote``)."""
         return self._running.inference_address
 
     def status(self) -> dict[str, Any]:
-        """The state of all clients, their actors, queues, credit and verdicts, as a JSON document.
+        """Return the state of all clients, with their actors, queues, credit and verdicts, as a JSON document.
 
         Raises:
-            LearnerUnavailable: when the gateway thread does not answer in time.
-            Closed: when the learner is not running.
+            LearnerUnavailable: If the gateway thread does not answer within `CALL_TIMEOUT_S` seconds.
+            Closed: If the learner is not running.
         """
         report = self._ask(self._running.status)
         if self._recorder is not None:
@@ -150,13 +151,13 @@ class Learner(Resource):
         return report
 
     def wait(self, *, client_id: str, version: int, timeout_s: float) -> int:
-        """Waits until `client_id` has published `version` or a later one; returns its current version.
+        """Wait until `client_id` has published `version` or a later one, and return its current version.
 
         Raises:
-            ClientFailed: when its learner thread stopped.
-            ConfigError: when it could not be built.
-            LearnerUnavailable: when that takes longer than `timeout_s` seconds.
-            Closed: when the learner is closed meanwhile.
+            ClientFailed: If the client's learner thread failed.
+            ConfigError: If the client could not be built.
+            LearnerUnavailable: If the version is not published within `timeout_s` seconds.
+            Closed: If the learner is closed during the wait.
         """
         gateway = self._running
         deadline = time.monotonic() + timeout_s
@@ -179,30 +180,30 @@ class Learner(Resource):
                 gateway.published.wait(min(left, 0.5))
 
     def digest(self, client_id: str, version: int) -> int:
-        """The xxh3-64 digest of a version of the current generation.
+        """Return the xxh3-64 digest of a version of the current generation.
 
         Raises:
-            KeyError: when it was not published, or too many versions ago.
+            KeyError: If the version was not published, or its digest is no longer kept.
         """
         gateway = self._running
         with gateway.published:
             weight_history = gateway.weight_history(client_id)
             found = weight_history.digest_of(version) if weight_history is not None else None
         if found is None:
-            raise KeyError(f"no digest of version {version} of client {client_id!r}")
+            raise KeyError(f"no digest is kept for version {version} of client {client_id!r}")
         return found
 
     def save(self, *, timeout_s: float, partial: bool = False) -> None:
-        """Writes a checkpoint of every running client now.
+        """Write a checkpoint of every running client now.
 
         Args:
-            timeout_s: how long that may take.
-            partial: each client first does an update with what waits for a full batch.
+            timeout_s: Longest time to wait, in seconds.
+            partial: Let each client first train on its incomplete batch.
 
         Raises:
-            CheckpointError: when one could not be written.
-            LearnerUnavailable: when it takes longer.
-            Closed: when the learner is not running.
+            CheckpointError: If a checkpoint could not be written.
+            LearnerUnavailable: If the checkpoints are not complete within `timeout_s` seconds.
+            Closed: If the learner is not running.
         """
         gateway = self._running
         try:
@@ -214,12 +215,15 @@ class Learner(Resource):
             raise CheckpointError(f"client {client_id}", error)
 
     def drain(self, *, timeout_s: float) -> None:
-        """Trains until nothing that was accepted is pending, the last partial batches too, and writes checkpoints.
+        """Wait until every accepted segment is trained on, incomplete batches included, and write checkpoints.
 
-        Actors may go on; then it ends at a moment at which they had nothing on its way.
+        Actors can keep sending. The call then returns the first time that no accepted segment is pending.
+
+        Args:
+            timeout_s: Longest time to wait, in seconds.
 
         Raises:
-            CheckpointError, LearnerUnavailable, Closed: as `save` does.
+            CheckpointError, LearnerUnavailable, Closed: Under the same conditions as in `save`.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -232,66 +236,70 @@ class Learner(Resource):
                 raise LearnerUnavailable(self.address, f"{left} segments to be trained on", timeout_s)
 
     def restart(self, client_id: str, *, give_up_pending: bool = False) -> None:
-        """Gives a client, failed or not, a new learner thread, in a new generation.
+        """Start a new learner thread, in a new generation, for a client that runs or has failed.
 
-        With checkpoints it goes back to the newest, and is fed again what came since. Without, it starts afresh, and what was
-        accepted and not yet trained is counted as rolled back.
+        With a run directory, the client continues from its newest checkpoint, and the journal replays the segments accepted
+        since then. Without one, training starts from the beginning, and pending segments count as rolled back.
 
         Args:
-            client_id: whose.
-            give_up_pending: does not feed it again what came since the checkpoint, which is counted as rolled back: for an
-                algorithm that fails on just that.
+            client_id: The client.
+            give_up_pending: Do not replay the segments since the checkpoint; count them as rolled back. Use this for an
+                algorithm that fails on exactly those segments.
 
         Raises:
-            ConfigError: when there is no such client.
-            LearnerUnavailable, Closed: as `status` does.
+            ConfigError: If there is no such client.
+            LearnerUnavailable, Closed: Under the same conditions as in `status`.
         """
         gateway = self._running
         command = Command(GIVE_UP if give_up_pending else RESTART, client_id)
         begun = self._ask(lambda: gateway.do(command))
         error = begun.exception() if begun.done() else None
-        if isinstance(error, ConfigError):  # a client that fails again is for `wait` to tell
+        if isinstance(error, ConfigError):  # if the client fails again, `wait` raises that
             raise error
 
     def forget(self, client_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Removes a client: its learner thread, its rows in the journal. Its checkpoints are put aside (``NUMBER.abandoned``).
+        """Remove a client with its learner thread and its rows in the journal.
 
-        Its actors are sent away; the next one that joins founds the client anew, under the same name if it likes.
+        Its checkpoint folders are renamed to ``NUMBER.abandoned``. The sessions of its actors are closed. The next actor that
+        joins with this `client_id` creates the client again, without data.
 
         Args:
-            client_id: which.
-            timeout_s: how long that may take, in seconds: a learner thread that is in an update is waited for.
+            client_id: The client.
+            timeout_s: Longest time to wait, in seconds. An update that is in progress is waited for.
 
         Returns:
-            How many segments were ``accepted``, how many of them were ``pending`` and are gone, how many ``actors`` it had, and,
-            with a run directory, how many ``checkpoints`` were put aside.
+            The number of segments that were ``accepted``, the number of those that were ``pending`` and are discarded, the
+            number of ``actors``, and, with a run directory, the number of ``checkpoints`` that were put aside.
 
         Raises:
-            ConfigError: when there is no such client.
-            CheckpointError: when its checkpoints can't be put aside; then the client is there still, and has failed.
-            LearnerUnavailable: when it takes longer; it goes on.
-            Closed: when the learner is closed.
+            ConfigError: If there is no such client.
+            CheckpointError: If its checkpoints cannot be put aside. The client then remains, in the state ``failed``.
+            LearnerUnavailable: If it takes longer than `timeout_s`. The removal continues.
+            Closed: If the learner is closed.
         """
         return self._command(Command(FORGET, client_id), timeout_s)
 
     def drop_actor(self, client_id: str, actor_id: str, *, timeout_s: float = CALL_TIMEOUT_S) -> dict[str, Any]:
-        """Drops the record of an actor: it fences off no incarnation, has no place and no owner any more, and may join again.
+        """Drop the record of an actor.
 
-        What was accepted of it stays, and what is pending will be trained on. Its marks are kept until then; should it come
-        back before, it goes on where it was. A spool that comes back later may bring again what its actor was never told of.
+        The record then fences no incarnation, uses no place and has no owner, so any start of the actor can join again.
+        Its accepted segments remain, and pending ones are trained on. Its marks are kept until all are trained; an actor that
+        returns before that continues from them. A spool that returns later can deliver segments again that were accepted but
+        not acknowledged to the actor.
 
         Args:
-            client_id: whose.
-            actor_id: which.
-            timeout_s: how long that may take, in seconds.
+            client_id: The client.
+            actor_id: The actor.
+            timeout_s: Longest time to wait, in seconds.
 
         Returns:
-            How many ``streams`` it had, whether it was ``live`` (1 or 0), and how many segments are ``pending``.
+            The number of ``streams`` that the actor had, ``live`` (1 if it had a session, else 0), and the number of
+            ``pending`` segments.
 
         Raises:
-            ConfigError: when there is no such client or actor.
-            LearnerUnavailable: when it takes longer; it goes on.
-            Closed: when the learner is closed.
+            ConfigError: If there is no such client or actor.
+            LearnerUnavailable: If it takes longer than `timeout_s`. The command continues.
+            Closed: If the learner is closed.
         """
         return self._command(Command(DROP_ACTOR, client_id, actor_id), timeout_s)
 
@@ -301,14 +309,15 @@ class Learner(Resource):
         try:
             return begun.result(timeout_s).figures
         except FutureTimeout:
-            raise LearnerUnavailable(gateway.address, f"{command.command} to be done", timeout_s) from None
+            raise LearnerUnavailable(gateway.address, f"the result of {command.command}", timeout_s) from None
 
     def raise_if_dead(self) -> None:
-        """Surfaces the death of a thread of ours.
+        """Raise the exception that ended one of the learner's threads.
 
         Raises:
-            MemoryExceeded: when its process holds more than `LearnerConfig.max_memory_bytes`, and nothing has helped.
-            WorkerDied: when the gateway, the journal or the recorder ended with an exception.
+            MemoryExceeded: If the process uses more than `LearnerConfig.max_memory_bytes` and closing connections did not
+                help.
+            WorkerDied: If the gateway, the journal, the recorder or the reader of the access list ended with an exception.
         """
         self._running.raise_if_dead()
         if self._memory is not None:
@@ -323,9 +332,10 @@ class Learner(Resource):
             self._recorder.raise_if_dead()
 
     def close(self) -> None:
-        """Stops taking data, lets the learner threads finish what is in hand, and joins them, within ``shutdown_timeout_s``.
+        """Stop accepting data, let the learner threads finish their queues, and join them, within ``shutdown_timeout_s``.
 
-        A learner thread that is busy even then is waited for when the process ends. Called by itself at that time, at the latest.
+        If a learner thread is busy even then, the process waits for it when it exits, at most `EXIT_TIMEOUT_S` seconds.
+        A learner that is still open at the exit of the process is closed then.
         """
         with self._lock:
             self._closed = True
@@ -343,11 +353,11 @@ class Learner(Resource):
             gateway.stop()
             if not gateway.join_all(deadline):
                 log.warning(
-                    "a learner thread is still busy after %g s; the process waits for it at its end",
+                    "a learner thread is still busy after %g s; the process waits for it when it exits",
                     self.config.shutdown_timeout_s,
                 )
                 for thread in gateway.learner_threads():
-                    atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that ends under its feet
+                    atexit.register(thread.join, EXIT_TIMEOUT_S)  # torch aborts a process that exits during an update
         if memory is not None:
             memory.join(RELIEF_S)
         if authenticator is not None:
@@ -359,14 +369,14 @@ class Learner(Resource):
             recorder.stop()
             recorder.join(max(0.5, deadline - time.monotonic()))
 
-    def _tidy(self, sink: EventSink) -> None:
-        """Moves what an earlier version left in the way, and says so."""
+    def _move_old_files(self, sink: EventSink) -> None:
+        """Move aside the files that an earlier version left, and record an event for each."""
         if self.config.run_dir is not None:
-            for source, target in tidy(self.config.run_dir):
+            for source, target in move_old_files(self.config.run_dir):
                 sink.event("moved", source=source, target=target)
 
     def _others_can_write(self, sink: EventSink) -> tuple[str, ...]:
-        """What of the run directory others may change, said once."""
+        """Return a warning for each part of the run directory that other users can write, and log each one."""
         if self.config.run_dir is None:
             return ()
         found = others_can_write(*(self.config.run_dir / name for name in ("", JOURNAL, CHECKPOINTS)))
@@ -381,13 +391,13 @@ class Learner(Resource):
             with suppress(Closed):
                 gateway.call(lambda: gateway.change_access(access))
 
-    def _relieve(self, everybody: bool) -> int:
-        """Has the gateway thread end connections; 0 where it does not answer."""
+    def _relieve(self, all_connections: bool) -> int:
+        """Close connections in the gateway thread, and return their number; 0 if the thread does not answer."""
         gateway = self._gateway
         if gateway is None:
             return 0
         try:
-            return gateway.call(lambda: gateway.relieve(everybody=everybody)).result(RELIEF_S)
+            return gateway.call(lambda: gateway.relieve(all_connections=all_connections)).result(RELIEF_S)
         except FutureTimeout:
             return 0
 

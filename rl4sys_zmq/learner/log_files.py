@@ -1,4 +1,8 @@
-"""The log of a run: ``RUN/log.jsonl``, one event a line, and what it has become with age in ``RUN/log/``."""
+"""The two series of records in a run directory: the log, and TensorBoard's event files.
+
+The log is ``RUN/log.jsonl`` with one event per line; older, thinned parts are in ``RUN/log/``. Event files are written without
+TensorBoard's writer: one record per step, private, and bounded in size.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,94 @@ import errno
 import json
 import os
 import re
+import struct
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.record_series import RecordFormat, RecordSeries, list_parts
-from rl4sys_zmq.learner.thinning import Record
+from rl4sys_zmq.errors import ConfigError, RunDirectoryError
+from rl4sys_zmq.learner.record_series import Record, RecordFormat, RecordSeries, list_parts
+from rl4sys_zmq.names import folder_name
 
-__all__ = ["LOG", "LOG_FOLDER", "JsonLineFormat", "log_series", "read_log"]
+__all__ = [
+    "EVENT_FILES",
+    "EventFileFormat",
+    "JsonLineFormat",
+    "LOG",
+    "LOG_FOLDER",
+    "TENSORBOARD",
+    "event_series",
+    "log_series",
+    "read_log",
+]
+
+
+TENSORBOARD = "tensorboard"
+"""The folder in a run directory that contains one folder per client, and nothing else."""
+
+EVENT_FILES = "events.out.tfevents."
+"""The prefix of event file names; TensorBoard looks for ``tfevents``."""
+
+MAX_RECORD_BYTES = 1 << 26
+_LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")
+
+
+class EventFileFormat(RecordFormat):
+    """TFRecords of TensorBoard's `Event`. The kind of a record is the list of its tags.
+
+    Raises:
+        ConfigError: If TensorBoard is not installed.
+    """
+
+    prefix = EVENT_FILES
+
+    def __init__(self) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import masked_crc32c
+        except ModuleNotFoundError as exc:
+            raise ConfigError(f"a run directory needs the learner extra: pip install 'rl4sys-zmq[learner]' ({exc})") from exc
+        self._event: Any = Event
+        self._unreadable: Any = import_module("google.protobuf.message").DecodeError
+        self._checksum: Any = masked_crc32c
+        self.head = self.record(0.0, 0, {}, file_version="brain.Event:2")
+
+    def record(self, wall_time_s: float, step: int, scalars: Mapping[str, float], **fields: Any) -> bytes:
+        """Return one record of scalars."""
+        event = self._event(wall_time=wall_time_s, step=step, **fields)
+        for tag, value in scalars.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        content: bytes = event.SerializeToString()
+        length = _LENGTH.pack(len(content))
+        checks = (_CHECKSUM.pack(self._checksum(data)) for data in (length, content))
+        return length + next(checks) + content + next(checks)
+
+    def read(self, file: BinaryIO) -> Iterator[Record]:
+        """Yield the complete records."""
+        while len(start := file.read(_LENGTH.size + _CHECKSUM.size)) == _LENGTH.size + _CHECKSUM.size:
+            (size,) = _LENGTH.unpack_from(start)
+            if size > MAX_RECORD_BYTES:
+                return
+            rest = file.read(size + _CHECKSUM.size)
+            if len(rest) < size + _CHECKSUM.size:
+                return
+            try:
+                event = self._event.FromString(rest[:size])
+            except self._unreadable:
+                continue
+            if not event.file_version:
+                yield Record("\n".join(value.tag for value in event.summary.value), start + rest)
+
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
+        """Return nothing: a gap in a curve is visible."""
+        return b""
+
+
+def event_series(run_dir: Path, client_id: str, form: EventFileFormat, max_bytes: int) -> RecordSeries:
+    """Return the writer of one client's event files."""
+    return RecordSeries(run_dir / TENSORBOARD / folder_name(client_id), form, max_bytes)
+
 
 LOG, LOG_FOLDER = "log.jsonl", "log"
 THINNED = "thinned"
@@ -24,13 +107,13 @@ _START = re.compile(rb'\{"t": [0-9.e+-]+, "event": "([a-z_]+)"(?:, "client_id": 
 
 
 class JsonLineFormat(RecordFormat):
-    """JSON, one record a line. All events but ``metrics`` are lasting; those of one client and event are a kind."""
+    """JSON lines. All events but ``metrics`` are lasting. The kind of a record is its event with its client."""
 
     suffix = ".jsonl"
     notice_bytes = 2048
 
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """The lines, as far as they are whole."""
+        """Yield the complete lines."""
         for line in file:
             match = _START.match(line)
             if match is not None and line.endswith(b"}\n"):
@@ -38,8 +121,8 @@ class JsonLineFormat(RecordFormat):
                 kind = event if match[2] is None else f"{event} {match[2].decode(errors='replace')}"
                 yield Record(kind, line, lasting=event != "metrics")
 
-    def notice(self, dropped: Mapping[str, int]) -> bytes:
-        """An event ``thinned`` with the numbers by event."""
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
+        """Return an event ``thinned`` with the counts by event."""
         by_event: dict[str, int] = {}
         for kind, count in dropped.items():
             event = kind.partition(" ")[0]
@@ -47,7 +130,7 @@ class JsonLineFormat(RecordFormat):
         return json.dumps({"t": 0.0, "event": THINNED, "dropped": by_event}).encode() + b"\n"
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """The numbers of an event ``thinned``."""
+        """Return the counts of an event ``thinned``; None for other events."""
         if record.kind != THINNED:
             return None
         try:
@@ -57,22 +140,22 @@ class JsonLineFormat(RecordFormat):
 
 
 def log_series(run_dir: Path, max_bytes: int) -> RecordSeries:
-    """What writes the log of a run."""
+    """Return the writer of a run's log."""
     return RecordSeries(run_dir / LOG_FOLDER, JsonLineFormat(), max_bytes, active=run_dir / LOG)
 
 
 def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """All events of a run that are still there, oldest first, while a learner writes, too.
+    """Yield all events of a run that still exist, oldest first. A learner may be writing at the same time.
 
     Raises:
-        RunDirectoryError: when there is no readable ``log.jsonl``.
+        RunDirectoryError: If there is no readable ``log.jsonl``.
     """
     path = run_dir / LOG
     try:
         with contextlib.ExitStack() as stack:
             for file in _opened(run_dir, stack):
                 for line in file:
-                    if line.endswith(b"\n"):  # the last line of a run that still goes on may be half
+                    if line.endswith(b"\n"):  # the last line of a running learner may be incomplete
                         yield json.loads(line)
     except OSError as exc:
         raise RunDirectoryError(f"{path} cannot be read: {exc.strerror}; is this a run directory?") from exc
@@ -81,10 +164,10 @@ def read_log(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 
 def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """All files, opened before one is read: a learner may merge them meanwhile, but what is open stays.
+    """Return all files, opened before any is read: a learner may merge them meanwhile, but open files stay readable.
 
     Raises:
-        OSError: when they can't be opened, or there are none.
+        OSError: If they cannot be opened, or there are none.
     """
     for tries_left in reversed(range(TRIES)):
         with contextlib.ExitStack() as trying:
@@ -101,14 +184,15 @@ def _opened(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
 
 
 def _open_once(run_dir: Path, stack: contextlib.ExitStack) -> list[BinaryIO]:
-    """The parts and the newest file; empty when a learner has moved something meanwhile."""
+    """Return the parts and the newest file; an empty list if a learner has moved one meanwhile."""
     newest: BinaryIO | None = None
-    with contextlib.suppress(FileNotFoundError):  # it has just become a part
+    with contextlib.suppress(FileNotFoundError):  # it has become a part
         newest = stack.enter_context((run_dir / LOG).open("rb"))
     found = [part.path for part in list_parts(run_dir / LOG_FOLDER, JsonLineFormat())[0]]
     files: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in found]
     if newest is None:
         return files
-    others = [file for file in files if not os.path.sameopenfile(file.fileno(), newest.fileno())]
-    moved = len(others) == len(files) and not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
-    return [] if moved else [*others, newest]
+    if any(os.path.sameopenfile(file.fileno(), newest.fileno()) for file in files):  # the log has become a part since
+        return files
+    moved = not os.path.samestat(os.fstat(newest.fileno()), os.stat(run_dir / LOG))
+    return [] if moved else [*files, newest]

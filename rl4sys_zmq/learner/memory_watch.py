@@ -1,44 +1,104 @@
-"""The bound on the learner's memory that libzmq does not have: its resident size is watched, and something is done about it."""
+"""The memory of the learner's process: its size, the watch over its limit, and a setting that keeps freed memory.
+
+libzmq has no limit of its own: it buffers incomplete messages without a bound.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from rl4sys_zmq.errors import Closed, MemoryExceeded
-from rl4sys_zmq.learner.memory import give_back_memory, resident_bytes
 from rl4sys_zmq.resource import Worker
 
-__all__ = ["CUT_ALL_S", "END_S", "MemoryWatch"]
+__all__ = [
+    "CUT_ALL_S",
+    "END_S",
+    "KEPT_BYTES",
+    "MemoryWatch",
+    "available_bytes",
+    "give_back_memory",
+    "keep_freed_memory",
+    "resident_bytes",
+]
+
+
+KEPT_BYTES = 256 << 20
+"""Freed memory that can stay at the end of the heap, in bytes. It equals the credit in bytes of one learner thread."""
+
+_HEAP_BYTES = 32 << 20  # the highest value that glibc accepts; larger blocks are mapped and unmapped one by one
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def keep_freed_memory() -> bool:
+    """Let malloc keep freed memory, for the whole process.
+
+    By default glibc returns the memory of large messages to the kernel as soon as they are freed. The next messages then get
+    new pages, and each page of 4 KiB costs a page fault and is cleared. The command line calls this in a learner's process.
+
+    Returns:
+        True if the setting took effect; False with a C library other than glibc, where nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return all(mallopt(*option) == 1 for option in ((_M_MMAP_THRESHOLD, _HEAP_BYTES), (_M_TRIM_THRESHOLD, KEPT_BYTES)))
+
+
+def give_back_memory() -> None:
+    """Return the memory that malloc keeps to the kernel, as far as possible. Without glibc, do nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process in bytes; 0 on a system without ``/proc``."""
+    with suppress(FileNotFoundError):
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def available_bytes() -> int:
+    """Return the memory limit of this process in bytes: the lower of the machine's memory and the control group's limit."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # the file is missing, not readable, or contains "max"
+            found.append(int(Path(file).read_text()))
+    return min(found)
+
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.2
 CUT_ALL_S = 2.0
-"""After so long over the limit all connections are ended, in seconds."""
+"""Time over the limit after which all connections are closed, in seconds."""
 
 END_S = 6.0
-"""After so long over the limit the learner ends."""
+"""Time over the limit after which the learner ends, in seconds."""
 
 
 class MemoryWatch(Worker):
-    """The thread ``rl4sys-memory``. It looks five times a second and owns nothing else.
+    """The thread ``rl4sys-memory``, which checks the resident size every `LOOK_S` seconds.
 
-    Over the limit, connections that have finished no message for a while are ended, and again at each look: libzmq keeps an
-    unfinished message until its end comes. When that is not enough, all are: actors dial again by themselves, and lose nothing.
-    When that does not help either, the thread dies of `MemoryExceeded`, and the learner with it.
+    Over the limit, each check closes the connections that have completed no message for a while, since libzmq keeps an
+    incomplete message until it is complete. After `CUT_ALL_S` seconds over the limit, all connections are closed once; actors
+    reconnect and lose nothing. After `END_S` seconds the thread ends with `MemoryExceeded`, and the learner ends too.
     """
 
     def __init__(self, limit_bytes: int, cut: Callable[[bool], int], on_end: Callable[[], None]) -> None:
-        """Makes it; `start` starts it.
+        """Create the thread object. `start` starts the thread.
 
         Args:
-            limit_bytes: what the process may hold.
-            cut: ends connections, given whether all of them; returns how many. Called in this thread.
-            on_end: called when nothing has helped.
+            limit_bytes: Limit on the resident memory of the process, in bytes.
+            cut: Closes connections (all of them if its argument is True) and returns their number. Called in this thread.
+            on_end: Called in this thread when the memory is still over the limit after `END_S` seconds.
         """
         super().__init__("rl4sys-memory")
         self._limit_bytes, self._cut, self._on_end = limit_bytes, cut, on_end
@@ -47,41 +107,47 @@ class MemoryWatch(Worker):
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """The thread's body.
+        """Check the memory until `stop`.
 
         Raises:
-            MemoryExceeded: when nothing has helped.
+            MemoryExceeded: If the memory is over the limit for `END_S` seconds.
         """
         while not self._stopping.wait(LOOK_S):
             self.look(resident_bytes(), time.monotonic())
 
     def look(self, used_bytes: int, now: float) -> None:
-        """Does what is due, when so much is used.
+        """Compare the memory with the limit, and close connections if it is over.
+
+        Args:
+            used_bytes: Resident memory of the process.
+            now: Time on the monotonic clock, in seconds.
 
         Raises:
-            MemoryExceeded: when nothing has helped.
+            MemoryExceeded: If the memory is over the limit for `END_S` seconds.
         """
         if used_bytes <= self._limit_bytes:
             self._over_since, self._cut_all = None, False
             return
         if self._over_since is None:
             self._over_since = now
-            log.warning("%d MiB are used, of %d: connections are ended", used_bytes >> 20, self._limit_bytes >> 20)
+            log.warning("%d MiB are used, the limit is %d MiB; closing connections", used_bytes >> 20, self._limit_bytes >> 20)
         over_s = now - self._over_since
         if over_s >= END_S:
             raise MemoryExceeded(used_bytes, self._limit_bytes)
-        everybody = over_s >= CUT_ALL_S and not self._cut_all
-        self._cut_all |= everybody
+        all_connections = over_s >= CUT_ALL_S and not self._cut_all
+        self._cut_all |= all_connections
         with suppress(Closed):
-            count = self._cut(everybody)
+            count = self._cut(all_connections)
             if count:
-                log.warning("%d connections ended%s", count, "" if everybody else ", which had finished no message for a while")
+                log.warning(
+                    "%d connections closed%s", count, "" if all_connections else " that had completed no message for a while"
+                )
         give_back_memory()
 
     def stop(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._stopping.set()
 
     def on_death(self, error: BaseException) -> None:
-        """Ends the learner too."""
+        """Stop the learner too."""
         self._on_end()

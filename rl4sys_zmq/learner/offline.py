@@ -1,4 +1,4 @@
-"""Operators' commands on a run directory whose learner is down: the journal's rows are edited, and checkpoints put aside."""
+"""Operators' commands on a run directory that no learner is using."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl4sys_zmq.delivery import JournalPage, Restored
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.errors import CheckpointError, ConfigError, JournalError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_manifest
-from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, no_such
+from rl4sys_zmq.learner.operator import DROP_ACTOR, FORGET, GIVE_UP, LAST_ROW, RESTART, unknown_name_error
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL, open_journal
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.wire.messages import Command, CommandDone
@@ -30,23 +30,23 @@ PAGE_BYTES = 16 << 20
 
 
 def command_on_directory(run_dir: Path, command: Command) -> CommandDone:
-    """Carries out a command on a run directory; when this returns it is on the disk, and the next start goes on from there.
+    """Carry out a command on a run directory. When this returns, the change is on the disk; the next start applies it.
 
     Args:
-        run_dir: of a learner that is down.
-        command: all but ``restart``, which is what a start does.
+        run_dir: The run directory of a learner that is not running.
+        command: Any command but ``restart``. Starting the learner does the same for all clients.
 
     Raises:
-        ConfigError: when there is no such command, client or actor, or a learner uses the directory.
-        RunDirectoryError: when there is no run in the directory, or its log can't be written.
-        JournalError: when the journal can't be written.
-        CheckpointError: when checkpoints can't be put aside; nothing else was changed.
+        ConfigError: If there is no such command, client or actor, or if a learner uses the directory.
+        RunDirectoryError: If there is no run in the directory, or its log cannot be written.
+        JournalError: If the journal cannot be written.
+        CheckpointError: If checkpoints cannot be put aside. Nothing else was changed.
     """
     if command.command == RESTART:
-        words = "a learner that is started there takes up every client from its newest checkpoint, which is what restart does"
-        raise ConfigError(f"{run_dir} has no running learner to restart a client of: {words}", key="command")
+        words = "start a learner on this directory instead, which continues every client from its newest checkpoint"
+        raise ConfigError(f"no learner runs on {run_dir}, so there is nothing to restart; {words}", key="command")
     if command.command not in (GIVE_UP, FORGET, DROP_ACTOR):
-        raise no_such("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+        raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
     with _opened(run_dir) as directory:
         done = directory.carry_out(command)
     _note(run_dir, command, done)
@@ -60,28 +60,28 @@ class _Directory:
         self._run_dir, self._journal, self._restored, self._news = run_dir, journal, restored, news
 
     def carry_out(self, command: Command) -> CommandDone:
-        """Does it, and waits until it is on the disk."""
+        """Carry out a command, and wait until its changes are on the disk."""
         client_id = command.client_id
         row = next((row for row in self._restored.clients if row.client_id == client_id), None)
         if row is None:
-            raise no_such("client", client_id, [row.client_id for row in self._restored.clients])
+            raise unknown_name_error("client", client_id, [row.client_id for row in self._restored.clients])
         store = CheckpointStore(self._run_dir / CHECKPOINTS / folder_name(client_id))
         newest = _newest(store)
         streams = [s for s in self._restored.streams if s.client_id == client_id]
         if command.command == DROP_ACTOR:
             of_actor = [s for s in streams if s.actor_id == command.actor_id]
             if not of_actor:
-                raise no_such("actor", command.actor_id, [s.actor_id for s in streams])
+                raise unknown_name_error("actor", command.actor_id, [s.actor_id for s in streams])
             figures = {"streams": len(of_actor), "pending": self._pending(client_id, newest, command.actor_id)}
             self._journal.retire_actor(client_id, command.actor_id)
             text = (
-                f"actor {command.actor_id} of client {client_id} is dropped: it may join as whatever incarnation it is\n"
-                f"{figures['pending']} segments of it are pending, and will be trained on"
+                f"actor {command.actor_id} of client {client_id} is dropped; it can join with any incarnation\n"
+                f"{figures['pending']} of its segments are pending and will be trained on"
             )
         elif command.command == GIVE_UP:
             figures = {"given_up": self._pending(client_id, newest), "checkpoint": newest.number if newest is not None else 0}
             self._journal.drop_entries(client_id)
-            since = f"since checkpoint {figures['checkpoint']}" if newest is not None else "so far, there is no checkpoint"
+            since = f"since checkpoint {figures['checkpoint']}" if newest is not None else "so far (there is no checkpoint)"
             text = (
                 f"{figures['given_up']} segments that client {client_id} accepted {since} are given up\n"
                 "the next start counts them as rolled back"
@@ -92,14 +92,14 @@ class _Directory:
             figures["checkpoints"] = len(store.abandon_after(0))
             self._journal.drop_client(client_id)
             text = (
-                f"client {client_id} is forgotten: of {figures['accepted']} accepted segments {figures['pending']} were pending, "
-                f"and are gone\n{figures['checkpoints']} checkpoints were put aside"
+                f"client {client_id} is forgotten; {figures['pending']} of its {figures['accepted']} accepted segments were "
+                f"pending and are lost\n{figures['checkpoints']} checkpoints were put aside"
             )
         self._ask(client_id, LAST_ROW)
         return CommandDone(text, figures)
 
     def _pending(self, client_id: str, newest: Manifest | None, actor_id: str | None = None) -> int:
-        """How many segments the journal holds beyond the newest checkpoint, of one actor or of all."""
+        """Return how many segments of one actor, or of all, the journal holds beyond the newest checkpoint."""
         ours = newest is not None and newest.journal_id == self._restored.journal_id
         marks = {(m.actor_id, m.origin): m.next_seq for m in newest.marks} if newest is not None and ours else {}
         count, after, more = 0, 0, True
@@ -114,7 +114,7 @@ class _Directory:
         return count
 
     def _ask(self, client_id: str, after_row: int) -> JournalPage:
-        """A page of a client's entries, once all that was asked before is on the disk."""
+        """Return a page of a client's entries, after all earlier operations are on the disk."""
         self._journal.read(client_id, 1, after_row, PAGE_BYTES)
         deadline = time.monotonic() + COMMIT_S
         while True:
@@ -126,19 +126,21 @@ class _Directory:
             self._journal.raise_if_dead()
             if time.monotonic() >= deadline:
                 problem = self._journal.state().error or f"it did not answer within {COMMIT_S:g} s"
-                raise JournalError(str(self._run_dir / JOURNAL), problem, "make room on its disk, and see to its rights")
+                raise JournalError(str(self._run_dir / JOURNAL), problem, "free space on its disk, and check its permissions")
 
 
 @contextmanager
 def _opened(run_dir: Path) -> Iterator[_Directory]:
     if not (run_dir / JOURNAL).is_file():
-        raise RunDirectoryError(f"{run_dir} holds no run: there is no {JOURNAL}; give a learner's run directory, or its address")
+        raise RunDirectoryError(f"{run_dir} is not a run directory: it has no {JOURNAL}; give a run directory or an address")
     news = threading.Event()
     config = LearnerConfig(run_dir=run_dir, fsync="always")
     try:
         journal, restored = open_journal(config, news.set)
     except JournalError as exc:
-        raise ConfigError(f"{exc}; a learner that runs on it is to be given by its address", key="address") from exc
+        raise ConfigError(
+            f"{exc}; if a learner runs on this directory, give the learner's address instead", key="address"
+        ) from exc
     assert isinstance(journal, DiskJournal) and restored is not None  # since there is a run directory
     try:
         yield _Directory(run_dir, journal, restored, news)
@@ -157,7 +159,7 @@ def _newest(store: CheckpointStore) -> Manifest | None:
 
 
 def _note(run_dir: Path, command: Command, done: CommandDone) -> None:
-    """Leaves an event in the run's log."""
+    """Append an event to the run's log."""
     names = {GIVE_UP: "given_up", FORGET: "client_forgotten", DROP_ACTOR: "actor_dropped"}
     actor = {"actor_id": command.actor_id} if command.actor_id else {}
     event = {"t": round(time.time(), 3), "event": names[command.command], "client_id": command.client_id, **actor, **done.figures}
@@ -165,4 +167,4 @@ def _note(run_dir: Path, command: Command, done: CommandDone) -> None:
         with (run_dir / "log.jsonl").open("a") as file:
             file.write(json.dumps(event) + "\n")
     except OSError as exc:
-        raise RunDirectoryError(f"it is done, but {run_dir}/log.jsonl can't be written: {exc.strerror}") from exc
+        raise RunDirectoryError(f"the command is done, but {run_dir}/log.jsonl cannot be written: {exc.strerror}") from exc

@@ -1,4 +1,4 @@
-"""Commands of operators (restart, give up what is pending, forget a client, drop an actor), and the expiry of idle clients."""
+"""Operators' commands (``restart``, ``give-up-pending``, ``forget``, ``drop-actor``), and expiry of idle clients."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ from rl4sys_zmq.learner.ports import AbandonTask, Ports
 from rl4sys_zmq.learner.recorder import EventSink
 from rl4sys_zmq.wire.messages import Command, CommandDone
 
-__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "no_such"]
+__all__ = ["DROP_ACTOR", "FORGET", "GIVE_UP", "RESTART", "Operator", "OperatorParts", "unknown_name_error"]
 
 log = logging.getLogger(__name__)
 
 RESTART, GIVE_UP, FORGET, DROP_ACTOR = "restart", "give-up-pending", "forget", "drop-actor"
 
 FIRST_TOKEN = 1 << 32
-"""Of the journal's pages that say that all before them is safe; those that feed a learner thread have small numbers."""
+"""The first token of journal pages that confirm a commit. Pages of a replay have smaller tokens."""
 
 LAST_ROW = 1 << 62
+"""A row number above all rows of the journal: a read from here returns an empty page."""
+
 MAX_RUNNING = 64
+"""Number of commands that can be in progress."""
+
 NAMED = 10
-"""How many names an error lists at most."""
+"""Number of names that an error lists, at most."""
 
 Steps = Generator[Callable[[], bool], None, CommandDone]
-"""What is done for one command; it yields the conditions that it waits for."""
+"""The steps of one command: a generator that yields each condition that it waits for, and returns the result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorParts:
-    """What an `Operator` works on.
+    """The objects that an `Operator` works on.
 
     Attributes:
-        registry: the clients.
-        endpoint: of their actors.
-        dispatcher: of their learner threads.
-        journal: where their segments are.
-        counters: the learner's.
-        sink: where events go.
-        published: held while the client registry changes, since other threads look at it.
-        ports: the world outside.
-        idle_client_s: after how long an idle client without data expires, in seconds.
+        registry: The clients.
+        endpoint: The sessions of their actors.
+        dispatcher: The delivery to their learner threads.
+        journal: The journal of their segments.
+        counters: The learner's counters.
+        sink: Receives events.
+        published: The condition to hold while the registry changes, since other threads read it.
+        ports: Sockets, threads and the clock.
+        idle_client_s: Time after which an idle client without data expires, in seconds.
     """
 
     registry: ClientRegistry
@@ -65,15 +69,15 @@ class OperatorParts:
     idle_client_s: float
 
 
-def no_such(kind: str, name: str, known: Sequence[str]) -> ConfigError:
-    """The error for a client or an actor that is not there; it names those that are."""
+def unknown_name_error(kind: str, name: str, known: Sequence[str]) -> ConfigError:
+    """Return the error for an unknown client, actor or command. It lists up to `NAMED` known names."""
     names = ", ".join(sorted(known)[:NAMED]) + (f" and {len(known) - NAMED} more" if len(known) > NAMED else "")
-    return ConfigError(f"no {kind} {name!r:.80}; there are: {names or 'none'}", key=f"{kind}_id")
+    return ConfigError(f"there is no {kind} {name!r:.80}; known names: {names or 'none'}", key=f"{kind}_id")
 
 
 @dataclass(slots=True)
 class _Running:
-    """A command on its way: its steps, the condition that they wait for, and where its result goes."""
+    """A command in progress: its steps, the condition that they wait for, and the future for the result."""
 
     steps: Steps
     ready: Callable[[], bool]
@@ -81,28 +85,32 @@ class _Running:
 
 
 class Operator:
-    """Carries out commands over several turns of the core, and lets idle clients go. Used in the thread of the core."""
+    """The executor of operators' commands, over several turns of the core. It also removes idle clients.
+
+    Only the core's thread uses it.
+    """
 
     def __init__(self, parts: OperatorParts) -> None:
         self._parts = parts
         self._running: list[_Running] = []
-        self._errands: list[AbandonTask] = []
+        self._tasks: list[AbandonTask] = []
         self._tokens = itertools.count(FIRST_TOKEN)
         self._safe: set[int] = set()
 
     # ---- commands
 
     def do(self, command: Command) -> Future[CommandDone]:
-        """Begins a command.
+        """Start a command.
 
         Returns:
-            What becomes of it: when it is done, and safe on the disk if there is one; or a `ConfigError` when there is no such
-            command, client or actor, `ProtocolError` (``QUOTA``) when too many are under way, `ClientFailed` when the client
-            fails again, `CheckpointError`, `Closed`.
+            A future. It completes when the command is done and, with a journal on disk, committed. It fails with `ConfigError`
+            if there is no such command, client or actor, `ProtocolError` (``QUOTA``) if `MAX_RUNNING` commands are in
+            progress, `ClientFailed` if the client fails again, `CheckpointError` if checkpoints cannot be put aside, or
+            `Closed` if the learner is closed.
         """
         future: Future[CommandDone] = Future()
         if len(self._running) >= MAX_RUNNING:
-            future.set_exception(ProtocolError(Refusal.QUOTA, f"{MAX_RUNNING} commands are under way; wait for them"))
+            future.set_exception(ProtocolError(Refusal.QUOTA, f"{MAX_RUNNING} commands are in progress; try again later"))
             return future
         try:
             steps = self._steps(command)
@@ -115,28 +123,28 @@ class Operator:
         return future
 
     def turn(self) -> None:
-        """Goes on with the commands whose turn has come."""
+        """Continue the commands whose conditions have become true."""
         self._running = [running for running in self._running if not running.ready() or self._advance(running)]
-        self._errands = [errand for errand in self._errands if not errand.done]
+        self._tasks = [errand for errand in self._tasks if not errand.done]
 
-    def heard(self, page: JournalPage) -> bool:
-        """Takes a page of the journal, if it is the answer to a question of ours."""
+    def on_page(self, page: JournalPage) -> bool:
+        """Return True if a page of the journal confirms a commit that a command waits for, and record it."""
         if page.token < FIRST_TOKEN:
             return False
         self._safe.add(page.token)
         return True
 
     def close(self, error: Exception) -> None:
-        """Ends the commands that are under way with this error."""
+        """Fail the commands in progress with this error."""
         for running in self._running:
             running.steps.close()
             running.future.set_exception(error)
         self._running.clear()
-        for errand in self._errands:
+        for errand in self._tasks:
             errand.stop()
 
     def _advance(self, running: _Running) -> bool:
-        """Does the next step; False when it was the last."""
+        """Run the next step of a command, and return False if it was the last."""
         try:
             running.ready = next(running.steps)
             return True
@@ -154,10 +162,10 @@ class Operator:
                 return self._forget(command.client_id)
             case "drop-actor":
                 return self._drop_actor(command.client_id, command.actor_id)
-        raise no_such("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
+        raise unknown_name_error("command", command.command, (RESTART, GIVE_UP, FORGET, DROP_ACTOR))
 
     def _until_safe(self, client_id: str) -> Callable[[], bool]:
-        """Return a condition: the journal has done all it was asked about the client, and durably if it is on disk."""
+        """Return a condition that is true when the journal has committed all operations on the client so far."""
         token = next(self._tokens)
         self._parts.journal.read(client_id, token, LAST_ROW, 1)
 
@@ -171,7 +179,7 @@ class Operator:
     def _client(self, client_id: str) -> Client:
         client = self._parts.registry.get(client_id)
         if client is None:
-            raise no_such("client", client_id, [c.client_id for c in self._parts.registry])
+            raise unknown_name_error("client", client_id, [c.client_id for c in self._parts.registry])
         return client
 
     def _restart(self, client_id: str, *, give_up_pending: bool) -> Steps:
@@ -180,11 +188,11 @@ class Operator:
         with parts.published:
             gone = parts.registry.restart(client, give_up_pending=give_up_pending)
             parts.published.notify_all()
-        parts.endpoint.dismiss(client, "the client was restarted: say HELLO again")
+        parts.endpoint.close_client_sessions(client, "the client was restarted; send HELLO again")
         parts.sink.event("client_restarted", client_id=client_id, rolled_back=gone, gives_up=give_up_pending)
         life = client.life
         yield self._until_safe(client_id)
-        yield lambda: client.life != life or client.state is ClientState.FAILED or client.settled
+        yield lambda: client.life != life or client.state is ClientState.FAILED or client.is_caught_up
         if client.state is ClientState.FAILED:
             raise ClientFailed(client_id, client.error)
         figures = {
@@ -194,23 +202,23 @@ class Operator:
             "fed_again": client.replayed,
             "rolled_back": max(0, client.rolled_back - before),
         }
-        start = f"from checkpoint {figures['checkpoint']}" if figures["checkpoint"] else "afresh, there is no checkpoint"
+        start = f"from checkpoint {figures['checkpoint']}" if figures["checkpoint"] else "without a checkpoint"
         text = (
             f"client {client_id} was restarted {start}, at version {figures['version']} of generation {figures['generation']}\n"
-            f"{figures['fed_again']} segments are fed to it again, {figures['rolled_back']} are rolled back"
+            f"{figures['fed_again']} segments are replayed to it, {figures['rolled_back']} are rolled back"
         )
         return CommandDone(text, figures)
 
     def _forget(self, client_id: str) -> Steps:
         parts, client = self._parts, self._client(client_id)
         figures = {"accepted": client.accepted, "pending": client.table.pending, "actors": len(client.table.current())}
-        self._detach(client, "the client was forgotten by an operator: say HELLO again")
+        self._detach(client, "an operator removed this client; send HELLO again")
         if client.checkpoints:
             errand = parts.ports.abandon_checkpoints(client_id, client.workers, client.checkpoints)
-            self._errands.append(errand)
+            self._tasks.append(errand)
             yield lambda: errand.done
             if errand.problem:
-                problem = f"it could not be forgotten: {errand.problem}"
+                problem = f"the client could not be forgotten: {errand.problem}"
                 with parts.published:
                     parts.registry.put_back(client, problem)
                 raise CheckpointError(client.checkpoints, problem)
@@ -223,8 +231,8 @@ class Operator:
         parts.sink.event("client_forgotten", client_id=client_id, **figures)
         log.warning("client %s was forgotten, with %d pending segments", client_id, figures["pending"])
         text = (
-            f"client {client_id} is forgotten: of {figures['accepted']} accepted segments {figures['pending']} were pending, "
-            f"and are gone\nits {figures['actors']} actors are sent away, and may found it anew; "
+            f"client {client_id} is forgotten; {figures['pending']} of its {figures['accepted']} accepted segments were pending "
+            f"and are lost\nits {figures['actors']} actors can join again, which creates the client anew; "
             f"{figures.get('checkpoints', 0)} checkpoints were put aside"
         )
         return CommandDone(text, figures)
@@ -234,10 +242,10 @@ class Operator:
         table = client.table
         streams = [stream for stream in table.all() if stream.actor_id == actor_id]
         if not streams:
-            raise no_such("actor", actor_id, [stream.actor_id for stream in table.current()])
+            raise unknown_name_error("actor", actor_id, [stream.actor_id for stream in table.current()])
         live = [stream for stream in streams if table.is_live(stream)]
         for stream in live:
-            parts.endpoint.remove_actor(client, stream, "an operator dropped this actor: say HELLO again")
+            parts.endpoint.remove_actor(client, stream, "an operator dropped this actor; send HELLO again")
         figures = {"streams": len(streams), "live": len(live), "pending": sum(stream.pending for stream in streams)}
         table.retire(actor_id)
         parts.journal.retire_actor(client_id, actor_id)
@@ -245,31 +253,31 @@ class Operator:
         yield self._until_safe(client_id)
         parts.counters.add("actors_dropped")
         parts.sink.event("actor_dropped", client_id=client_id, actor_id=actor_id, **figures)
-        was = "which was live, may join again" if live else "its place is free, and it may join as whatever incarnation it is"
+        was = "it was live and can join again" if live else "its place is free, and it can join with any incarnation"
         text = (
-            f"actor {actor_id} of client {client_id} is dropped: {was}\n"
-            f"{figures['pending']} segments of it are pending, and will be trained on"
+            f"actor {actor_id} of client {client_id} is dropped; {was}\n"
+            f"{figures['pending']} of its segments are pending and will be trained on"
         )
         return CommandDone(text, figures)
 
     # ---- idle clients
 
     def expire(self, now: float) -> None:
-        """Lets the clients go that have been idle for too long."""
+        """Remove the clients that have been idle for more than `idle_client_s` and hold nothing."""
         for client in self._parts.registry:
             if client.is_expendable and now - client.busy_at > self._parts.idle_client_s:
-                self._let_go(client, now)
+                self._remove_idle(client, now)
 
     def make_room(self, now: float) -> None:
-        """A client is to be founded: where there are too many, the one that has been idle for longest goes at once."""
+        """If `max_clients` is reached, remove the client without data that has been idle for longest, if there is one."""
         if self._parts.registry.full:
             idle = [client for client in self._parts.registry if client.is_expendable]
             if idle:
-                self._let_go(min(idle, key=lambda client: client.busy_at), now)
+                self._remove_idle(min(idle, key=lambda client: client.busy_at), now)
 
-    def _let_go(self, client: Client, now: float) -> None:
-        """Forgets a client that has no data, no checkpoint and no live actor: nothing has to be waited for."""
-        self._detach(client, "the client was idle: say HELLO again")
+    def _remove_idle(self, client: Client, now: float) -> None:
+        """Remove a client that has no data, no checkpoint and no live actor. This needs no wait."""
+        self._detach(client, "the client was idle and was removed; send HELLO again")
         if client.known:
             self._parts.journal.drop_client(client.client_id)
         self._parts.registry.release(client)
@@ -277,12 +285,12 @@ class Operator:
         self._parts.sink.event("client_expired", client_id=client.client_id, idle_s=round(now - client.busy_at, 3))
 
     def _detach(self, client: Client, reason: str) -> None:
-        """Ends a client's sessions and its learner thread. Its name stays taken until it is released."""
+        """Close a client's sessions and end its learner thread. Its name stays in use until it is released."""
         parts = self._parts
         with parts.published:
             parts.registry.detach(client)
             parts.published.notify_all()
-        parts.endpoint.dismiss(client, reason)
+        parts.endpoint.close_client_sessions(client, reason)
         for peer in client.waiting:
             parts.endpoint.refuse(peer, Refusal.NO_SESSION, reason)
         client.waiting.clear()

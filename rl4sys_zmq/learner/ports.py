@@ -1,6 +1,6 @@
-"""The ports of the learner's core: the narrow calls through which it reaches sockets, threads, clocks and disks.
+"""The ports of the learner's core: the interface through which it uses sockets, threads, clocks and disks.
 
-The gateway thread gives the core ports with sockets and threads behind them; the simulator gives it ports of its own.
+The gateway thread implements the ports with sockets and threads. The simulator in ``tests/simulation`` has its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Clock:
     """A source of time.
 
     Attributes:
-        monotonic: Return seconds that only grow.
-        unix: Return Unix time, in seconds.
+        monotonic: Returns monotonic time, in seconds.
+        unix: Returns Unix time, in seconds.
     """
 
     monotonic: Callable[[], float]
@@ -38,29 +38,29 @@ class WorkerPort(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it may still work, write files or speak."""
+        """True while it can still work, write files or send messages."""
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue a message for it, in order; return False if its queue is full, or if it was told to end."""
+        """Queue a message for it, in order. Return False if its queue is full or it was told to end."""
 
     def end(self, *, replaced: bool) -> None:
-        """Tell it to finish what it has been given and to end. A second call may add `replaced`.
+        """Tell it to finish its queue and end. A second call can add `replaced`.
 
         Args:
-            replaced: Another life takes its place: it ends as soon as it can, and writes no more checkpoints.
+            replaced: Another life replaces it: it ends as soon as it can and writes no more checkpoints.
         """
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait for its end; return False if it has not come after `timeout_s` seconds. From any thread."""
+        """Wait for its end, and return False if it is still alive after `timeout_s` seconds. Any thread can call this."""
 
 
 class AbandonTask(Protocol):
-    """A task outside the core: wait for the end of a client's workers, then put their checkpoints aside.
+    """A task outside the core: wait for the end of a client's workers, then put its checkpoints aside.
 
     Attributes:
-        done: It has ended.
-        problem: What went wrong; empty if nothing did.
-        count: How many checkpoints were put aside.
+        done: True if the task has ended.
+        problem: The error, or empty.
+        count: The number of checkpoints that were put aside.
     """
 
     done: bool
@@ -68,30 +68,31 @@ class AbandonTask(Protocol):
     count: int
 
     def stop(self) -> None:
-        """Give up; the checkpoints stay as they are."""
+        """Cancel the task. The checkpoints stay as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """Everything that the core does to the world outside, apart from the journal and the sink of events.
+    """All effects of the core on the outside, except those on the journal and the event sink. No function blocks.
 
     Attributes:
-        clock: The time. Inputs carry their own; this one measures durations and stamps what is made in between.
-        send: Send a message to an actor, by its peer, without waiting.
-        publish: Send a message to the subscribers of a topic, without waiting.
-        start_worker: Start a learner thread for a client, which puts the given key before all that it says.
-        hear_workers: Hand in what the workers have said so far, at once.
-        abandon_checkpoints: Wait for the end of a client's workers elsewhere, then abandon the checkpoints in a folder.
-        offer_policy: Give the inference service a version; return whether callers act by that client's policy.
-        forget_policy: Take a client's policy out of the inference service.
-        status: Return the document that answers a status request.
+        clock: The clock. Inputs carry their own time; this one measures durations and stamps records.
+        send: Sends a message to a peer.
+        publish: Sends a message to the subscribers of a topic.
+        start_worker: Starts a learner thread for a client. The thread puts the given key in front of its messages.
+        poll_workers: Passes the messages that the workers have sent so far to the core, before it returns.
+        abandon_checkpoints: Starts a task that waits for the end of a client's workers and puts aside the checkpoints in a
+            folder.
+        offer_policy: Gives the inference service a version; returns True if a caller has used that client's policy.
+        forget_policy: Removes a client's policy from the inference service.
+        status: Returns the document that answers a status request.
     """
 
     clock: Clock
     send: Callable[[bytes, Sequence[Frame]], SendResult]
     publish: Callable[[bytes, Sequence[Frame]], None]
     start_worker: Callable[[str, bytes], WorkerPort]
-    hear_workers: Callable[[], None]
+    poll_workers: Callable[[], None]
     abandon_checkpoints: Callable[[str, Sequence[WorkerPort], str], AbandonTask]
     offer_policy: Callable[[str, PolicySpec, PolicySnapshot], bool]
     forget_policy: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""What the state of an algorithm has disposed of: the marks that make a checkpoint and the journal agree."""
+"""The marks and verdicts of an algorithm's state, which keep a checkpoint and the journal consistent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COUNTED = (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED, Verdict.REFUSED
 
 
 class _Tally:
-    """One stream: where it stands, and its verdicts."""
+    """The position and the verdicts of one stream."""
 
     __slots__ = ("next_seq", "verdicts")
 
@@ -25,15 +25,15 @@ class _Tally:
 
 
 class Progress:
-    """Marks by stream, as of the last *barrier*: a moment at which the state has disposed of all that it was given.
+    """Marks by stream, as of the last *barrier*: a moment when the state has disposed of all segments it was given.
 
-    What came since is kept apart. A checkpoint carries the marks of the barrier, because the state of an on-policy algorithm
-    leaves out what waits for the next update; the journal still has that.
+    Changes since then are kept apart. A checkpoint carries the marks of the barrier, because the state of an on-policy
+    algorithm leaves out the segments that wait for the next update. The journal still has those.
 
     Attributes:
-        verdicts: the client's totals at the barrier, of streams that were forgotten since among them.
-        steps: environment steps observed at the barrier.
-        moved: whether there was a barrier after new segments since somebody set this to False.
+        verdicts: The client's totals at the barrier, including streams that were discarded since.
+        steps: Environment steps observed at the barrier.
+        moved: True if a barrier followed new segments since the caller last set this to False.
     """
 
     def __init__(self, marks: Iterable[Mark] = (), verdicts: Mapping[str, int] | None = None) -> None:
@@ -44,14 +44,14 @@ class Progress:
         self.moved = False
 
     def take(self, key: Key, first: int, end: int) -> None:
-        """The next segments of a stream were taken: those from `first` to below `end`."""
+        """Record that segments ``[first, end)``, the next of a stream, were received."""
         since = self._since.get(key)
         if since is None:
             since = self._since[key] = _Tally(first, {})
         since.next_seq = end
 
-    def dispose(self, key: Key, verdict: str, count: int = 1, but: str = "") -> None:
-        """Segments that were taken since the barrier met their verdict; with `but`, earlier ones met it in place of that one."""
+    def record_verdict(self, key: Key, verdict: str, count: int = 1, but: str = "") -> None:
+        """Record a verdict on segments received since the barrier; with `but`, replace the verdict `but` of earlier ones."""
         if but:
             self._correct(key, {verdict: count, but: -count})
         else:
@@ -67,7 +67,7 @@ class Progress:
         self.moved = True
 
     def barrier(self) -> None:
-        """Everything taken has been disposed of."""
+        """Mark all received segments as disposed of."""
         self.moved |= bool(self._since)
         for key, since in self._since.items():
             tally = self._marks.setdefault(key, _Tally(0, {}))
@@ -78,13 +78,13 @@ class Progress:
         self._since.clear()
 
     def forget(self, key: Key) -> None:
-        """Nothing of this stream is in the journal any more."""
+        """Discard the mark of a stream that the journal no longer has."""
         self._marks.pop(key, None)
 
     def marks(self) -> tuple[Mark, ...]:
-        """The marks at the barrier, for a checkpoint."""
+        """Return the marks at the barrier, for a checkpoint."""
         return tuple(Mark(actor, origin, t.next_seq, dict(t.verdicts)) for (actor, origin), t in self._marks.items())
 
     def as_documents(self) -> list[Any]:
-        """The same, as `Ready` says them."""
+        """Return the marks as `Ready` carries them."""
         return [[m.actor_id, m.origin, m.next_seq, m.verdicts] for m in self.marks()]

@@ -1,12 +1,12 @@
-"""Files of records within a bound of bytes: the newest records are all there, of older ones fewer and fewer.
+"""Files of records within a limit of bytes: all of the newest records, and fewer and fewer of older ones.
 
-Records go into *parts* of bounded size. When there are too many parts, two neighbours become one, in which every second record
-stays, or as many as it takes. They are those two that cover the least in relation to their age, so that what is kept thins out
-with age alone, and the whole history stays in sight however long it grows. Age is counted in what came since, not in time: no
-clock is asked.
+Records go into *parts* of bounded size. If there are too many parts, two neighbours are merged into one that keeps every second
+record, or as many as fit. The two that cover the least in relation to their age are chosen. So records thin out by age alone,
+and the whole history stays visible, however long it grows. Age is counted in later records, not in time: no clock is used.
 
-A part is called ``STAMP.FIRST-LAST``: it stands for the parts numbered from FIRST to LAST. A part that lies within another was
-left by a crash between the writing of the other and its own removal; readers pass it over, and the next start removes it.
+A part is called ``STAMP.FIRST-LAST`` and replaces the parts numbered from FIRST to LAST. If a crash happens after the merged
+part was written and before the old ones were removed, the old ones lie within its range. Readers ignore them, and the next
+start removes them.
 """
 
 from __future__ import annotations
@@ -16,22 +16,104 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rl4sys_zmq.learner.thinning import Record, thin
 from rl4sys_zmq.private import make_private, open_private, sync_folder
 from rl4sys_zmq.resource import Resource
 
-__all__ = ["RecordFormat", "SeriesPart", "RecordSeries", "list_parts"]
+__all__ = ["Record", "RecordFormat", "RecordSeries", "SeriesPart", "list_parts", "thin"]
+
+
+_TARGETS = (1.0, 0.98, 0.95, 0.9, 0.8, *(0.5**n for n in range(1, 32)))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record.
+
+    Attributes:
+        kind: Records of one kind are thinned alike.
+        content: The bytes in the file.
+        lasting: True if it is kept in preference to others, in up to half of the space.
+    """
+
+    kind: str
+    content: bytes
+    lasting: bool = False
+
+
+def thin(records: Sequence[Record], limit: int) -> tuple[list[Record], Counter[str]]:
+    """Return the records that fit a number of bytes, evenly over their order, and the counts of the others by kind.
+
+    Lasting records come first, up to half of the bytes. Among lasting and among other records, all kinds get equal shares: a
+    flood of one kind does not displace the others. The first record of each kind is kept.
+    """
+    if sum(len(record.content) for record in records) <= limit:
+        return list(records), Counter()
+    kept: list[Record] = []
+    dropped: Counter[str] = Counter()
+    for target in _TARGETS:  # records differ in length, so an even choice can be a little too long
+        kept, dropped = _evenly(records, _shares(records, int(limit * target)))
+        if sum(len(record.content) for record in kept) <= limit:
+            return kept, dropped
+    return _newest(kept, limit, dropped)  # one record of each kind is too much
+
+
+def _evenly(records: Iterable[Record], shares: Mapping[str, float]) -> tuple[list[Record], Counter[str]]:
+    """Return a share of the records of each kind, and the counts of the others."""
+    places: Counter[str] = Counter()
+    kept, dropped = [], Counter[str]()
+    for record in records:
+        place, share = places[record.kind], shares[record.kind]
+        places[record.kind] += 1
+        if place == 0 or int(place * share) > int((place - 1) * share):
+            kept.append(record)
+        else:
+            dropped[record.kind] += 1
+    return kept, dropped
+
+
+def _newest(records: list[Record], limit: int, dropped: Counter[str]) -> tuple[list[Record], Counter[str]]:
+    total, start = 0, len(records)
+    while start and total + len(records[start - 1].content) <= limit:
+        start -= 1
+        total += len(records[start].content)
+    dropped.update(record.kind for record in records[:start])
+    return records[start:], dropped
+
+
+def _shares(records: Iterable[Record], limit: int) -> dict[str, float]:
+    """Return the share of each kind to keep: above 0, at most 1."""
+    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for record in records:
+        sizes[record.lasting][record.kind] += len(record.content)
+    room = {True: max(limit // 2, limit - sizes[False].total())}
+    room[False] = limit - min(room[True], sizes[True].total())
+    shares = {}
+    for lasting, by_kind in sizes.items():
+        level = _level(sorted(by_kind.values()), room[lasting])
+        shares.update({kind: min(1.0, level / size) for kind, size in by_kind.items()})
+    return shares
+
+
+def _level(sizes: Sequence[int], room: int) -> int:
+    """Return the equal share of `room` when sizes below it leave the rest to the others; at least 1."""
+    for place, size in enumerate(sizes):
+        share = room // (len(sizes) - place)
+        if size > share:
+            return max(1, share)
+        room -= size
+    return max(1, *sizes) if sizes else 1
+
 
 PART_BYTES = 4 << 20
 LEAST_PARTS, MOST_PARTS = 16, 256
 BUFFER_BYTES = 1 << 16
 _OVERSIZE = 4
-"""How many times the size of a part is read at once."""
+"""Parts whose total size exceeds this multiple of a part's size are sampled while they are read."""
 _TEMPORARY = ".tmp-"
 _BODY = re.compile(r"([0-9]{10,})\.([0-9]{8,})-([0-9]{8,})")
 
@@ -41,10 +123,10 @@ class SeriesPart:
     """One closed file.
 
     Attributes:
-        path: of it.
+        path: The file.
         stamp: Unix time of its first record in whole seconds, never less than that of the part before.
-        first, last: the numbers of the parts that it stands for.
-        nbytes: of it.
+        first, last: Numbers of the parts that it replaces.
+        nbytes: Size of the file.
     """
 
     path: Path
@@ -55,12 +137,12 @@ class SeriesPart:
 
 
 class RecordFormat(ABC):
-    """The format of a series' records.
+    """The format of the records of a series.
 
     Attributes:
-        prefix, suffix: of its files' names.
-        head: what each file begins with.
-        notice_bytes: the greatest length of a `notice`.
+        prefix, suffix: First and last part of the file names.
+        head: First bytes of each file.
+        notice_bytes: Largest length of a `dropped_record`.
     """
 
     prefix = ""
@@ -70,22 +152,22 @@ class RecordFormat(ABC):
 
     @abstractmethod
     def read(self, file: BinaryIO) -> Iterator[Record]:
-        """The records of a file but its head, as far as they are whole."""
+        """Yield the complete records of a file, without its head."""
 
     @abstractmethod
-    def notice(self, dropped: Mapping[str, int]) -> bytes:
-        """A record of at most `notice_bytes` that says how many were left out, by kind; empty if there is none."""
+    def dropped_record(self, dropped: Mapping[str, int]) -> bytes:
+        """Return a record of at most `notice_bytes` with the counts of dropped records by kind; empty for none."""
 
     def earlier(self, record: Record) -> Mapping[str, int] | None:
-        """What `notice` was told, if this is one."""
+        """Return the counts in a record that `dropped_record` made; None for other records."""
         return None
 
 
 def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list[SeriesPart]]:
-    """The parts in a folder, oldest first, and those that lie within another.
+    """Return the parts in a folder, oldest first, and separately those that lie within another.
 
     Raises:
-        OSError: when the folder cannot be read.
+        OSError: If the folder cannot be read.
     """
     found = []
     try:
@@ -99,7 +181,7 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
             path = folder / name
             try:
                 found.append(SeriesPart(path, int(match[1]), int(match[2]), int(match[3]), path.stat().st_size))
-            except FileNotFoundError:  # another thread has just merged it
+            except FileNotFoundError:  # another thread has merged it
                 continue
     found.sort(key=lambda part: (part.first, -part.last))
     parts: list[SeriesPart] = []
@@ -110,21 +192,25 @@ def list_parts(folder: Path, form: RecordFormat) -> tuple[list[SeriesPart], list
 
 
 class RecordSeries(Resource):
-    """Writes records, and keeps all of them together within a bound. Used in one thread."""
+    """Writes records, and keeps all files together within a size limit. Used in one thread.
+
+    Attributes:
+        dropped: Number of records dropped so far.
+    """
 
     def __init__(self, folder: Path, form: RecordFormat, max_bytes: int, *, active: Path | None = None) -> None:
-        """Touches nothing yet.
+        """Create the series. Does not touch the disk.
 
         Args:
-            folder: of the parts; made by the first `write`.
-            form: of the records.
-            max_bytes: of all files together.
-            active: the file that is written, which becomes a part when it is full; None: a part from the beginning.
+            folder: Folder of the parts, created by the first `write`.
+            form: Format of the records.
+            max_bytes: Size limit of all files together.
+            active: File to write, which becomes a part when it is full; None to write parts directly.
         """
         self.dropped = 0
         self._folder, self._form, self._active = folder, form, active
         self._most_parts = min(max(max_bytes // PART_BYTES, LEAST_PARTS), MOST_PARTS)
-        self._part_bytes = max_bytes // (self._most_parts + 2)  # one is being written, and one more while two are merged
+        self._part_bytes = max_bytes // (self._most_parts + 2)  # one more is being written, and another exists during a merge
         self._room_bytes = self._part_bytes - len(form.head) - form.notice_bytes
         self._parts: list[SeriesPart] = []
         self._file: BinaryIO | None = None
@@ -133,10 +219,10 @@ class RecordSeries(Resource):
         self._is_known = False
 
     def write(self, record: bytes, at_unix_s: float) -> bool:
-        """Adds a record; False when it is too long to be kept at all.
+        """Add a record; return False if it is too long to be stored.
 
         Raises:
-            OSError: when it, or one before it, cannot be written.
+            OSError: If it, or an earlier one, cannot be written.
         """
         if len(record) > self._room_bytes:
             return False
@@ -152,10 +238,10 @@ class RecordSeries(Resource):
         return True
 
     def open(self) -> None:
-        """Makes the file that is written, where it has a name of its own; the first `write` does it, too.
+        """Create the active file, if there is one. The first `write` does this as well.
 
         Raises:
-            OSError: when it cannot be made.
+            OSError: If it cannot be created.
         """
         if not self._is_known:
             self._look()
@@ -163,19 +249,19 @@ class RecordSeries(Resource):
             self._begin_part(0.0)
 
     def flush(self) -> None:
-        """Hands what was written to the operating system.
+        """Pass buffered records to the operating system.
 
         Raises:
-            OSError: when that fails.
+            OSError: If that fails.
         """
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
-        """Writes what is buffered and ends. A second call does nothing.
+        """Write buffered records and close the file. A second call does nothing.
 
         Raises:
-            OSError: when that fails.
+            OSError: If that fails.
         """
         file, self._file = self._file, None
         if file is not None:
@@ -184,7 +270,7 @@ class RecordSeries(Resource):
     # ---- parts
 
     def _look(self) -> None:
-        """Takes up what is there: removes what a crash has left over, and goes on in the file that was being written."""
+        """Load the existing parts, remove leftovers of a crash, and continue in the active file."""
         for path in self._folder.glob(f"{_TEMPORARY}*"):
             path.unlink()
         self._parts, within = list_parts(self._folder, self._form)
@@ -199,7 +285,7 @@ class RecordSeries(Resource):
             self._size = _whole_lines(self._file)
             self._number += 1
             self._stamp = max(self._stamp, int(self._active.stat().st_mtime))
-        self._fit()
+        self._shrink()
 
     def _open(self) -> BinaryIO:
         return os.fdopen(open_private(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+b", BUFFER_BYTES)
@@ -219,28 +305,31 @@ class RecordSeries(Resource):
     def _end_part(self) -> None:
         try:
             self.close()
-        finally:  # a disk that is full keeps a part from being whole, not from being one
+        finally:  # on a full disk the part is incomplete, but it is a part
             path = self._path_of(self._stamp, self._number, self._number)
             if self._path != path:
                 make_private(self._folder)
                 self._path.rename(path)
             self._parts.append(SeriesPart(path, self._stamp, self._number, self._number, path.stat().st_size))
-        self._fit()
+        self._shrink()
 
     def _path_of(self, stamp: int, first: int, last: int) -> Path:
         return self._folder / f"{self._form.prefix}{stamp:010d}.{first:08d}-{last:08d}{self._form.suffix}"
 
-    def _fit(self) -> None:
-        """Brings all parts within the bound."""
+    def _shrink(self) -> None:
+        """Bring all parts within the limit."""
         for place, part in enumerate(self._parts):
-            if part.nbytes > self._part_bytes:  # the bound was greater before
+            if part.nbytes > self._part_bytes:  # the limit was higher before
                 self._parts[place] = self._merge(part)
         while len(self._parts) > self._most_parts:
             place = self._place_to_merge()
             self._parts[place : place + 2] = [self._merge(*self._parts[place : place + 2])]
 
     def _place_to_merge(self) -> int:
-        """The first of two neighbours: those that lose nothing if there are such, else those that cover least for their age."""
+        """Return the first of two neighbours to merge.
+
+        It prefers two that fit into one part, then those that cover the least for their age.
+        """
         newest = self._parts[-1].last + 1
         best, place = float("inf"), 0
         for here, (one, other) in enumerate(itertools.pairwise(self._parts)):
@@ -252,7 +341,7 @@ class RecordSeries(Resource):
         return place
 
     def _merge(self, *parts: SeriesPart) -> SeriesPart:
-        """Writes parts as one that fits, then removes them."""
+        """Write some parts as one that fits, then remove them."""
         records, dropped = self._read(parts)
         kept, new = thin(records, self._room_bytes)
         self.dropped += new.total()
@@ -262,7 +351,7 @@ class RecordSeries(Resource):
         try:
             with os.fdopen(open_private(temporary), "wb", BUFFER_BYTES) as out:
                 out.write(self._form.head)
-                out.write(self._form.notice(dropped) if dropped else b"")
+                out.write(self._form.dropped_record(dropped) if dropped else b"")
                 for record in kept:
                     out.write(record.content)
                 out.flush()
@@ -278,9 +367,9 @@ class RecordSeries(Resource):
         return SeriesPart(path, parts[0].stamp, first, last, path.stat().st_size)
 
     def _read(self, parts: Sequence[SeriesPart]) -> tuple[list[Record], Counter[str]]:
-        """The records of parts, and how many of each kind had been left out before.
+        """Return the records of some parts, and the counts by kind of those dropped before.
 
-        Of a kind that fills more than memory should have to hold, a share is read: an earlier version left files of any length.
+        Only a share is read of a kind that would take too much memory: earlier versions left files of any length.
         """
         records: list[Record] = []
         dropped: Counter[str] = Counter()
@@ -309,7 +398,7 @@ class RecordSeries(Resource):
 
 
 def _whole_lines(file: BinaryIO) -> int:
-    """Cuts off the line that a crash has left half written; returns the length."""
+    """Cut off an incomplete last line, which a crash may leave. Return the length of the file."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - BUFFER_BYTES)

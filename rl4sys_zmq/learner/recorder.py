@@ -1,22 +1,153 @@
-"""The recorder: what a learner leaves behind for people, written by a thread of its own (`rl4sys_zmq.learner.run_files`)."""
+"""The recorder: a thread that writes a learner's log, metrics and dead letters to the run directory."""
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.run_files import RunFiles
-from rl4sys_zmq.resource import Worker
+from rl4sys_zmq.learner.deadletters import DeadLetterFolder
+from rl4sys_zmq.learner.log_files import EventFileFormat, event_series, log_series
+from rl4sys_zmq.learner.record_series import RecordSeries
+from rl4sys_zmq.learner.run_paths import CONFIG, DEAD
+from rl4sys_zmq.private import make_private, write_private
+from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.wire.messages import DeadLetter, Metrics
 
-__all__ = ["NullEventSink", "Recorder", "EventSink"]
+__all__ = ["EventSink", "NullEventSink", "Recorder", "RunFiles"]
+
+
+class RunFiles(Resource):
+    """Writes ``config.json``, the log, the event files and the dead letters of a run.
+
+    Attributes:
+        counters: ``records_thinned``, the records dropped for newer ones; ``records_too_long``.
+    """
+
+    def __init__(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Create the writer. Does not touch the disk.
+
+        Args:
+            run_dir: The directory.
+            config: The learner's configuration as `LearnerConfig.to_json` returns it, with the size limits.
+
+        Raises:
+            ConfigError: If the extra for TensorBoard files is not installed.
+        """
+        self.counters = Counters()
+        self._run_dir, self._config = run_dir, config
+        self._form = EventFileFormat()
+        self._log = log_series(run_dir, config["log_max_bytes"])
+        self._curves: dict[str, RecordSeries] = {}
+        self._dead = DeadLetterFolder(run_dir / DEAD)
+
+    def open(self) -> None:
+        """Create the directory and ``config.json``.
+
+        Raises:
+            OSError: If they cannot be created.
+        """
+        make_private(self._run_dir)
+        text = json.dumps(self._config, indent=2, sort_keys=True, default=str) + "\n"
+        write_private(self._run_dir / CONFIG, text.encode())
+        self._log.open()
+
+    def metrics(self, client_id: str, metrics: Metrics, at_unix_s: float) -> None:
+        """Write the metrics of a learner thread.
+
+        Raises:
+            OSError: If they cannot be written.
+        """
+        record = {
+            "t": round(at_unix_s, 3),
+            "event": "metrics",
+            "client_id": client_id,
+            "step": metrics.step,
+            "update": metrics.update,
+            "scalars": metrics.scalars,
+            "episodes": metrics.episodes,
+        }
+        try:
+            self._write(self._log, json.dumps(record).encode() + b"\n", at_unix_s)
+        finally:  # if one file cannot be written, the other still gets the metrics
+            self._write_curves(client_id, metrics, at_unix_s)
+
+    def event(self, name: str, fields: Mapping[str, Any], at_unix_s: float) -> None:
+        """Write an event.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        self._write(self._log, json.dumps({"t": round(at_unix_s, 3), "event": name, **fields}).encode() + b"\n", at_unix_s)
+
+    def dead_letter(self, client_id: str, letter: DeadLetter, at_unix_s: float) -> None:
+        """Write a quarantined segment.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
+        self._dead.write(client_id, letter, at_unix_s)
+
+    def forget(self, client_id: str) -> None:
+        """Close a client's event files.
+
+        Raises:
+            OSError: If that fails.
+        """
+        series = self._curves.pop(client_id, None)
+        if series is not None:
+            series.close()
+
+    def flush(self) -> None:
+        """Pass everything buffered to the operating system.
+
+        Raises:
+            OSError: If that fails.
+        """
+        for series in (self._log, *self._curves.values()):
+            series.flush()
+
+    def close(self) -> None:
+        """Write everything buffered and close all files. A second call does nothing.
+
+        Raises:
+            OSError: If writing fails; all files are closed nevertheless.
+        """
+        error: OSError | None = None
+        for series in (self._log, *self._curves.values()):
+            try:
+                series.close()
+            except OSError as exc:
+                error = exc
+        if error is not None:
+            raise error
+
+    def _write_curves(self, client_id: str, metrics: Metrics, at_unix_s: float) -> None:
+        series = self._curves.get(client_id)
+        if series is None:
+            series = event_series(self._run_dir, client_id, self._form, self._config["tensorboard_max_bytes"])
+            self._curves[client_id] = series
+        if metrics.scalars:
+            self._write(series, self._form.record(at_unix_s, metrics.step, metrics.scalars), at_unix_s)
+        for step, total, length in metrics.episodes:
+            figures = {"charts/episodic_return": total, "charts/episodic_length": length}
+            self._write(series, self._form.record(at_unix_s, int(step), figures), at_unix_s)
+
+    def _write(self, series: RecordSeries, record: bytes, at_unix_s: float) -> None:
+        before = series.dropped
+        if not series.write(record, at_unix_s):
+            self.counters.add("records_too_long")
+        if series.dropped > before:
+            self.counters.add("records_thinned", series.dropped - before)
+
 
 log = logging.getLogger(__name__)
 
@@ -25,40 +156,43 @@ FLUSH_S = 1.0
 
 
 class EventSink(Protocol):
-    """Where figures for people go; must not block."""
+    """The receiver of a learner's metrics and events for people. No method blocks."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """A learner thread's scalars and episodes."""
+        """Record the scalars and episodes of a learner thread."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Something happened that a person may want to know."""
+        """Record an event that can interest a person."""
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """A segment that was quarantined."""
+        """Record a quarantined segment."""
 
     def forget(self, client_id: str) -> None:
-        """No more figures of a client will come, unless it is founded anew."""
+        """Release what belongs to a client that has ended, such as open files."""
 
 
 class NullEventSink:
-    """Keeps nothing: a learner without a run directory."""
+    """An event sink that stores nothing, for a learner without a run directory."""
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """Ignores figures."""
+        """Ignore the metrics."""
 
     def event(self, name: str, **fields: Any) -> None:
-        """Leaves a line in the log."""
+        """Log the event."""
         log.info("%s %s", name, fields)
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """Keeps none."""
+        """Ignore the segment."""
 
     def forget(self, client_id: str) -> None:
-        """Has nothing of it."""
+        """Do nothing."""
 
 
 class Recorder(Worker):
-    """Writes the run directory. Its queue is bounded: what does not fit is dropped and counted, the caller never waits."""
+    """Writes the run directory in its own thread.
+
+    The queue has `QUEUE_RECORDS` places. Records that do not fit are dropped and counted; the caller never waits.
+    """
 
     def __init__(self, run_dir: Path, config: dict[str, Any]) -> None:
         super().__init__("rl4sys-recorder")
@@ -69,10 +203,10 @@ class Recorder(Worker):
         self.counters = self._files.counters
 
     def open(self) -> None:
-        """Makes the files and starts the thread. Until then records wait in the queue, and nothing on disk has changed.
+        """Create the files and start the thread. Before that, records wait in the queue and nothing on disk changes.
 
         Raises:
-            RunDirectoryError: when they cannot be made.
+            RunDirectoryError: If the files cannot be created.
         """
         try:
             self._files.open()
@@ -84,20 +218,20 @@ class Recorder(Worker):
     # ---- called by the gateway; never blocks
 
     def metrics(self, client_id: str, metrics: Metrics) -> None:
-        """Queues a learner thread's figures."""
+        """Queue the metrics of a learner thread."""
         self._put((client_id, metrics, time.time()))
 
     def event(self, name: str, **fields: Any) -> None:
-        """Queues an event."""
+        """Log and queue an event."""
         log.info("%s %s", name, fields)
         self._put((name, fields, time.time()))
 
     def dead_letter(self, client_id: str, letter: DeadLetter) -> None:
-        """Queues a quarantined segment."""
+        """Queue a quarantined segment."""
         self._put((client_id, letter, time.time()))
 
     def forget(self, client_id: str) -> None:
-        """Queues the closing of a client's files."""
+        """Queue the closing of a client's files."""
         self._put((client_id, None, time.time()))
 
     def _put(self, record: tuple[Any, ...]) -> None:
@@ -109,7 +243,7 @@ class Recorder(Worker):
     # ---- the thread
 
     def run(self) -> None:
-        """The thread's body."""
+        """Write queued records until `stop`. This is the body of the thread."""
         next_flush = time.monotonic() + FLUSH_S
         try:
             while True:
@@ -128,13 +262,13 @@ class Recorder(Worker):
             self._try(self._files.close)
 
     def stop(self) -> None:
-        """Writes what is queued, then ends."""
+        """Write all queued records, then end the thread."""
         if self.ident is not None and not self._ending.is_set():
             self._ending.set()
             try:
                 self._queue.put(None, timeout=FLUSH_S)
             except queue.Full:
-                log.warning("the recorder of %s does not keep up; its last records are lost", self.run_dir)
+                log.warning("the recorder of %s is too slow: its queue is full, and the last records are lost", self.run_dir)
 
     def _write(self, name: str, what: Metrics | DeadLetter | dict[str, Any] | None, at: float) -> None:
         if what is None:
@@ -147,7 +281,7 @@ class Recorder(Worker):
             self._files.metrics(name, what, at)
 
     def _try(self, write: Callable[[], None]) -> None:
-        """A disk that refuses costs figures for people, and is counted."""
+        """Call `write`; count and log a failure of the disk instead of raising it."""
         try:
             write()
         except OSError as exc:

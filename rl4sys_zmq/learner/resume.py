@@ -1,4 +1,4 @@
-"""Where a learner goes on from: what its run directory holds, an earlier checkpoint of a client, or nothing."""
+"""The starting point of a learner: the state in its run directory, an earlier checkpoint of a client, or nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "JOURNAL",
     "NEVER",
     "Rollback",
-    "go_back",
+    "return_to_checkpoint",
     "has_state",
     "open_journal",
     "state_dir",
@@ -38,24 +38,24 @@ log = logging.getLogger(__name__)
 JOURNAL = "journal.db"
 CHECKPOINTS = "checkpoints"
 AUTO, NEVER, ACCEPT_LOSS = "auto", "never", "accept-loss"
-MEND = (
-    "bring the files back, or start once with --resume accept-loss (resume: accept-loss), which goes on with the weights of "
-    "the checkpoints and counts what is gone as rolled back, or begin anew with --resume never"
+REMEDY = (
+    "restore the files, or start once with --resume accept-loss (resume: accept-loss), which continues with the weights of "
+    "the checkpoints and counts the lost segments as rolled back, or start from scratch with --resume never"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """What going back to a checkpoint undoes.
+    """The effect of returning to an earlier checkpoint.
 
     Attributes:
-        client_id: whose.
-        checkpoint: the number of the one gone back to.
-        version: of the policy in it.
-        abandoned: the numbers of the newer ones, which are put aside.
-        undone_versions: how many versions are undone, as far as checkpoints tell.
-        undone_segments: how many segments had met their verdict since, as far as checkpoints tell. Those that the journal
-            still holds are trained on again; the others are counted as rolled back.
+        client_id: The client.
+        checkpoint: Number of the checkpoint returned to.
+        version: Version of the policy in it.
+        abandoned: Numbers of the newer checkpoints, which are put aside.
+        undone_versions: Number of versions undone, as far as checkpoints show.
+        undone_segments: Number of segments with a later verdict, as far as checkpoints show. Those that the journal still holds
+            are trained on again; the others are counted as rolled back.
     """
 
     client_id: str
@@ -67,29 +67,29 @@ class Rollback:
 
 
 def state_dir(checkpoint: Path) -> Path:
-    """The run directory that a checkpoint's folder (``RUN/checkpoints/CLIENT/NUMBER``) lies in.
+    """Return the run directory of a checkpoint's folder (``RUN/checkpoints/CLIENT/NUMBER``).
 
     Raises:
-        ConfigError: when it does not look like one.
+        ConfigError: If the path is not such a folder.
     """
     path = checkpoint.resolve()
     if len(path.parents) < 3 or path.parent.parent.name != CHECKPOINTS or not path.is_dir():
         raise ConfigError(
-            f"resume: {checkpoint} is no checkpoint; give auto, never, accept-loss, or a folder like "
+            f"resume: {checkpoint} is not a checkpoint; expected auto, never, accept-loss, or a folder like "
             f"RUN/{CHECKPOINTS}/CLIENT/00000012",
             key="resume",
         )
     return path.parent.parent.parent
 
 
-def go_back(config: LearnerConfig) -> Rollback | None:
-    """Makes the checkpoint that `LearnerConfig.resume` names the newest one of its client; None when it names none.
+def return_to_checkpoint(config: LearnerConfig) -> Rollback | None:
+    """Make the checkpoint named by `LearnerConfig.resume` the newest of its client.
 
-    Call it while the journal is open, so that no other learner uses the directory.
+    Return None if no checkpoint is named. Call this while the journal is open, so that no other learner uses the directory.
 
     Raises:
-        ConfigError: when it is none of this run directory.
-        CheckpointError: when it does not verify, or the newer ones cannot be put aside.
+        ConfigError: If the checkpoint is not in this run directory.
+        CheckpointError: If it does not verify, or the newer ones cannot be put aside.
     """
     if config.resume in (AUTO, NEVER, ACCEPT_LOSS) or config.run_dir is None:
         return None
@@ -120,16 +120,16 @@ def _newest(store: CheckpointStore) -> Manifest | None:
 
 
 def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJournal | MemoryJournal, Restored | None]:
-    """The journal that a configuration asks for, open, and what it remembers.
+    """Open the journal of a configuration, and return it with its restored contents.
 
     Args:
-        config: the learner's.
-        wake: called, from the journal's thread, when there is something to hear from it.
+        config: The learner's configuration.
+        wake: Called in the journal's thread when the journal has a result to report.
 
     Raises:
-        JournalLost: when it, or a part of it, is gone, and ``resume`` is not ``accept-loss``.
-        JournalError: when the file cannot be used, or another learner uses it.
-        RunDirectoryError: when the directory cannot be written.
+        JournalLost: If the journal, or a part of it, is missing, and ``resume`` is not ``accept-loss``.
+        JournalError: If the file cannot be used, or another learner uses it.
+        RunDirectoryError: If the directory cannot be written.
     """
     if not config.durable or config.run_dir is None:
         return MemoryJournal(), None
@@ -142,19 +142,19 @@ def open_journal(config: LearnerConfig, wake: Callable[[], None]) -> tuple[DiskJ
         message = f"the run directory {run_dir} cannot be written: {exc.strerror}; choose another --run-dir"
         raise RunDirectoryError(message) from exc
     fsync = cast(Literal["normal", "always"], config.fsync)
-    recovery = Recovery(config.resume == ACCEPT_LOSS, _witnesses(run_dir), MEND)
+    recovery = Recovery(config.resume == ACCEPT_LOSS, _checkpoint_records(run_dir), REMEDY)
     journal = DiskJournal(run_dir / JOURNAL, fsync=fsync, max_bytes=config.journal_max_bytes, wake=wake, recovery=recovery)
     return journal, journal.open()
 
 
 def has_state(run_dir: Path) -> bool:
-    """A learner was here: its journal, what tells of one, or checkpoints."""
+    """Return True if a learner has used this directory: it has a journal, traces of one, or checkpoints."""
     journal = run_dir / JOURNAL
-    return journal.exists() or marks_path(journal).exists() or bool(_witnesses(run_dir))
+    return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
-def _witnesses(run_dir: Path) -> list[Witness]:
-    """What the newest checkpoint of each client says of the journal."""
+def _checkpoint_records(run_dir: Path) -> list[Witness]:
+    """Return what the newest checkpoint of each client records about the journal."""
     found = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
         manifest = _newest(CheckpointStore(folder)) if folder.is_dir() else None
@@ -166,7 +166,7 @@ def _witnesses(run_dir: Path) -> list[Witness]:
 
 
 def _set_aside(run_dir: Path) -> None:
-    """Moves an earlier run's state out of the way; nothing is deleted."""
+    """Move the state of an earlier run aside. Nothing is deleted."""
     there = [p for p in (*run_dir.glob(f"{JOURNAL}*"), marks_path(run_dir / JOURNAL), run_dir / CHECKPOINTS) if p.exists()]
     if there:
         aside = run_dir / f"before-{time.time_ns() // 1_000_000}"

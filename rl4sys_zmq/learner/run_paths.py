@@ -1,4 +1,4 @@
-"""The places in a run directory, and what an earlier version left in the way of them.
+"""The layout of a run directory, and the removal of what an earlier version left in the way.
 
 ::
 
@@ -7,12 +7,12 @@
       journal.db                the journal, with -wal and .lock beside it
       checkpoints/CLIENT/       (`rl4sys_zmq.learner.checkpoints`)
       dead/                     quarantined segments (`rl4sys_zmq.learner.deadletters`)
-      log.jsonl, log/           events and figures (`rl4sys_zmq.learner.log_files`)
-      tensorboard/CLIENT/       the same for TensorBoard (`rl4sys_zmq.learner.event_files`)
-      before-TIME/              what `--resume never`, or `tidy`, has put aside
+      log.jsonl, log/           events and metrics (`rl4sys_zmq.learner.log_files`)
+      tensorboard/CLIENT/       metrics for TensorBoard (`rl4sys_zmq.learner.log_files`)
+      before-TIME/              put aside by `--resume never` or `move_old_files`
 
-CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is a part of a path, so none can meet
-a file of ours.
+CLIENT is the `rl4sys_zmq.names.folder_name` of the client. No other name from outside is part of a path, so none can collide
+with the library's own files.
 """
 
 from __future__ import annotations
@@ -23,43 +23,42 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from rl4sys_zmq.errors import RunDirectoryError
-from rl4sys_zmq.learner.event_files import EVENT_FILES, TENSORBOARD
-from rl4sys_zmq.learner.log_files import LOG
+from rl4sys_zmq.learner.log_files import EVENT_FILES, LOG, TENSORBOARD
 from rl4sys_zmq.learner.resume import CHECKPOINTS, JOURNAL
 from rl4sys_zmq.names import folder_name
 from rl4sys_zmq.private import make_private
 
-__all__ = ["CONFIG", "DEAD", "aside_folder", "tidy"]
+__all__ = ["CONFIG", "DEAD", "aside_folder", "move_old_files"]
 
 log = logging.getLogger(__name__)
 
 CONFIG, DEAD = "config.json", "dead"
 _OUR_FILES = (CONFIG, LOG, JOURNAL)
-"""How the names of our own files begin: others of theirs follow, such as ``journal.db-wal``."""
+"""The prefixes of the library's own file names; ``journal.db-wal`` and others extend them."""
 
 
 def aside_folder(run_dir: Path) -> Path:
-    """A new folder for what is put aside.
+    """Create a folder for files put aside, and return its path.
 
     Raises:
-        OSError: when it cannot be made.
+        OSError: If it cannot be created.
     """
     aside = run_dir / f"before-{time.time_ns() // 1_000_000}"
     make_private(aside)
     return aside
 
 
-def tidy(run_dir: Path) -> list[tuple[str, str]]:
-    """Moves what earlier versions put where names from outside could meet files of ours; nothing is deleted.
+def move_old_files(run_dir: Path) -> list[tuple[str, str]]:
+    """Move files of earlier versions whose place could collide with the library's own files. Nothing is deleted.
 
-    They wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that differed from another
-    client's in capital letters alone. A start that is killed in the middle goes on at the next one.
+    Earlier versions wrote a client's TensorBoard files to ``RUN/CLIENT/``, and its checkpoints to a folder that could differ
+    from another client's in letter case only. If a start is killed in the middle, the next one continues.
 
     Returns:
-        What was moved, from where and to where, relative to the run directory.
+        The moves as ``(from, to)``, relative to the run directory.
 
     Raises:
-        RunDirectoryError: when something cannot be moved.
+        RunDirectoryError: If something cannot be moved.
     """
     moved: list[tuple[str, str]] = []
     if not run_dir.is_dir():
@@ -83,7 +82,7 @@ def tidy(run_dir: Path) -> list[tuple[str, str]]:
 
 
 def _move_events(run_dir: Path, folder: Path, moved: list[tuple[str, str]]) -> None:
-    """Moves the event files that lie directly in a folder, and the folder too where it was made for them alone."""
+    """Move the event files directly inside a folder, and remove the folder if nothing else is in it."""
     files = sorted(path for path in folder.glob(f"{EVENT_FILES}*") if path.is_file())
     target = run_dir / TENSORBOARD / folder_name(folder.name)
     if not files:

@@ -1,6 +1,6 @@
-"""An algorithm's state as two things that no reader has to trust: a JSON tree, and arrays by name. Nothing is pickled.
+"""An algorithm's state as a JSON tree and named arrays, which can be read without trusting them. Nothing is pickled.
 
-What JSON cannot say is an object whose first key begins with ``$``: ``{"$array": NAME, "dtype": ..., "shape": ...}``.
+Values that JSON lacks become an object whose first key begins with ``$``: ``{"$array": NAME, "dtype": ..., "shape": ...}``.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ _NATIVE = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 
     "float64",
     "bool",
 }
-"""The dtypes that every version of safetensors writes by their own name; others are stored as bytes."""
+"""The dtypes that every version of safetensors writes by name; others are stored as bytes."""
 
 _WHOLE = 1 << 63
-"""Larger integers are written in hexadecimal: Python reads no decimal number of more than 4,300 digits."""
+"""Larger integers are written in hexadecimal: Python refuses to read decimal numbers of more than 4,300 digits."""
 
 _PLAIN = (type(None), bool, str)
 
 
 def pack_state(state: Mapping[str, Any]) -> tuple[Any, dict[str, Array]]:
-    """Splits a state into a tree for JSON and the arrays that it names; copies nothing that is contiguous.
+    """Split a state into a tree for JSON and the arrays that it names. Contiguous arrays are not copied.
 
-    A state is made of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
+    A state consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays and scalars (any dtype without
     fields or objects), integers of any size, floats, bool, str, bytes and None.
 
     Raises:
-        CheckpointError: for anything else, naming its place in the state.
+        CheckpointError: If the state contains anything else. The error names the place in the state.
     """
     packer = _Packer()
     try:
         return packer.pack(state, "state"), packer.arrays
     except RecursionError as exc:
-        raise CheckpointError("state", "it is nested too deeply, or contains itself") from exc
+        raise CheckpointError("state", "it is nested too deeply or contains itself") from exc
 
 
 def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
-    """Puts together again what `pack_state` split: tensors as (CPU) tensors, arrays as writable arrays.
+    """Combine the results of `pack_state` again: tensors as CPU tensors, arrays as writable arrays.
 
     Raises:
-        KeyError, TypeError, ValueError: when the two do not fit together.
+        KeyError, TypeError, ValueError: If the two do not match.
     """
     if type(tree) is list:
         return [item if type(item) in (int, float) else unpack_state(item, arrays) for item in tree]
@@ -69,7 +69,7 @@ def unpack_state(tree: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 class _Packer:
-    """Walks a state; `arrays` fills on the way."""
+    """A walk through a state, which fills `arrays`."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
@@ -95,13 +95,13 @@ class _Packer:
         if isinstance(value, np.generic):
             return self._array("$scalar", np.asarray(value), path)
         torch = sys.modules.get("torch")
-        if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):  # it may be half imported by another thread
+        if torch is not None and isinstance(value, getattr(torch, "Tensor", ())):  # torch may be partly imported
             return self._tensor(value, path, torch)
         raise CheckpointError(path, f"a {kind.__module__}.{kind.__qualname__} cannot be stored")
 
     def _items(self, values: Sequence[Any], path: str) -> list[Any]:
         if values and set(map(type, values)) == {int} and min(values) >= -_WHOLE and max(values) < _WHOLE:
-            return list(values)  # long lists of numbers are worth a short cut
+            return list(values)  # a fast path for long lists of numbers
         return [self.pack(item, f"{path}[{index}]") for index, item in enumerate(values)]
 
     def _mapping(self, values: Mapping[Any, Any], path: str) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class _Packer:
 
     def _keep(self, array: Array, path: str) -> str:
         name = path.encode("ascii", "backslashreplace").decode()
-        if name in self.arrays:  # keys with dots in them
+        if name in self.arrays:  # keys that contain dots
             name = f"{name}#{len(self.arrays)}"
         self.arrays[name] = array
         return name

@@ -1,19 +1,21 @@
-"""Segments that end the process in which they are trained on: noted before, remembered after, condemned when it happens again.
+"""Segments that end the learner's process when they are trained on: noted before, quarantined after repeated ends.
 
-A small file says which segments are in hand: it is written before they are observed or trained on, and says nothing afterwards.
-It outlives the process, not the machine's power: nothing is flushed. A start that finds segments in it knows that the process
-before ended in the middle of them, and suspects them.
+A small file, `training.mark`, lists the segments in hand. It is written before they are observed or trained on, and cleared
+afterwards. It is not flushed: it outlives the process, but not a loss of power. If a start finds segments in it, the previous
+process ended while it worked on them, and they become suspects.
 
-One end proves nothing, for anybody may kill a process. So suspects are only fed more carefully: an on-policy algorithm first
-tries the two halves of them apart, an off-policy one takes them one at a time. If the process ends again, those that were in hand
-both times are suspected further, at most half of them: a batch of n segments takes about log2(n) ends. What was suspected and is
-then trained on without an end is suspected no longer. Condemned is
+One end proves nothing, because anything can kill a process. So suspects are only trained on more carefully: an on-policy
+algorithm first tries the two halves of them apart, an off-policy one takes them one at a time. If the process ends again, only
+those that were in hand both times stay suspects, at most half of them. A batch of n segments takes about log2(n) ends. A
+suspect that is trained on without an end is cleared.
 
-- a segment that is alone under suspicion, after `ENDS_ALONE` ends in a row that left nothing else;
-- a group that can't be told apart, because its halves do no harm, after `ENDS_TOGETHER` likewise.
+These are quarantined:
 
-To condemn what is innocent, kills from outside would have to hit each of these trainings in turn, for one that completes acquits.
-An orderly end excuses what is in hand.
+- a single remaining suspect, after `ENDS_ALONE` ends in a row with this result;
+- a group of suspects that cannot be separated, because its halves do no harm, after `ENDS_TOGETHER` such ends in a row.
+
+Kills from outside would have to hit each of these trainings in turn to quarantine a harmless segment, because one completed
+training clears it. An orderly end excuses the segments in hand.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ log = logging.getLogger(__name__)
 ENDS_ALONE = 3
 ENDS_TOGETHER = 5
 
-MARK, MEMORY = "training.mark", "suspects.json"
+MARK, SUSPECTS_FILE = "training.mark", "suspects.json"
 MARK_BYTES = 1 << 18
-MAX_RANGES = 1024  # with the longest names they fit
+MAX_RANGES = 1024  # they fit into MARK_BYTES even with the longest names
 MAX_CONDEMNED = 1024
-_HEAD = struct.Struct("<4sIII")  # magic, excused, how many ranges, their bytes
+_HEAD = struct.Struct("<4sIII")  # magic, excused, number of ranges, their bytes
 _RANGE = struct.Struct("<HQQQ")  # bytes of the actor's name, origin, first, end
 _MAGIC = b"R4TM"
 
@@ -51,20 +53,22 @@ Number = tuple[str, int, int]
 
 
 class CrashSuspects:
-    """What is in hand in this process, and what may have ended the ones before. One thread uses it, but for `excuse`.
+    """The segments in hand in this process, and those that may have ended earlier ones.
+
+    One thread uses it; only `expect_end` can be called from any thread.
 
     Attributes:
-        story: what was found at the start, in words; empty if the process before ended well.
-        repeated: whether it is not the first of its kind.
+        story: The finding at the start, as a sentence; empty if the previous process ended in order.
+        repeated: True if this is not the first such end.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        """Reads what the process before has left.
+        """Read the notes of the previous process.
 
         Args:
-            folder: the client's checkpoints; None: nothing is noted, because what was received does not outlive the process.
+            folder: The client's checkpoints; None to note nothing, because received segments do not outlive the process.
         """
-        self.story = ""
+        self.finding = ""
         self.repeated = False
         self._folder = folder
         self._map: mmap.mmap | None = None
@@ -72,9 +76,9 @@ class CrashSuspects:
         self._bytes = 0
         self._suspected: set[Number] = set()
         self._spans: dict[Key, tuple[int, int]] = {}
-        self._condemned: dict[Number, str] = {}
+        self._to_quarantine: dict[Number, str] = {}
         self._ends = self._same = 0
-        self._muted = folder is None
+        self._disabled = folder is None
         if folder is not None:
             try:
                 make_private(folder)
@@ -84,34 +88,36 @@ class CrashSuspects:
                 self._give_up(exc)
 
     def close(self) -> None:
-        """Nothing is in hand any more."""
+        """Clear the notes. No segment is in hand any more."""
         self.clear()
-        self._muted = True
-        self._map = None  # not closed: another thread may be about to use it
+        self._disabled = True
+        self._map = None  # not closed: another thread may be using it in `expect_end`
 
-    def excuse(self, *, mute: bool = False) -> None:
-        """The process, or this thread, is told to end: that it ends with something in hand means nothing. From any thread.
+    def expect_end(self, *, disable: bool = False) -> None:
+        """Note that the process or this thread was told to end, so that its end counts against no segment.
+
+        Any thread can call this.
 
         Args:
-            mute: another thread uses the file from now on.
+            disable: True if another thread uses the file from now on.
         """
-        mark = self._map  # memory, so that the gateway thread may write to it
-        if self._muted or mark is None:
+        mark = self._map  # mapped memory, so the gateway thread can write to it without blocking
+        if self._disabled or mark is None:
             return
-        self._muted = mute
+        self._disabled = disable
         struct.pack_into("<I", mark, 4, 1)
 
     # ---- in hand
 
     def note(self, key: Key, first: int, end: int) -> None:
-        """Segments ``[first, end)`` of a stream come into hand, beside what is there."""
-        if not self._muted and len(self._in_hand) < MAX_RANGES:
+        """Add segments ``[first, end)`` of a stream to those in hand."""
+        if not self._disabled and len(self._in_hand) < MAX_RANGES:
             name = key[0].encode()
             self._write([(key, first, end)], _RANGE.pack(len(name), key[1], first, end) + name)
 
     def begin(self, held: Sequence[HeldSegment]) -> None:
-        """These segments are in hand, and no others."""
-        if self._muted:
+        """Replace the segments in hand by these."""
+        if self._disabled:
             return
         self.clear()
         ranges = streams_of(held)[:MAX_RANGES]
@@ -119,48 +125,48 @@ class CrashSuspects:
         self._write(ranges, b"".join(_RANGE.pack(len(n), origin, a, b) + n for n, origin, a, b in names))
 
     def clear(self) -> None:
-        """Nothing is in hand."""
-        if self._in_hand and not self._muted:
+        """Note that no segment is in hand."""
+        if self._in_hand and not self._disabled:
             self._in_hand.clear()
             self._bytes = 0
             self._write([], b"")
 
-    def settle(self) -> None:
-        """What is in hand was trained on, and the process is still there."""
+    def clear_pending(self) -> None:
+        """Clear the suspects in hand: they were trained on, and the process did not end."""
         if self._suspected:
-            self._acquit({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
+            self._clear_suspects({n for n in self._suspected if any(_holds(one, n) for one in self._in_hand)})
         self.clear()
 
-    def acquit(self, held: Iterable[HeldSegment]) -> None:
-        """These segments were trained on, and the process is still there."""
+    def clear_suspects(self, held: Iterable[HeldSegment]) -> None:
+        """Clear these segments: they were trained on, and the process did not end."""
         if self._suspected:
-            self._acquit({(*one.key, one.seq) for one in held})
+            self._clear_suspects({(*one.key, one.seq) for one in held})
 
     # ---- suspicion
 
-    def concerns(self, key: Key, first: int, end: int) -> bool:
-        """Tells if there may be suspects among the segments ``[first, end)`` of a stream."""
+    def may_contain_suspects(self, key: Key, first: int, end: int) -> bool:
+        """Return True if segments ``[first, end)`` of a stream can contain suspects."""
         least, most = self._spans.get(key, (0, -1)) if self._spans else (0, -1)
         return first <= most and least < end
 
     def suspects(self, key: Key, seq: int) -> bool:
-        """Tells if a segment is suspected."""
+        """Return True if a segment is a suspect."""
         return (*key, seq) in self._suspected
 
     def reason(self, key: Key, seq: int) -> str:
-        """Why a segment is condemned; empty if it is not."""
-        return self._condemned.get((*key, seq), "") if self._condemned else ""
+        """Return why a segment must be quarantined; empty if it must not."""
+        return self._to_quarantine.get((*key, seq), "") if self._to_quarantine else ""
 
     def parts(self, held: Sequence[HeldSegment]) -> list[list[HeldSegment]]:
-        """The suspects among segments, as parts to be tried apart."""
+        """Return the suspects among some segments, in the parts that must be tried apart."""
         found = [one for one in held if (*one.key, one.seq) in self._suspected] if self._suspected else []
         half = len(found) // 2
         return [part for part in (found[:half], found[half:]) if part]
 
-    def _judge(self, in_hand: Sequence[Range]) -> None:
-        """The process before ended with these in hand."""
+    def _update_suspects(self, in_hand: Sequence[Range]) -> None:
+        """Update the suspects: the previous process ended with these segments in hand."""
         now = {(*key, seq) for key, first, end in in_hand for seq in range(first, min(end, first + MAX_RANGES))}
-        now -= self._condemned.keys()
+        now -= self._to_quarantine.keys()
         if not now:
             return
         both = now & self._suspected
@@ -169,44 +175,44 @@ class CrashSuspects:
         self._suspected = both or now
         self.repeated = bool(both)
         count = len(self._suspected)
-        self.story = (
-            f"the process ended while {len(now)} segments were trained on; {count} are suspected, after {self._ends} ends"
+        self.finding = (
+            f"the process ended while it trained on {len(now)} segments; {count} of them are suspects, after {self._ends} ends"
         )
         if self._same + 1 >= (ENDS_ALONE if count == 1 else ENDS_TOGETHER):
-            alone = "it" if count == 1 else f"it, or one of {count} that were trained on together,"
-            why = f"{alone} ended the learner's process {self._ends} times in a row while it was trained on"
-            self._condemned.update(dict.fromkeys(sorted(self._suspected), why))
-            self.story = f"{count} segments are condemned: they ended the process {self._ends} times in a row"
-            self._forget()
+            alone = "this segment" if count == 1 else f"this segment, or another of {count} that were trained on together,"
+            why = f"{alone} ended the learner's process {self._ends} times in a row during training"
+            self._to_quarantine.update(dict.fromkeys(sorted(self._suspected), why))
+            self.finding = f"{count} segments will be quarantined: they ended the process {self._ends} times in a row"
+            self._reset()
         self._span()
         self._save()
 
-    def _acquit(self, numbers: set[Number]) -> None:
+    def _clear_suspects(self, numbers: set[Number]) -> None:
         if self._suspected & numbers:
             self._suspected -= numbers
             if not self._suspected:
-                self._forget()
+                self._reset()
             self._span()
             self._save()
 
     def _span(self) -> None:
-        """Notes between which numbers the suspects of each stream lie."""
+        """Compute the lowest and the highest number of the suspects of each stream."""
         self._spans = {}
         for actor_id, origin, seq in self._suspected:
             least, most = self._spans.get((actor_id, origin), (seq, seq))
             self._spans[actor_id, origin] = min(least, seq), max(most, seq)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._suspected, self._ends, self._same = set(), 0, 0
 
     # ---- files
 
     def _open(self, path: Path) -> mmap.mmap:
-        """Judges what the mark says, wipes it and maps it, so that a note costs no call of the system."""
+        """Evaluate the mark file, wipe it and map it, so that a note needs no system call."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._judge(_read(file))
-            os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # so that the disk has room for all of it
+            self._update_suspects(_read(file))
+            os.pwrite(file, _HEAD.pack(_MAGIC, 0, 0, 0).ljust(MARK_BYTES, b"\0"), 0)  # reserves the space on disk
             return mmap.mmap(file, MARK_BYTES)
         finally:
             os.close(file)
@@ -222,37 +228,37 @@ class CrashSuspects:
 
     def _remember(self, folder: Path) -> None:
         try:
-            known: Any = json.loads((folder / MEMORY).read_text())
+            known: Any = json.loads((folder / SUSPECTS_FILE).read_text())
             self._suspected = {(str(a), int(o), int(s)) for a, o, s in known["suspected"]}
-            self._condemned = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
+            self._to_quarantine = {(str(a), int(o), int(s)): str(why) for a, o, s, why in known["condemned"]}
             self._ends, self._same = int(known["ends"]), int(known["same"])
             self._span()
         except FileNotFoundError:
             return
         except (ValueError, KeyError, TypeError) as exc:
-            log.warning("%s is not readable, and starts anew: %s", folder / MEMORY, exc)
+            log.warning("%s cannot be read, and its suspects are discarded: %s", folder / SUSPECTS_FILE, exc)
 
     def _save(self) -> None:
         assert self._folder is not None
-        condemned = list(self._condemned.items())[-MAX_CONDEMNED:]
+        condemned = list(self._to_quarantine.items())[-MAX_CONDEMNED:]
         known = {
             "suspected": sorted(self._suspected),
             "condemned": [[*number, why] for number, why in condemned],
             "ends": self._ends,
             "same": self._same,
         }
-        path = self._folder / f".{MEMORY}"
+        path = self._folder / f".{SUSPECTS_FILE}"
         try:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
                 json.dump(known, file)
-            path.replace(self._folder / MEMORY)
+            path.replace(self._folder / SUSPECTS_FILE)
         except OSError as exc:
             self._give_up(exc)
 
     def _give_up(self, exc: OSError) -> None:
-        """Goes on without notes, for training is worth more."""
-        self._muted = True
-        log.warning("%s: what is trained on can't be noted, so a segment that ends the process would not be found: %s", MARK, exc)
+        """Continue without notes: training matters more."""
+        self._disabled = True
+        log.warning("%s cannot be written, so a segment that ends the process would not be found: %s", MARK, exc)
 
 
 def _holds(one: Range, number: Number) -> bool:
@@ -261,7 +267,7 @@ def _holds(one: Range, number: Number) -> bool:
 
 
 def _read(file: int) -> list[Range]:
-    """What a mark says is in hand; nothing if that is excused, or the mark is none."""
+    """Return the segments that a mark file lists; none if they are excused or the file is invalid."""
     head = os.pread(file, _HEAD.size, 0)
     if len(head) < _HEAD.size:
         return []

@@ -1,8 +1,8 @@
-"""Updates that can be undone: what makes a loss or the weights not finite is found, taken out, and the rest is trained on.
+"""Updates that can be undone: segments that make the loss or the weights non-finite are found and removed.
 
-The state before an update is kept. An update that comes out not finite, or raises, is undone by going back to it. Which segments
-are to blame is found by halving: trial updates on parts of the batch, each from the kept state, and none of them is published.
-An off-policy algorithm learns from a replay, so it finds the data itself (`Undoable.discard`).
+The state before an update is kept. An update that is not finite, or raises, is undone by restoring that state. The segments at
+fault are found by halving the batch: trial updates on parts of it, each from the kept state, none of them published. The rest
+is trained on. An off-policy algorithm learns from a replay, so it finds the data itself (`Undoable.discard`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ from rl4sys_zmq.weights import digest
 __all__ = ["Outcome", "Trainer"]
 
 MAX_TRIALS = 128
-"""Trial updates for one update that is undone; what they could not tell apart by then is taken out together."""
+"""Limit of trial updates for one undone update. Segments that these did not separate are removed together."""
 
 MAX_DIVERGED = 3
-"""How many updates in a row may be undone with nothing left of their batches, before the algorithm itself is to blame."""
+"""Largest number of updates in a row that can be undone with nothing left of their batches before the client fails."""
 
 RECENT_ITEMS, RECENT_BYTES = 1 << 16, 32 << 20
-"""How many segments of an off-policy algorithm are known by name, and how many bytes of observations of the latest are kept."""
+"""Limits for the segments of an off-policy algorithm that can be quarantined later.
+
+The first is the number of segments that can be identified, the second the bytes of observations that are kept.
+"""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one call of `Trainer.update`.
+    """The result of one call of `Trainer.update`.
 
     Attributes:
-        metrics: of the update; None when it was undone.
-        used: the segments that an on-policy update has used up.
-        culprits: those that are to be quarantined.
-        reason: why it was undone; empty when it was not.
-        unchanged: no weight has changed, though the learning rate is not 0.
+        metrics: Metrics of the update; None if it was undone.
+        used: The segments that an on-policy update has used up.
+        culprits: The segments to quarantine.
+        reason: The reason why the update was undone; empty if it was not.
+        unchanged: True if no weight has changed although the learning rate is not 0.
     """
 
     metrics: Mapping[str, float] | None = None
@@ -54,20 +57,20 @@ class Outcome:
 
 
 class Trainer:
-    """Feeds one algorithm and updates it.
+    """Gives one algorithm its segments and updates it.
 
     Attributes:
-        held: the segments that wait for the next update of an on-policy algorithm.
-        updates: how many were done; those that were undone left out.
+        held: The segments that wait for the next update of an on-policy algorithm.
+        updates: Number of updates done, without the undone ones.
     """
 
     def __init__(self, algorithm: Algorithm, suspects: CrashSuspects, updates: int = 0) -> None:
-        """Makes it.
+        """Create the trainer.
 
         Args:
-            algorithm: as it is after a `load`, if there is one.
-            suspects: notes what is trained on, in case the process ends in the middle of it.
-            updates: how many its state has done.
+            algorithm: The algorithm, after its `load` if it resumes.
+            suspects: Notes which segments are in training, in case the process ends meanwhile.
+            updates: Number of updates that the algorithm's state has done.
         """
         self.updates = updates
         self.held: list[HeldSegment] = []
@@ -81,10 +84,10 @@ class Trainer:
         self._since_kept = self._diverged = self._trials = 0
         self._keep()
 
-    # ---- in
+    # ---- observing
 
     def observe(self, one: HeldSegment) -> None:
-        """Gives a segment to the algorithm; raises what that raises."""
+        """Give a segment to the algorithm. An exception of the algorithm is raised unchanged."""
         self._algorithm.observe(one.segment, correct=one.correct)
         if self._onpolicy:
             self.held.append(one)
@@ -101,22 +104,22 @@ class Trainer:
             old, nbytes = self._kept.popitem(last=False)
             self._kept_bytes -= nbytes
             if old in self._recent:
-                self._recent[old].taken = None
+                self._recent[old].message = None
         if len(self._recent) > RECENT_ITEMS:
             self._recent.popitem(last=False)
 
     # ---- updates
 
     def update(self, *, partial: bool = False) -> Outcome | None:
-        """Does an update if there is enough data; None when there is not.
+        """Do an update if there is enough data; otherwise return None.
 
         Raises:
-            TrainingDiverged: when updates come out not finite whatever they are made of.
-            Exception: what the algorithm raises on any data.
+            TrainingDiverged: If updates are not finite, whatever their data.
+            Exception: The algorithm's own error, if it raises on any data.
         """
         noted = self._onpolicy and bool(self.held) and (partial or not self._algorithm.demand())
         if noted:
-            self._isolate()
+            self._try_suspects()
             self._suspects.begin(self.held)
         failure: Exception | None = None
         metrics: Mapping[str, float] | None = None
@@ -135,17 +138,17 @@ class Trainer:
         if reason:
             return self._undo(reason, failure)
         if self._onpolicy:
-            self._suspects.acquit(self.held)
+            self._suspects.clear_suspects(self.held)
         used, self.held = self.held, []
         return Outcome(metrics, used, unchanged=self._advance(metrics or {}, due=self._is_due(partial)))
 
     def _is_due(self, partial: bool) -> bool:
-        """Whether the next good update may be published, or makes a state to go back to for another reason."""
+        """Return True if the next good update can be published, or must become a state to restore for another reason."""
         every = self._algorithm.publish_every_updates
         return self._onpolicy or partial or self._careful > 0 or (self.updates + 1) % every == 0
 
     def _advance(self, metrics: Mapping[str, float], *, due: bool) -> bool:
-        """Counts a good update; True if the weights should have changed since the last that was kept, and have not."""
+        """Count a good update. Return True if the weights have not changed since the last kept state, but should have."""
         self.updates += 1
         self._diverged = 0
         self._careful = max(0, self._careful - 1)
@@ -157,15 +160,15 @@ class Trainer:
         return before == self._weights and metrics.get("charts/learning_rate", 1.0) != 0.0
 
     def _keep(self) -> None:
-        """Remembers the state as one to go back to."""
+        """Keep the current state as the one to restore."""
         self._since_kept = 0
         self._state: Any = None
         if self._hooks is not None:
             self._state = self._hooks.checkpoint()
         elif self._onpolicy:
             self._state = self._algorithm.state()
-        vitals = self._vitals()
-        self._weights = digest(np.ascontiguousarray(vitals[0]).reshape(-1)) if vitals else -1
+        numbers_to_check = self._numbers_to_check()
+        self._weights = digest(np.ascontiguousarray(numbers_to_check[0]).reshape(-1)) if numbers_to_check else -1
 
     def _restore(self) -> None:
         if self._hooks is not None:
@@ -173,26 +176,26 @@ class Trainer:
         else:
             self._algorithm.load(self._state)
 
-    def _vitals(self) -> Sequence[NDArray[Any]]:
+    def _numbers_to_check(self) -> Sequence[NDArray[Any]]:
         if self._hooks is not None:
-            return self._hooks.vitals()
+            return self._hooks.numbers_to_check()
         return [np.concatenate([tensor.reshape(-1) for tensor in self._algorithm.snapshot().values()])]
 
     def _problem(self, metrics: Mapping[str, float] | None, failure: Exception | None, *, due: bool) -> str:
-        """What is wrong with the last update; empty if nothing is. Weights are looked at when it is due."""
+        """Return the problem of the last update; empty if there is none. Weights are checked only if `due`."""
         if failure is not None:
             return f"the update raised {type(failure).__name__}: {failure}"[:300]
         for name, value in (metrics or {}).items() if self._hooks is not None or self._onpolicy else ():
             if "loss" in name.rpartition("/")[2] and not np.isfinite(value):
                 return f"{name} is {value:g}"
-        if due and not all(is_finite(array) for array in self._vitals()):
-            return "the weights, or what the optimiser keeps, are not finite"
+        if due and not all(is_finite(array) for array in self._numbers_to_check()):
+            return "the weights or the optimiser's state are not finite"
         return ""
 
-    # ---- back
+    # ---- undoing
 
     def _undo(self, reason: str, failure: Exception | None) -> Outcome | None:
-        """Goes back to the state before; finds what made the update fail, and takes it out."""
+        """Restore the state before the update, find the segments that made it fail, and remove them."""
         self._trials = 0
         if not self._onpolicy:
             return self._undo_replay(reason, failure)
@@ -216,7 +219,7 @@ class Trainer:
         return Outcome(culprits=culprits, reason=reason)
 
     def _find(self, batch: list[HeldSegment]) -> list[HeldSegment]:
-        """Of a batch whose update fails, the fewest segments that halving can tell; all of them if only their sum fails."""
+        """Return the smallest part of a failing batch that halving finds; all of it if only the whole batch fails."""
         if len(batch) <= 1 or self._trials >= MAX_TRIALS:
             return batch
         half = len(batch) // 2
@@ -224,7 +227,7 @@ class Trainer:
         return [one for part in failing for one in self._find(part)] if failing else batch
 
     def _fails(self, part: list[HeldSegment]) -> bool:
-        """Tries an update on a part of a batch, from the kept state."""
+        """Try an update on a part of a batch, from the kept state. Return True if it fails."""
         self._trials += 1
         self._restore()
         metrics: Mapping[str, float] | None = None
@@ -234,18 +237,22 @@ class Trainer:
             for one in part:
                 self._algorithm.observe(one.segment, correct=one.correct)
             metrics = self._algorithm.update(partial=True)
-        except Exception as exc:  # noqa: BLE001 - it is what this looks for, and `_undo` raises it if all else fails too
+        except Exception as exc:  # noqa: BLE001 - the failure is the result; `_undo` raises it if no segment is left
             failure = exc
         finally:
             self._suspects.clear()
         return bool(self._problem(metrics, failure, due=True))
 
     def _undo_replay(self, reason: str, failure: Exception | None) -> Outcome | None:
-        """The same where data live on in a replay: several updates may be undone, and are done again one by one."""
+        """Undo the updates since the kept state, for an algorithm with a replay.
+
+        Several updates can be undone at once. They are then repeated one by one, to reach the state right before the failing
+        one.
+        """
         if self._hooks is None:
-            raise failure or TrainingDiverged(1, f"{reason}; an off-policy algorithm needs the methods of Undoable to go back")
+            raise failure or TrainingDiverged(1, f"{reason}; an off-policy algorithm needs the methods of Undoable to undo this")
         self._restore()
-        if self._since_kept:  # they are done again one by one, so that the state kept is the one right before what fails
+        if self._since_kept:  # repeat them one by one, so that the kept state is the one right before the failure
             self.updates -= self._since_kept
             self._careful, self._since_kept = self._since_kept + 1, 0
             return self.update()
@@ -259,10 +266,10 @@ class Trainer:
         known = (self._recent.pop(number, None) for number in numbers)
         return Outcome(culprits=[one for one in known if one is not None], reason=reason)
 
-    # ---- segments that may have ended the process before
+    # ---- suspects of an earlier end of the process
 
-    def _isolate(self) -> None:
-        """Tries those among the segments that wait which a process before this one may have died of, apart from the others."""
+    def _try_suspects(self) -> None:
+        """Try the suspects among the held segments apart from the others. See `CrashSuspects`."""
         parts = self._suspects.parts(self.held)
         if not parts:
             return

@@ -1,4 +1,4 @@
-"""What the gateway keeps of each policy, so that an actor that asks can be answered from memory."""
+"""The recent weights of each policy, which the gateway keeps in memory to answer `Fetch`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ WEIGHTS_TOPIC = b"W"
 BEACON_TOPIC = b"B"
 RING_ITEMS = 64
 RING_BYTES = 64 << 20
-"""Of past states; the last two are kept whatever their size."""
+"""Limits on the states that are kept, in number and bytes. The last two are always kept."""
 DIGESTS_KEPT = 16_384
 
 Frames = tuple[Frame, ...]
 
 
 class WeightHistory:
-    """The recent states of one generation, the updates that lead to the last of them, and the digests of past versions.
+    """The recent states of one generation, the encoded updates to the newest one, and the digests of past versions.
 
-    What an actor asks for is coded when the first one asks, and kept until the next version. A jump over several versions is
-    coded from the two states, which is what all diffs between them add up to.
+    An update is encoded when the first actor requests it, and is kept until the next version. An update over several versions
+    is encoded from its two states, which gives the same result as all diffs between them.
 
     Attributes:
-        generation: of all versions.
-        version: the current one.
-        digest: of it.
+        generation: The generation of all versions.
+        version: The current version; -1 before the first.
+        digest: The digest of the current version.
     """
 
     def __init__(self, generation: int) -> None:
@@ -48,11 +48,11 @@ class WeightHistory:
         self._digests: OrderedDict[int, int] = OrderedDict()
 
     def describe(self, policy_id: bytes, writing: EncodingOptions) -> None:
-        """Says what is published, before the first version: by which id, and how updates are written here."""
+        """Set the policy id and the encoding of updates. Call this before the first version."""
         self._policy_id, self._writing = policy_id, writing
 
     def publish(self, message: Published) -> Frames:
-        """Takes a new version; returns the frames that go out on the PUB: a diff, or the whole state."""
+        """Add a new version, and return the frames to publish: a diff or the whole state."""
         self.version, self.digest = message.version, message.digest
         state, header, *payload = message.body
         flat = np.frombuffer(state, dtype="<f4").astype(np.float32, copy=False)
@@ -77,13 +77,14 @@ class WeightHistory:
 
     @property
     def newest(self) -> PolicySnapshot:
-        """The current version; there is one once `publish` was called."""
+        """The current version. Call `publish` first."""
         return self._ring[-1]
 
     def catch_up(self, generation: int, version: int) -> Weights:
-        """What brings an actor from the version it holds to the current one: a diff if that version is kept, else the whole.
+        """Return the update from the version that an actor holds to the current one.
 
-        Where diffs need the version before their base, it comes in two steps, so that the actor holds the last two versions.
+        It is a diff if that version is kept here, else the whole state. If diffs need the version before their base, it has
+        two steps, after which the actor holds the last two versions.
         """
         known = generation == self.generation and self._ring[0].version <= version < self.version
         held = version if known and self._writing.level else -1
@@ -94,7 +95,7 @@ class WeightHistory:
         return Weights(self._step(held, self.version))
 
     def _step(self, held: int, version: int) -> Frames:
-        """One update to a version in the ring: from another one there, or from nothing (-1)."""
+        """Return one update to a version in the ring: a diff from the version `held`, or the whole state if that is -1."""
         key = held, version
         if key not in self._steps:
             base = self._at(held) if held >= 0 else None
@@ -105,9 +106,9 @@ class WeightHistory:
         return self._ring[version - self._ring[0].version]
 
     def beacon(self, alarms: Mapping[str, int]) -> Beacon:
-        """The state of this policy, with the number of its client's alarms by kind."""
+        """Return the beacon of this policy, with the number of its client's alarms by kind."""
         return Beacon(self.generation, max(self.version, 0), self.digest, dict(alarms))
 
     def digest_of(self, version: int) -> int | None:
-        """The digest of a version of this generation, or None when it is unknown or too old."""
+        """Return the digest of a version of this generation, or None if it is unknown or no longer kept."""
         return self._digests.get(version)

@@ -1,8 +1,10 @@
-"""Threads of which one leads: quick work costs no change of threads, and work that takes long holds nobody up.
+"""A leader/followers thread pool: quick jobs run without a thread switch, and a long job blocks no other.
 
-The one that *leads* owns what the crew is for (a server's sockets), and runs each job itself. Another stands by. When a job is
-known to take long, or runs for longer than `TAKEOVER_S`, the one that stands by takes the lead: what the leader owns changes
-hands under a lock, and one more stands by. The first ends when its job is done. The last one to end puts away what they owned.
+One thread *leads*: it uses what the pool serves (the sockets of a server) and runs each job itself. Another thread stands by.
+If a job is known to take long, or has run for `TAKEOVER_S`, the thread that stands by takes the lead and a new thread stands by.
+The sockets change threads under a lock. The former leader ends when its job is done. The last thread to end closes the sockets.
+
+The pattern is described in Schmidt et al., Pattern-Oriented Software Architecture, volume 2 (Leader/Followers).
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ __all__ = ["LeaderFollowerPool"]
 log = logging.getLogger(__name__)
 
 TAKEOVER_S = 0.05
-"""How long a job may run before another thread takes the lead, in seconds, unless it is known to take long."""
+"""The time after which a running job loses the lead, in seconds. A job that is known to be long loses it at once."""
 TICK_S = 0.02
-"""How often the one that stands by looks, in seconds."""
+"""The interval at which the thread that stands by checks the running job, in seconds."""
 QUIET_TICKS = 50
-"""After so many ticks without a job the thread that stands by sleeps until the next one."""
+"""The number of ticks without a job after which the thread that stands by sleeps until the next job."""
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -35,16 +37,16 @@ Made = TypeVar("Made")
 
 @dataclass(slots=True)
 class _Running:
-    """A job that the leader runs; which one it is says the object, not its fields."""
+    """A job that the leader runs. It is compared with ``is``."""
 
     what: str
     since_s: float
     over_s: float
-    """When another takes the lead."""
+    """The time at which another thread takes the lead."""
 
 
 class _PoolThread(Worker):
-    """One of the crew's threads."""
+    """One thread of the pool."""
 
     def __init__(self, name: str, body: Callable[[_PoolThread], None], over: Callable[[], None]) -> None:
         super().__init__(name)
@@ -58,57 +60,58 @@ class _PoolThread(Worker):
             self._over()
 
     def stop(self) -> None:
-        """The crew tells its threads to stop all at once."""
+        """Do nothing: `LeaderFollowerPool.stop` ends all threads together."""
 
 
 class LeaderFollowerPool:
-    """Leads a loop with as many threads as there are jobs that take long, and one that stands by.
+    """A pool with one leader, one thread that stands by, and one thread for each long job.
 
     Attributes:
-        stopping: set by `stop`; the leader's loop returns soon after.
+        stopping: Set by `stop`. The loop of the leader then returns soon.
     """
 
     def __init__(
         self, name: str, lead: Callable[[], None], adopt: Callable[[], None], end: Callable[[], None], counters: Counters
     ) -> None:
-        """Starts nothing yet.
+        """Create a pool without starting threads.
 
         Args:
-            name: of whom the crew works for, for threads and logs.
-            lead: the leader's loop. It returns once `stopping` is set, or when `run` says that its thread leads no more.
-            adopt: makes what the leader owns the calling thread's.
-            end: called after `stop` by the last thread, as it ends, though nobody may wait for it any more.
-            counters: gets ``takeovers``.
+            name: The name of the service that the pool serves, for threads and logs.
+            lead: The loop of the leader. It must return when `stopping` is set, or when `run` reports that its thread no longer
+                leads.
+            adopt: A function that makes the sockets the calling thread's.
+            end: A function that the last thread calls as it ends after `stop`, even if no thread waits for the pool any more.
+            counters: The counters for ``takeovers``.
         """
         self.stopping = threading.Event()
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
         self._lock = threading.Lock()
         self._stirred = threading.Event()
-        """Jobs run; while it is clear the one that stands by sleeps."""
+        """Set while jobs run. While it is clear, the thread that stands by sleeps."""
         self._look = threading.Event()
-        """The one that stands by looks at once."""
+        """Set to make the thread that stands by check the running job at once."""
         self._hands: list[_PoolThread] = []
         self._made = self._at_work = 0
         self._leader: _PoolThread | None = None
         self._running: _Running | None = None
 
     def start(self) -> None:
-        """Starts the threads. What the leader owns is theirs from now on."""
+        """Start the threads. From now on the sockets belong to them."""
         with self._lock:
             self._add(self._begin)
             self._add(self._stand_by)
 
     def run(self, what: str, job: Callable[[Given], Made], given: Given, *, long: bool = False) -> tuple[Made, bool]:
-        """Does a job that may take long; called by the leader's loop.
+        """Run a job that can take long. The loop of the leader calls this.
 
         Args:
-            what: the job's name, for messages.
-            job: what to do
-            given: with this.
-            long: it is known to take long, more than the change of threads that gives the lead away at once.
+            what: The name of the job, for messages.
+            job: The function to call.
+            given: The argument of `job`.
+            long: True if the job is expected to take long. Another thread then takes the lead at once.
 
         Returns:
-            What came of it, and whether the thread still leads.
+            The result of the job, and True if the calling thread still leads.
         """
         hand = self._leader
         assert hand is not None
@@ -128,49 +131,49 @@ class LeaderFollowerPool:
 
     @property
     def running_s(self) -> float:
-        """For how long the leader's job has run, in seconds; 0 while it has none."""
+        """The time for which the leader's job has run, in seconds. 0 if no job runs."""
         running = self._running
         return time.monotonic() - running.since_s if running is not None else 0.0
 
     @property
     def started(self) -> bool:
-        """Whether `start` was called."""
+        """True after `start`."""
         return bool(self._hands)
 
     @property
     def is_inside(self) -> bool:
-        """Whether the calling thread is one of the crew's."""
+        """True if the calling thread is one of the pool."""
         me = threading.get_ident()
-        return any(hand.alive and hand.ident == me for hand in list(self._hands))  # idents are given again
+        return any(hand.alive and hand.ident == me for hand in list(self._hands))  # the system reuses idents
 
     @property
     def is_hurt(self) -> bool:
-        """Whether one of the threads has died."""
+        """True if one of the threads has ended with an error."""
         return any(hand.error is not None for hand in list(self._hands))
 
     def raise_if_dead(self) -> None:
-        """Raises WorkerDied when one of the threads has died."""
+        """Raise WorkerDied if one of the threads has ended with an error."""
         for hand in list(self._hands):
             hand.raise_if_dead()
 
     def stop(self) -> None:
-        """Tells all threads to end. Whatever the leader waits for besides must be woken by the caller."""
+        """Ask all threads to end. The code that calls this must also wake the leader if it waits in a poll."""
         self.stopping.set()
         self._stirred.set()
         self._look.set()
 
     def join(self, timeout_s: float) -> None:
-        """Waits for the end of all threads, after `stop`.
+        """Wait for the end of all threads, after `stop`.
 
         Raises:
-            CallbackStuck: when a job still runs after `timeout_s` seconds; its thread ends when it returns.
+            CallbackStuck: If a job still runs after `timeout_s` seconds. Its thread ends when the job returns.
         """
         deadline = time.monotonic() + timeout_s
         hands = list(self._hands)
         for hand in hands:
             if not hand.join(max(0.0, deadline - time.monotonic())):
                 jobs = [other.job.what for other in hands if other.alive and other.job is not None]
-                raise CallbackStuck(self._name, ", ".join(jobs) or "no concurrency group", timeout_s)
+                raise CallbackStuck(self._name, ", ".join(jobs) or "an unknown group", timeout_s)
 
     # ---- threads
 
@@ -182,7 +185,7 @@ class LeaderFollowerPool:
         self._at_work += 1
 
     def _leave(self) -> None:
-        """What each thread does last."""
+        """End a thread of the pool. The last one calls `end` if the pool was stopped."""
         with self._lock:
             self._at_work -= 1
             last = not self._at_work and self.stopping.is_set()
@@ -190,14 +193,14 @@ class LeaderFollowerPool:
             self._end()
 
     def _begin(self, hand: _PoolThread) -> None:
-        """The first thread's body."""
+        """Lead, as the first thread of the pool."""
         with self._lock:
             self._leader = hand
             self._adopt()
         self._lead()
 
     def _stand_by(self, hand: _PoolThread) -> None:
-        """Waits until a job takes too long, then leads."""
+        """Wait until a job takes too long, then lead."""
         quiet = 0
         while not self.stopping.is_set():
             self._stirred.wait()
@@ -207,7 +210,7 @@ class LeaderFollowerPool:
                 if quiet > QUIET_TICKS:
                     self._stirred.clear()
                     quiet = 0
-                    if self._running is not None or self.stopping.is_set():  # it began between the two lines above
+                    if self._running is not None or self.stopping.is_set():  # a job began between the check and `clear`
                         self._stirred.set()
             else:
                 quiet = 0
@@ -225,5 +228,5 @@ class LeaderFollowerPool:
             self._adopt()
             self._add(self._stand_by)
         self._counters.add("takeovers")
-        log.debug("%s: a callback of %s takes long; another thread goes on", self._name, running.what)
+        log.debug("%s: a callback of %s takes long; another thread takes the lead", self._name, running.what)
         return True

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, FlatWeights, PolicySpec, Segment, Space
 
@@ -153,7 +153,7 @@ class FakeAlgorithm:
             self._pending = 0
             del self.keys[self.segments :]
 
-    def vitals(self) -> list[NDArray[Any]]:
+    def numbers_to_check(self) -> list[NDArray[Any]]:
         """See `Undoable`: the number of updates stands for the weights."""
         return [np.array([self.updates], np.float32)]
 

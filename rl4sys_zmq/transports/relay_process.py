@@ -1,7 +1,7 @@
-"""The sidecar: a process that holds zmq sockets for a host that must not (``python -m rl4sys_zmq.transports.relay_process FD``).
+"""The program of a sidecar: a process that holds zmq sockets for its host.
 
-It knows nothing of what it carries. One thread; it ends when the host says so, when the host's end of the pair is closed, and
-when the host's thread that started it ends.
+It runs as ``python -m rl4sys_zmq.transports.relay_process FD`` with one thread, and does not interpret messages. It ends when the
+host sends `QUIT`, when the host's end of the socketpair is closed, and when the thread of the host that started it ends.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = ["main"]
 
 log = logging.getLogger(__name__)
 
-_OUTLET_BYTES = 1024 * 1024  # while more than this waits for the pair, no zmq socket is read
+_OUTLET_BYTES = 1024 * 1024  # no zmq socket is read while more than this waits for the socketpair
 _MESSAGES_PER_TURN = 64
 _READS_PER_TURN = 16
 _PR_SET_PDEATHSIG = 1
 
 
 class _Connection:
-    """One zmq socket, and what it could not take yet."""
+    """A zmq socket and the messages that wait for room in it."""
 
     def __init__(self, number: int, socket: Socket) -> None:
         self.number = number
@@ -57,7 +57,7 @@ class _Connection:
 
 
 class _Sidecar:
-    """Carries messages both ways until there is nobody to carry for."""
+    """The loop that carries messages in both directions."""
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
@@ -66,10 +66,10 @@ class _Sidecar:
         self._done = False
 
     def serve(self) -> None:
-        """Runs until the host says `QUIT`.
+        """Run until the host sends `QUIT`.
 
         Raises:
-            EOFError, ConnectionError: when the host is gone.
+            EOFError, ConnectionError: If the host has closed the socketpair.
         """
         with Poller() as poller:
             self._poller = poller
@@ -87,7 +87,7 @@ class _Sidecar:
                 self._close(line)
 
     def _arrange(self) -> None:
-        """Says what to wait for: not for what could not be passed on."""
+        """Set the interest of the poller. A socket whose messages cannot be passed on is not read."""
         self._poller.register(self._pair, read=True, write=bool(self._outlet.nbytes))
         for line in self._lines.values():
             interest = (self._may_receive(line), bool(line.held))
@@ -119,7 +119,7 @@ class _Sidecar:
             self._done = True
         elif said.command == RelayCommand.PING:
             self._outlet.put(RelayCommand.PONG, 0)
-        elif (line := self._lines.get(said.line)) is not None:  # else it has failed, and the host will hear of it
+        elif (line := self._lines.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
                 self._do_on_line(line, said)
             except TransportError as exc:
@@ -156,7 +156,7 @@ class _Sidecar:
         self._lines[said.line] = _Connection(said.line, made)
 
     def _take(self, line: _Connection, frames: list[Frame]) -> None:
-        """Counts a message that zmq has, and reports seldom: the host waits for it only with a full window."""
+        """Count a message that zmq has accepted. Report `TAKEN` rarely: the host needs it only when its window is full."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
@@ -177,7 +177,7 @@ class _Sidecar:
     def _receive(self, line: _Connection) -> bool:
         try:
             frames = line.socket.recv(MAX_MESSAGE_FRAMES)
-        except TooManyFrames as exc:  # it does not say how many
+        except TooManyFrames as exc:  # the number of frames is not sent exactly
             self._refuse(line, MAX_MESSAGE_FRAMES + 1, exc.first)
             return True
         if frames is None:
@@ -205,27 +205,27 @@ class _Sidecar:
 
 
 def main() -> None:
-    """Serves on the descriptor that the command line names; ends the process."""
+    """Serve on the descriptor that the command line gives, and end the process."""
     _settle()
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
     try:
         _Sidecar(pair).serve()
-        context().term()  # nothing lingers; it lets the last message leave
+        context().term()  # no socket lingers; this sends the last message
     except (EOFError, ConnectionError):
-        os._exit(0)  # the host is gone, and nobody is left to tell
+        os._exit(0)  # the host has ended; there is nothing to report to
     except Exception:
-        log.exception("the sidecar of process %d ends", os.getppid())
+        log.exception("the sidecar of process %d ends with an error", os.getppid())
         os._exit(1)
     os._exit(0)
 
 
 def _settle() -> None:
-    """Takes from the host's thread neither its signal mask nor its Ctrl-C, and ends when that thread does."""
+    """Drop the signal mask and the Ctrl-C handling of the host's thread, and end when that thread ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if sys.platform == "linux":
-        # A copy of the host's end in some forked process would hide the host's death from the pair.
+        # If a forked process holds a copy of the host's end, the socketpair does not show the end of the host.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -611,7 +611,7 @@ def test_another_format_or_database_is_left_alone(opened, folder):
     with pytest.raises(SpoolError, match="format 9"):
         Spool(folder, "luna", ROOMY)
     _execute(folder / "spool.db", "PRAGMA application_id=5")
-    with pytest.raises(SpoolError, match="something else"):
+    with pytest.raises(SpoolError, match="another program"):
         Spool(folder, "luna", ROOMY)
 
 

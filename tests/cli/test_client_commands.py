@@ -189,10 +189,10 @@ def test_commands_say_what_they_did(stack: ExitStack, tmp_path: Path) -> None:
     learner = start(stack, tmp_path / "run")
     eleven(stack, learner)
     for arguments, said in (
-        (("drop-actor", "a1"), "actor a1 of client lab is dropped: which was live, may join again"),
+        (("drop-actor", "a1"), "actor a1 of client lab is dropped; it was live and can join again"),
         (("restart",), "client lab was restarted from checkpoint"),
         (("give-up-pending",), "3 are rolled back"),
-        (("forget",), "of 11 accepted segments 0 were pending"),
+        (("forget",), "0 of its 11 accepted segments were pending"),
     ):
         result = run(learner.address, "lab", *arguments)
         assert result.exit_code == 0 and said in result.stdout and result.stdout.count("\n") == 2, result.output
@@ -227,13 +227,13 @@ def test_a_client_that_fails_again_is_said_to(stack: ExitStack, tmp_path: Path) 
 def test_who_is_not_known_is_told_who_is(stack: ExitStack, tmp_path: Path) -> None:
     learner = start(stack, tmp_path / "run")
     join(stack, learner)
-    assert "no client 'lob'; there are: lab" in refused(learner.address, "lob", "forget")
-    assert "no actor 'a2'; there are: a1" in refused(learner.address, "lab", "drop-actor", "a2")
+    assert "no client 'lob'; known names: lab" in refused(learner.address, "lob", "forget")
+    assert "no actor 'a2'; known names: a1" in refused(learner.address, "lab", "drop-actor", "a2")
     with pytest.raises(ConfigError, match="no client 'lob'"):
         learner.forget("lob")
     with pytest.raises(ConfigError, match="no actor 'a2'"):
         learner.drop_actor("lab", "a2")
-    with pytest.raises(ConfigError, match="no command 'drop'; there are: drop-actor, forget"):
+    with pytest.raises(ConfigError, match="no command 'drop'; known names: drop-actor, forget"):
         gateway = learner._running
         gateway.call(lambda: gateway.do(Command("drop", "lab", "a1"))).result(PATIENCE_S).result(PATIENCE_S)
 
@@ -271,7 +271,7 @@ def test_commands_are_for_admins(stack: ExitStack, tmp_path: Path) -> None:
 def test_a_learner_that_anybody_reaches_takes_no_commands(stack: ExitStack, tmp_path: Path) -> None:
     learner = start(stack, tmp_path / "run", "tcp://0.0.0.0:0", insecure=True)
     port = learner.address.rpartition(":")[2]
-    assert "takes no commands" in refused(f"127.0.0.1:{port}", "lab", "forget", code=1)
+    assert "commands need keys" in refused(f"127.0.0.1:{port}", "lab", "forget", code=1)
 
 
 # ---- a run directory
@@ -317,12 +317,12 @@ def test_an_actor_in_a_directory_is_dropped(stack: ExitStack, tmp_path: Path) ->
 
 def test_a_directory_takes_no_nonsense(stack: ExitStack, tmp_path: Path) -> None:
     run_dir = a_run(tmp_path)
-    assert "no client 'lob'; there are: lab" in refused(run_dir, "lob", "forget")
-    assert "no actor 'a2'; there are: a1" in refused(run_dir, "lab", "drop-actor", "a2")
-    assert "which is what restart does" in refused(run_dir, "lab", "restart")
+    assert "no client 'lob'; known names: lab" in refused(run_dir, "lob", "forget")
+    assert "no actor 'a2'; known names: a1" in refused(run_dir, "lab", "drop-actor", "a2")
+    assert "start a learner on this directory instead" in refused(run_dir, "lab", "restart")
     (tmp_path / "empty").mkdir()
-    assert "holds no run" in refused(tmp_path / "empty", "lab", "forget")
+    assert "is not a run directory" in refused(tmp_path / "empty", "lab", "forget")
     assert list((tmp_path / "empty").iterdir()) == []
     learner = start(stack, run_dir)
-    assert "is to be given by its address" in refused(run_dir, "lab", "forget")
+    assert "give the learner's address instead" in refused(run_dir, "lab", "forget")
     client_of(learner, accepted=11)

@@ -141,7 +141,7 @@ def test_an_actor_trains_with_it(spawn: Spawn, outside: Path, tmp_path: Path, wa
     code, _, errors = run(spawn, "actor", "run", *arguments)
     assert code == 2
     assert len(errors.strip().splitlines()) == 1
-    assert "lacks the policy kind 'bandit' (it has: mlp); install the distribution" in errors
+    assert "the policy kind 'bandit' is not registered in this process (registered: mlp); install the distribution" in errors
     assert server.signal(signal.SIGTERM) == 0, server.errors
 
 

@@ -716,7 +716,7 @@ def test_a_hello_that_came_too_fast_is_said_again(counters):
     """Many words of an actor may reach a learner that has just been started; that is no refusal of the actor."""
     session = ActorSession(HELLO, counters, random.Random(1))
     session.open(0.0, (0, 0))
-    too_fast = Refused("quota", RATE, "this connection sends more than its share")
+    too_fast = Refused("quota", RATE, "this connection exceeds its rate limit")
     assert session.on_message(0.0, too_fast) == [Waiting(too_fast)]
     assert [type(message) for message in sent(session.tick(1.0, (0, 0)))] == [Hello]
     assert isinstance(session.on_message(1.0, refused("quota"))[0], Rejected)

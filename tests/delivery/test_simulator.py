@@ -394,7 +394,7 @@ class PartsAGap(SimJournal):
 class HandsOnWhatWasOvertaken(Client):
     """What the thread before was owed is new to this one, whatever became of it."""
 
-    def hand_on(self, entry):
+    def send_committed(self, entry):
         stream = self.table.get(entry.actor_id, entry.origin)
         waited = stream is not None and stream.counted(entry.end_seq)
         self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=waited)
@@ -434,7 +434,10 @@ class HandsOnAtOnce(ActorEndpoint):
     """The learner thread gets a message before the journal has it."""
 
     def _on_submit(self, peer, client, stream, message, frames):
-        append, self._journal.append = self._journal.append, lambda batch: [client.hand_on(e) for e in batch] and append(batch)
+        append, self._journal.append = (
+            self._journal.append,
+            lambda batch: [client.send_committed(e) for e in batch] and append(batch),
+        )
         try:
             super()._on_submit(peer, client, stream, message, frames)
         finally:

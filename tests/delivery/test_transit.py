@@ -31,7 +31,7 @@ def test_data_wait_then_travel_then_are_taken():
 def test_more_than_was_sent_can_not_be_taken(messages):
     transit = Transit()
     transit.send(Load(1, 1, 1), waited=False)
-    with pytest.raises(ProtocolError, match="1 are on their way"):
+    with pytest.raises(ProtocolError, match="1 are on the way"):
         transit.take(messages)
 
 
@@ -79,7 +79,7 @@ def test_a_client_stands_still_only_if_nobody_can_do_anything():
     assert stall_reason(pool, []) == ""
     assert stall_reason(pool, [actor(want=0)]) == ""
     assert stall_reason(pool, [actor(credit=8)]) == ""
-    assert "can use 50 more steps, 1 of 2 actors" in stall_reason(pool, [actor(), actor(want=0)])
+    assert "can use 50 more steps; 1 of 2 actors" in stall_reason(pool, [actor(), actor(want=0)])
     pool.transit.send(ONE, waited=False)
     assert stall_reason(pool, [actor()]) == ""  # the learner thread has work
 

@@ -99,7 +99,7 @@ def test_a_learner_thread_that_ends_without_a_word_is_noticed(inproc_lab: Any) -
     learner = inproc_lab.learner()
     agent = inproc_lab.agent(learner, algorithm_name="LEAVES")
     inproc_lab.episode(agent, 16)
-    with pytest.raises(ClientFailed, match="without a word"):
+    with pytest.raises(ClientFailed, match="without an error"):
         agent.wait_version(1, 20.0)
     assert learner.status()["clients"]["lab"]["state"] == "failed"
 

@@ -44,7 +44,7 @@ def busy(lab: Lab, tmp_path: Path, **options: Any) -> tuple[Learner, Any, Any]:
 def test_a_busy_learner_thread_is_waited_for_before_its_checkpoints_are_put_aside(inproc_lab: Lab, tmp_path: Path) -> None:
     learner, agent, factory = busy(inproc_lab, tmp_path)
     assert len(checkpoints(tmp_path / "run")) == 1
-    with pytest.raises(LearnerUnavailable, match="forget to be done"):
+    with pytest.raises(LearnerUnavailable, match="the result of forget"):
         learner.forget("lab", timeout_s=0.3)
     assert learner.status()["clients"] == {}
     while not agent.stats()["counters"].get("refused_by_learner.conflict"):
@@ -117,7 +117,7 @@ def test_commands_under_way_are_bounded_and_end_with_the_learner(inproc_lab: Lab
     learner, agent, factory = busy(inproc_lab, tmp_path, shutdown_timeout_s=0.5)
     with pytest.raises(LearnerUnavailable):
         learner.forget("lab", timeout_s=0.1)
-    with pytest.raises(ProtocolError, match="1 commands are under way"):
+    with pytest.raises(ProtocolError, match="1 commands are in progress"):
         learner.forget("lab")
     gateway = learner._running
     agent.close(timeout_s=0.0)

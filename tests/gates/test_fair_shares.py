@@ -200,10 +200,10 @@ def test_parameters_are_counted_before_anything_is_built(name: str, report: Any,
 @contextlib.contextmanager
 def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
     """Notes the greatest memory of a process."""
-    over = threading.Event()
+    exceeds = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
+        while not exceeds.wait(0.02):
             with contextlib.suppress(OSError, IndexError):
                 peak_kib[0] = max(peak_kib[0], resident_kib(process.pid))
 
@@ -212,7 +212,7 @@ def sampled(process: Child, peak_kib: list[int]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        exceeds.set()
         thread.join()
 
 

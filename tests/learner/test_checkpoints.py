@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from rl4sys_zmq.errors import CheckpointError
-from rl4sys_zmq.learner import checkpoint_files
+from rl4sys_zmq.learner import checkpoints
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, Mark, read_checkpoint, read_manifest
 from rl4sys_zmq.learner.state_tree import pack_state, unpack_state
 
@@ -80,7 +80,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 def through_files(state: Any) -> Any:
     """A state as another process would read it."""
-    files = checkpoint_files.encode_checkpoint(MANIFEST, {"it": state})
+    files = checkpoints.encode_checkpoint(MANIFEST, {"it": state})
     document = json.loads(files["manifest.json"])
     import safetensors.numpy
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_stored_is_named() -> None:
         ({"a": torch.eye(2).to_sparse()}, r"state\.a: a tensor of"),
         ({"a": torch.empty(2, device="meta")}, r"state\.a: a tensor of"),
         ({"a": lambda: 0}, r"state\.a: a builtins.function"),
-        ({"a": loop}, r"nested too deeply, or contains itself"),
+        ({"a": loop}, r"nested too deeply or contains itself"),
     ]
     for state, words in cases:
         with pytest.raises(CheckpointError, match=words):
@@ -290,7 +290,7 @@ def test_a_damaged_one_is_moved_aside_and_its_number_is_not_used_again(tmp_path:
     (store.folder / "00000002" / "manifest.json").unlink()
     manifest, state, damaged = store.load() or pytest.fail("nothing there")
     assert manifest.number == state["number"] == 1 and store.damaged == damaged
-    assert "00000003/state.safetensors: it has 0 bytes, not" in damaged[0]
+    assert "00000003/state.safetensors: it has 0 bytes; expected" in damaged[0]
     assert "00000002/manifest.json: No such file" in damaged[1]
     assert names(store.folder) == ["00000001", "00000002.damaged", "00000003.damaged"]
     assert store.write(MANIFEST, state_of(4)).number == 4
@@ -352,10 +352,10 @@ def test_a_manifest_sealed_anew_is_read(tmp_path: Path) -> None:
         (lambda d: d["marks"][0].update(other=1), "other"),
         (lambda d: d.pop("files"), "files"),
         (lambda d: d.pop("state"), "state"),
-        (lambda d: d["state"]["weights"].update(shape=[7]), "does not fit its manifest"),
-        (lambda d: d["state"]["weights"].update({"$array": "other"}), "does not fit its manifest"),
-        (lambda d: d["state"].update(x={"$what": 1}), "does not fit its manifest"),
-        (lambda d: d["state"].update(x={"$bytes": "!"}), "does not fit its manifest"),
+        (lambda d: d["state"]["weights"].update(shape=[7]), "does not match its manifest"),
+        (lambda d: d["state"]["weights"].update({"$array": "other"}), "does not match its manifest"),
+        (lambda d: d["state"].update(x={"$what": 1}), "does not match its manifest"),
+        (lambda d: d["state"].update(x={"$bytes": "!"}), "does not match its manifest"),
     ],
 )
 def test_a_manifest_that_says_something_else_is_damaged(tmp_path: Path, change: Any, words: str) -> None:
@@ -370,7 +370,7 @@ def test_another_format_is_no_damage(tmp_path: Path) -> None:
     store = store_with(tmp_path / "c", 2)
     resealed(store.newest()[0], lambda d: d.update(format=2, library="9.0"))
     with pytest.raises(
-        CheckpointError, match=r"version 9\.0 of this library wrote it in format 2; this one reads format 1"
+        CheckpointError, match=r"version 9\.0 of this library wrote it in format 2; this version reads format 1"
     ) as caught:
         store.load()
     assert not caught.value.damaged and names(store.folder) == ["00000001", "00000002"]

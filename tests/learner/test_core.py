@@ -134,7 +134,7 @@ class Rig:
             send=self._send,
             publish=lambda topic, frames: self.published.append(topic if topic[:1] == b"W" else decode(frames)),
             start_worker=self._start,
-            hear_workers=lambda: None,
+            poll_workers=lambda: None,
             abandon_checkpoints=lambda *_: pytest.fail("nothing has checkpoints here"),
             offer_policy=lambda client_id, spec, snapshot: False,
             forget_policy=self.forgotten.append,
@@ -452,7 +452,7 @@ def test_a_thread_that_vanishes_is_noticed_within_a_second():
     rig.join()
     rig.worker.alive = False
     rig.core.each_second(rig.now + 1)
-    assert rig.client.error == "its learner thread ended without a word; see the learner's log"
+    assert rig.client.error == "its learner thread ended without an error; see the learner's log"
 
 
 def test_a_client_that_never_worked_is_forgotten_and_its_actor_told_why():
@@ -493,7 +493,7 @@ def test_a_dropped_actor_may_come_back_as_it_likes():
 def test_a_command_for_nothing_names_what_there_is():
     rig = Rig()
     rig.join()
-    with pytest.raises(ConfigError, match="there are: lab"):
+    with pytest.raises(ConfigError, match="known names: lab"):
         rig.core.do(Command(RESTART, "lob")).result(0)
 
 

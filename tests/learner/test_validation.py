@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4sys_zmq.learner.bounds import Bounds
-from rl4sys_zmq.learner.validation import CHUNK, ContentRules, content_error, content_errors, is_finite
+from rl4sys_zmq.learner.validation import CHUNK, Bounds, ContentRules, content_error, content_errors, is_finite
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode, encode, join_submit, pack_segment
 

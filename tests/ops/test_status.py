@@ -115,4 +115,4 @@ def test_keys_that_do_not_fit_are_said_to_be_why(keyed: tuple[str, UserKeys, Use
 def test_an_overloaded_learner_is_not_said_to_have_another_key() -> None:
     late = MonitorEvent("handshake_failed.no_detail", errno.EAGAIN)
     assert "in time" in handshake_words(late, have_keys=True)
-    assert "hung up" in handshake_words(MonitorEvent("handshake_failed.no_detail", errno.EPIPE), have_keys=False)
+    assert "closed the connection" in handshake_words(MonitorEvent("handshake_failed.no_detail", errno.EPIPE), have_keys=False)

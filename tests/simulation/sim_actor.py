@@ -99,7 +99,7 @@ class SimActor:
         return self._spool.waiting + session.unreceived + accepted + refused
 
     @property
-    def settled(self) -> bool:
+    def is_caught_up(self) -> bool:
         """It is in touch with the learner, and has got rid of everything."""
         return not self.held and self.session.state is SessionState.JOINED
 

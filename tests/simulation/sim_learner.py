@@ -56,7 +56,7 @@ from simulation.sim_disk import SimDisk, SimJournal, SlowJournal
 from simulation.sim_rules import JUDGED, Books, Violation
 from simulation.sim_thread import MAX_STEPS, SPEC, Given, SimThread, ThreadSite
 
-__all__ = ["CallExecutor", "LearnerParts", "SimLearner", "planted"]
+__all__ = ["Answers", "LearnerParts", "SimLearner", "planted"]
 
 CLIENT_ID = "sim"
 CREDIT_ITEMS = 64
@@ -70,7 +70,7 @@ GONE = 0.5
 MAX_STALL_S = 2.0
 """How long a client may stand still that could go on: a turn of the learner's and the network's delays lie in between."""
 
-CallExecutor = list[tuple[bytes, list[Frame]]]
+Answers = list[tuple[bytes, list[Frame]]]
 """What is to be sent, as (peer, message in frames)."""
 
 
@@ -198,7 +198,7 @@ class SimLearner:
             send=self._send,
             publish=lambda topic, frames: None,
             start_worker=self._start_thread,
-            hear_workers=self._hear,
+            poll_workers=self._hear,
             abandon_checkpoints=_never,
             offer_policy=lambda client_id, spec, snapshot: False,
             forget_policy=lambda client_id: None,
@@ -225,7 +225,7 @@ class SimLearner:
     def _ready(self) -> Client | None:
         """The client, if its learner thread runs and has been fed what the journal held."""
         client = self.client
-        return client if client is not None and client.settled else None
+        return client if client is not None and client.is_caught_up else None
 
     def _on_wrong(self, rule: str, detail: str) -> None:
         if not (rule == "internal" and self._fails):
@@ -307,7 +307,7 @@ class SimLearner:
 
     # ---- inputs
 
-    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> CallExecutor:
+    def on_frames(self, now: float, peer: bytes, frames: Sequence[Frame]) -> Answers:
         """Takes a message as it came from the network."""
         self.now = now
         message = _decoded(frames)
@@ -322,7 +322,7 @@ class SimLearner:
             self._on_submit(peer, session[1], before, message)
         return self._answers()
 
-    def turn(self, now: float, *, flush: bool = False) -> CallExecutor:
+    def turn(self, now: float, *, flush: bool = False) -> Answers:
         """Dispatches what is written, lets the learner thread work, writes checkpoints, grants credit and acknowledges."""
         self.now = now
         self.reach("before_commit")
@@ -343,7 +343,7 @@ class SimLearner:
         self._check_credit()
         return self._answers()
 
-    def each_second(self, now: float) -> CallExecutor:
+    def each_second(self, now: float) -> Answers:
         """Hangs up on the silent, ends leases and looks after the counts."""
         self.now = now
         client = self.client
@@ -353,7 +353,7 @@ class SimLearner:
             self.check_books()
         return self._answers()
 
-    def restart_thread(self) -> CallExecutor:
+    def restart_thread(self) -> Answers:
         """The learner thread dies or fails, perhaps with a last checkpoint, and an operator has another one take its place."""
         client, thread = self.client, self.thread
         if client is None or thread is None:
@@ -403,7 +403,7 @@ class SimLearner:
         if feeds and client is not None and pool is client.pool:
             self._slack_steps += max(0, pool.transit.steps - steps)
 
-    def _answers(self) -> CallExecutor:
+    def _answers(self) -> Answers:
         """Note what the core has said, and hand it over."""
         out, self._out = self._out, []
         for peer, frames, leaves in out:
@@ -463,7 +463,7 @@ class SimLearner:
         if client is None or thread is None:
             return False
         waits = client.backlog or thread.inbox or client.table.pending or self._journal.state().queued_items
-        return bool(not client.settled or waits)
+        return bool(not client.is_caught_up or waits)
 
     def check_books(self) -> None:
         """The client's accounts are right."""
@@ -509,7 +509,7 @@ class SimLearner:
         client, thread = self.client, self.thread
         if client is None or thread is None:
             return
-        able = client.settled and not self.full and not thread.inbox and not client.backlog
+        able = client.is_caught_up and not self.full and not thread.inbox and not client.backlog
         reason = stall_reason(client.pool, client.table.live()) if able else ""
         progress = (client.accepted, client.pool.transit.messages, tuple(client.verdicts.values()), client.life)
         still_s = self._watch.look(self.now, progress, reason)

@@ -267,7 +267,7 @@ class SimThread:
             seq = given.first_seq + index
             self.progress.take(key, seq, seq + 1)
             if index in given.refused:
-                self.progress.dispose(key, Verdict.REFUSED)
+                self.progress.record_verdict(key, Verdict.REFUSED)
                 continue
             self._observe(key, seq, segment.episode_id, segment.steps)
             if self._batch_steps >= BATCH_STEPS:
@@ -303,7 +303,7 @@ class SimThread:
         self._since.clear()
 
     def _dispose(self, key: Key, seq: int, segment: int, verdict: str) -> None:
-        self.progress.dispose(key, verdict)
+        self.progress.record_verdict(key, verdict)
         self._history.counts[verdict] += 1
         self._since.append((segment, verdict))
         self._said.append((key, seq, verdict))

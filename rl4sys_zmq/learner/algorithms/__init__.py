@@ -1,7 +1,7 @@
-"""Learning rules behind one protocol: PPO (on-policy) and DQN (off-policy), and those that users register.
+"""Learning rules behind one protocol: PPO (on-policy), DQN (off-policy), and those that users register.
 
-- `Algorithm`: what a learner thread asks of one; `Undoable`: what it may have besides.
-- `AlgorithmEntry`: its entry in the registry, with `Preset`s; `register_algorithm` adds one, `ALGORITHMS` holds all.
+- `Algorithm`: the interface that a learner thread uses; `Undoable`: its optional part.
+- `AlgorithmEntry`: an entry of the registry, with `Preset`s; `register_algorithm` adds one, `ALGORITHMS` holds all.
 """
 
 from rl4sys_zmq.learner.algorithms.base import Algorithm, Undoable

@@ -1,7 +1,7 @@
-"""What a learner thread asks of an algorithm, and nothing more.
+"""The interface between a learner thread and an algorithm.
 
-An algorithm is a function of the segments it has observed: it does no I/O, starts no thread, logs nothing, counts no
-versions and touches no global random state. The learner thread owns it, calls it from one thread only, and does the rest.
+An algorithm is a function of the segments it has observed. It does no I/O, starts no thread, logs nothing, counts no versions
+and uses no global random state. The learner thread that created it makes all calls and does everything else.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["Algorithm", "Undoable"]
 class Algorithm(Protocol):
     """A learning rule for one policy.
 
-    The life of an algorithm in its learner thread::
+    The learner thread uses an algorithm like this::
 
         algorithm.observe(segment)               # for each segment that is fresh enough
         while (metrics := algorithm.update()) is not None:
             ...                                  # each return is one update; every n-th is published
 
     Attributes:
-        kind: ``"onpolicy"`` (a segment is used up by the next update) or ``"offpolicy"`` (it lives on in a replay; it
-            counts as trained once `observe` has returned).
-        rollout_length: at most how many steps an actor should put into one segment.
-        publish_every_updates: how many updates make a version, unless the configuration says otherwise.
-        max_policy_lag: how many versions old a segment may be, unless the configuration says otherwise; None for no limit.
+        kind: ``"onpolicy"`` if the next update uses a segment up, ``"offpolicy"`` if the segment goes into a replay. An
+            off-policy segment counts as trained once `observe` has returned.
+        rollout_length: Largest number of steps that an actor should put into one segment.
+        publish_every_updates: Number of updates per published version, unless the configuration sets it.
+        max_policy_lag: Largest accepted age of a segment, in versions, unless the configuration sets it; None for no limit.
     """
 
     kind: ClassVar[str]
@@ -41,72 +41,75 @@ class Algorithm(Protocol):
     max_policy_lag: int | None
 
     def spec(self) -> PolicySpec:
-        """The policy that actors must build. Fixed for the life of the algorithm."""
+        """Return the policy that actors must build. It is fixed for the life of the algorithm."""
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Takes one segment.
+        """Accept one segment.
 
         Args:
-            segment: checked against the spaces and finite.
-            correct: the segment is older than ``max_policy_lag`` and is to be corrected by importance weights rather
-                than taken at face value (``on_lag: correct``).
+            segment: The segment. It fits the spaces, and its numbers are finite.
+            correct: True if the segment is older than ``max_policy_lag`` and must be corrected by importance weights (``on_lag:
+                correct``).
         """
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Does one update if there is enough data, and returns its metrics by TensorBoard tag; None when there is not.
+        """Do one update if there is enough data, and return its metrics by TensorBoard tag; otherwise return None.
 
-        An on-policy update uses all segments observed since the last one.
+        An on-policy update uses all segments observed since the last update.
 
         Args:
-            partial: no more data will come for this batch, so an on-policy algorithm trains on what it has, be it a single
-                step; None when it has nothing. For an off-policy one, whose segments wait for nothing, it changes nothing.
-                Only ever given as True: an `update` without this parameter works until a learner ends.
+            partial: No more data will come for this batch. An on-policy algorithm trains on what it has, even a single step,
+                and returns None if it has nothing. An off-policy algorithm ignores this argument. The learner thread passes it
+                only when it is True, so an `update` without this parameter works until the learner closes.
         """
 
     def demand(self) -> int:
-        """How many more steps it can use before its next version: what actors may collect now. Never negative."""
+        """Return how many more steps the next version can use, at least 0. Actors may collect this many now."""
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Copies of the tensors that ``spec().tensors`` names, as they are after the last update."""
+        """Return copies of the tensors that ``spec().tensors`` names, as they are after the last update."""
 
     def state(self) -> dict[str, Any]:
-        """Everything needed to go on as if nothing had happened: tensors, optimizer, random state, replay, schedules.
+        """Return everything needed to continue exactly: tensors, optimizer, random state, replay, schedules.
 
-        It is what goes into a checkpoint: dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays, numbers, str,
-        bytes, bool and None, and all of it copies. An on-policy algorithm may be asked at any
-        time, and gives its state after its last update: the segments that wait for the next one are delivered again.
+        The state goes into a checkpoint. It consists of dicts (keys: str or int), lists, tuples, torch tensors, numpy arrays,
+        numbers, str, bytes, bool and None. All of them are copies. An on-policy algorithm can be asked at any time and returns
+        its state after the last update: the segments that wait for the next update are delivered again.
         """
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state` of an algorithm with the same parameters; from there on, equal segments give equal bits.
+        """Restore a `state` of an algorithm with the same parameters. After that, equal segments give equal bits.
 
-        An on-policy algorithm forgets the segments that wait for its next update.
+        An on-policy algorithm discards the segments that wait for its next update.
         """
 
 
 @runtime_checkable
 class Undoable(Protocol):
-    """What an algorithm may have besides, so that an update that comes out not finite is undone at little cost.
+    """The optional methods that let a learner thread undo a non-finite update cheaply.
 
-    Without these methods an on-policy algorithm goes back by `Algorithm.state` and `Algorithm.load`, a copy of everything for
-    each update; an off-policy one, whose state holds a replay, can't go back at all, and its client fails.
+    Without these methods, an on-policy algorithm is restored with `Algorithm.state` and `Algorithm.load`, which copy everything
+    at each update. An off-policy algorithm, whose state holds a replay, cannot be restored at all, and its client fails.
     """
 
     def checkpoint(self) -> Any:
-        """Copies of what updates change: weights, optimizer, random state, counters, statistics. Not the data observed."""
+        """Return copies of what updates change.
+
+        That is weights, optimizer, random state, counters and statistics, but not the observed data.
+        """
 
     def restore(self, kept: Any) -> None:
-        """Goes back to a `checkpoint`, which may be used again; segments that wait for an on-policy update are forgotten."""
+        """Restore a `checkpoint`, which can be used again. Discard the segments that wait for an on-policy update."""
 
-    def vitals(self) -> Sequence[NDArray[Any]]:
-        """All numbers that training goes on from, the weights first: views, which are looked at and not kept."""
+    def numbers_to_check(self) -> Sequence[NDArray[Any]]:
+        """Return views of all numbers that training continues from, the weights first. The caller reads them and keeps none."""
 
     def discard(self) -> Sequence[int]:
-        """Takes the data out of the replay that make the next update not finite, by trying it; the state stays as it is.
+        """Remove from the replay the data that make the next update non-finite. Leave the state unchanged.
 
-        Only an off-policy algorithm is asked, right after a `restore`.
+        The algorithm finds these data by trying the update. Only an off-policy algorithm is asked, right after a `restore`.
 
         Returns:
-            Which segments they were part of, counted from 0 in the order of `observe` since the construction; negative numbers
-            are left out by the caller, for data that came with a `load`.
+            The segments that the data belonged to, counted from 0 in the order of `observe` since construction. Data that came
+            with a `load` have negative numbers, which the caller ignores.
         """

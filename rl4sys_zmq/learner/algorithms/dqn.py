@@ -1,7 +1,7 @@
 """DQN: double Q-learning from a replay of n-step transitions, for discrete actions.
 
-How much it trains is a function of what it has observed, never of time: each `train_frequency` environment steps owe one unit of
-`gradient_steps`, so a run with fast actors and one with slow actors train equally often per step.
+The amount of training depends only on the observed steps, never on time: each `train_frequency` environment steps make one unit
+of `gradient_steps` due. So a run with fast actors and one with slow actors train equally often per step.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.dqn_parameters import DQNParameters, plan_dqn
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.replay import Batch, Replay
 from rl4sys_zmq.values import DiscreteSpace, PolicySpec, Segment, Space, feature_size
 
@@ -30,10 +30,13 @@ _COUNTERS = ("steps", "episodes", "units", "gradient_steps")
 class DQN:
     """Deep Q-learning (Mnih et al. 2015) with double Q-learning (van Hasselt et al. 2016) and n-step returns.
 
-    What keeps it from collapsing, as measured on CartPole-v1. Choosing the best action by noisy values errs upwards a little in
-    each backup, and ``1 / (1 - gamma ** n_step)`` times that in the values: more steps before the bootstrap and a slow target
-    keep this small (values above ``reward / (1 - gamma)`` are its sign). And a loss that is linear from an error of 1 on pulls
-    towards the median of the targets: where values are near 100, a failure in one of ten cases goes unnoticed.
+    The defaults prevent two causes of collapse, measured on CartPole-v1:
+
+    - Choosing the best action by noisy values overestimates a little in each backup, and by ``1 / (1 - gamma ** n_step)`` times
+      that in the values. More steps before the bootstrap and a slow target keep this small. Values above ``reward / (1 -
+      gamma)`` are the symptom.
+    - A loss that is linear beyond an error of 1 pulls towards the median of the targets. Where values are near 100, it ignores
+      a failure in one of ten cases.
     """
 
     kind: ClassVar[str] = "offpolicy"
@@ -55,23 +58,23 @@ class DQN:
         self._optimizer = FlatAdam(self._online.flat, eps=p.adam_epsilon)
         self._steps = 0
         self._episodes = 0  # ended since `learning_starts`
-        self._units = 0  # of training, done
+        self._units = 0  # of training that are done
         self._gradient_steps = 0
 
     def spec(self) -> PolicySpec:
-        """A ``q_values`` head on a plain MLP."""
+        """Return a ``q_values`` head on a plain MLP."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Writes the segment into the replay; how old its policy is does not matter, so `correct` changes nothing."""
+        """Write the segment into the replay. The age of its policy does not matter, so `correct` has no effect."""
         self._replay.add(segment)
         self._steps += segment.steps
         if self._steps >= self.parameters.learning_starts:
             self._episodes += segment.ended or segment.capped
 
     def update(self, *, partial: bool = False) -> Mapping[str, float] | None:
-        """Trains one unit (`gradient_steps` gradient steps) if one is owed; `partial` changes nothing."""
-        if self._units >= self._units_owed() or not len(self._replay):
+        """Train one unit (`gradient_steps` gradient steps) if one is due. `partial` has no effect."""
+        if self._units >= self._units_due() or not len(self._replay):
             return None
         p = self.parameters
         rate = p.learning_rate_at(self._steps)
@@ -86,24 +89,24 @@ class DQN:
         }
 
     def demand(self) -> int:
-        """The steps until the unit of training that completes the next version is owed, or there is something to train on."""
+        """Return the steps until the next version's last unit of training is due, or until the replay has data again."""
         p = self.parameters
-        if not len(self._replay) and self._steps:  # all of it was discarded
+        if not len(self._replay) and self._steps:  # the replay was discarded as a whole
             return p.rollout_length
         next_version = (self._units // self.publish_every_updates + 1) * self.publish_every_updates
         if p.traj_per_epoch is not None:
-            # How long episodes will be is unknown: a segment for each that is missing never stalls, and rarely overshoots.
+            # The lengths of future episodes are unknown. One segment per missing episode never stalls and rarely overshoots.
             missing = max(0, next_version * p.traj_per_epoch - self._episodes) * p.rollout_length
             return max(missing, p.learning_starts - self._steps, 0)
         return max(0, p.learning_starts + next_version * p.train_frequency - self._steps)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """Fresh copies of the online network's layers, and epsilon; the target network stays at home."""
+        """Return copies of the online network's layers, and epsilon. The target network is not part of a snapshot."""
         flat = np.append(self._online.flat.numpy(), np.float32(self.parameters.epsilon_at(self._steps))).astype(np.float32)
         return {k: v.copy() for k, v in self._spec.views(flat).items()}
 
     def state(self) -> dict[str, Any]:
-        """Both networks, the optimizer, the random state, the replay and the counters."""
+        """Return both networks, the optimizer, the random state, the replay and the counters."""
         return {
             "online": self._online.flat.clone(),
             "target": self._target.flat.clone(),
@@ -114,14 +117,14 @@ class DQN:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state`.
+        """Restore a `state`.
 
         Raises:
-            ConfigError: when the state is of a network of another size, or of another replay.
+            ConfigError: If the state comes from a network of another size, or from another replay.
         """
         size = torch.as_tensor(state["online"]).numel()
         if size != self._online.flat.numel():
-            raise ConfigError(f"a state of {size} parameters for a network of {self._online.flat.numel()}")
+            raise ConfigError(f"the state has {size} parameters; the network has {self._online.flat.numel()}")
         self._online.flat.copy_(torch.as_tensor(state["online"]))
         self._target.flat.copy_(torch.as_tensor(state["target"]))
         self._optimizer.load(state["optimizer"])
@@ -131,63 +134,63 @@ class DQN:
             setattr(self, f"_{name}", int(state["counters"][name]))
 
     def checkpoint(self) -> tuple[Any, ...]:
-        """See `Undoable`: everything but the replay, and what was observed."""
+        """Return everything but the replay and the counts of observed data. See `Undoable`."""
         networks = self._online.flat.clone(), self._target.flat.clone()
         return *networks, self._optimizer.state(), self._generator.get_state(), self._units, self._gradient_steps
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """See `Undoable`."""
+        """Restore a `checkpoint`. See `Undoable`."""
         online, target, optimizer, generator, self._units, self._gradient_steps = kept
         self._online.flat.copy_(online)
         self._target.flat.copy_(target)
         self._optimizer.load(optimizer)
         self._generator.set_state(generator)
 
-    def vitals(self) -> list[NDArray[Any]]:
-        """See `Undoable`: both networks and Adam's moments."""
+    def numbers_to_check(self) -> list[NDArray[Any]]:
+        """Return both networks and Adam's moments. See `Undoable`."""
         return [self._online.flat.numpy(), self._target.flat.numpy(), *self._optimizer.moments()]
 
     def discard(self) -> list[int]:
-        """See `Undoable`: halves the rows of the gradient step that fails, until halves do no harm."""
+        """Halve the rows of the failing gradient step until no half fails, and remove those rows. See `Undoable`."""
         kept = self.checkpoint()
         rows = self._failing_rows(self.parameters.learning_rate_at(self._steps))
         self.restore(kept)
         return self._replay.discard(np.unique(rows)) if len(rows) else []
 
     def _failing_rows(self, rate: float) -> NDArray[np.int64]:
-        """Of the next update's first gradient step that fails, the rows that make it fail."""
+        """Return the rows that make the next update's first failing gradient step fail; none if no step fails."""
         for _ in range(self.parameters.gradient_steps):
             rows = self._replay.draw(self.parameters.batch_size, self._generator)
             before = self.checkpoint()
             if not self._survives(rows, rate, before):
-                return self._halved(np.unique(rows), rate, before)
+                return self._find_by_halving(np.unique(rows), rate, before)
         return np.empty(0, np.int64)
 
-    def _halved(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
+    def _find_by_halving(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> NDArray[np.int64]:
         if len(rows) <= 1:
             return rows
         failing = [half for half in np.array_split(rows, 2) if not self._survives(half, rate, before)]
-        return np.concatenate([self._halved(half, rate, before) for half in failing]) if failing else rows
+        return np.concatenate([self._find_by_halving(half, rate, before) for half in failing]) if failing else rows
 
     def _survives(self, rows: NDArray[np.int64], rate: float, before: tuple[Any, ...]) -> bool:
-        """Takes a gradient step on some rows from a state; True if loss and weights are finite after it."""
+        """Take a gradient step on some rows from a state; return True if loss and weights are finite after it."""
         self.restore(before)
         loss, _ = self._train_on(rows, rate)
-        return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.vitals())
+        return bool(torch.isfinite(loss)) and all(bool(np.isfinite(array).all()) for array in self.numbers_to_check())
 
-    def _units_owed(self) -> int:
+    def _units_due(self) -> int:
         p = self.parameters
         if p.traj_per_epoch is None:
             return max(0, self._steps - p.learning_starts) // p.train_frequency
         return self._episodes // p.traj_per_epoch
 
     def _gradient_step(self, rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """One step on one batch: the loss, and the mean value of the actions taken."""
+        """Take one step on one batch; return the loss and the mean value of the actions taken."""
         p = self.parameters
         return self._train_on(self._replay.draw(p.batch_size, self._generator), rate)
 
     def _train_on(self, rows: NDArray[np.int64], rate: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same, on these rows of the replay."""
+        """Take one step on these rows of the replay; return the loss and the mean value of the actions taken."""
         p = self.parameters
         batch = self._replay.gather(rows)
         targets = self._targets(batch)
@@ -203,7 +206,7 @@ class DQN:
 
     @torch.no_grad()
     def _targets(self, batch: Batch) -> torch.Tensor:
-        """What the values of a batch should have been, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
+        """Return the target values of a batch, ``[B]`` (van Hasselt et al. 2016, equation 4)."""
         successors = encode_observations(self._spec.observation_space, batch.successors)
         values = self._target(successors)[0]
         chooser = self._online(successors)[0] if self.parameters.double_q else values

@@ -1,4 +1,4 @@
-"""DQN's entry in the registry: its parameters, its policy, and presets. Imports no torch."""
+"""DQN's registry entry: its parameters, its policy, and presets. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, DiscreteSpace, PolicySpec, Space
 
@@ -17,26 +16,26 @@ __all__ = ["ENTRY", "DQNParameters", "plan_dqn"]
 
 @dataclass(frozen=True, slots=True)
 class DQNParameters:
-    """What a DQN can be told. Steps are environment steps unless they are called gradient steps."""
+    """All parameters of `DQN`. Steps are environment steps unless they are called gradient steps."""
 
     learning_rate: float = option(number(0.0, 10.0), 5e-4, names=("q_lr", "lr"), doc="Adam's step size")
     learning_rate_final: float | None = option(
-        optional(number(0.0, 10.0)), None, doc="the learning rate falls linearly to this over total_steps; null: constant"
+        optional(number(0.0, 10.0)), None, doc="learning rate at total_steps, reached linearly; null: constant"
     )
     total_steps: int = option(
-        whole(1), 500_000, names=("total_timesteps",), doc="the horizon of the schedules, in steps; training goes on after it"
+        whole(1), 500_000, names=("total_timesteps",), doc="length of the schedules in steps; training continues after it"
     )
     gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
-    n_step: int = option(whole(1, 1000), 3, names=("n_steps",), doc="rewards summed before the bootstrap")
+    n_step: int = option(whole(1, 1000), 3, names=("n_steps",), doc="number of rewards summed before the bootstrap")
     batch_size: int = option(whole(1, 1 << 20), 128, doc="transitions per gradient step")
     buffer_size: int = option(
         whole(1, 1 << 30), 100_000, names=("buf_size", "buffer_capacity", "replay_size"), doc="transitions held in the replay"
     )
-    learning_starts: int = option(whole(0), 1000, doc="steps before the first unit of training starts to be owed")
+    learning_starts: int = option(whole(0), 1000, doc="steps that are observed before units of training become due")
     train_frequency: int = option(whole(1), 4, names=("train_freq", "train_update_freq"), doc="steps per unit of training")
     gradient_steps: int = option(whole(1, 10_000), 1, names=("train_q_iters",), doc="gradient steps in a unit of training")
     traj_per_epoch: int | None = option(
-        optional(whole(1)), None, doc="train a unit per so many ended episodes instead of per train_frequency steps"
+        optional(whole(1)), None, doc="ended episodes per unit of training, instead of train_frequency steps; null: count steps"
     )
     target_network_frequency: int = option(
         whole(1), 1000, names=("target_update_interval",), doc="steps between target updates, rounded to whole units of training"
@@ -45,18 +44,16 @@ class DQNParameters:
         optional(whole(1)), None, doc="gradient steps between target updates; overrides target_network_frequency"
     )
     tau: float = option(number(0.0, 1.0), 1.0, doc="share of the online network in each target update; 1 copies it")
-    polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="1 - tau, for those who say it so")
+    polyak: float | None = option(optional(number(0.0, 1.0)), None, doc="another way to give tau: 1 - tau")
     double_q: bool = option(
         flag, True, names=("double_dqn",), doc="the online network chooses the bootstrap action, the target network values it"
     )
     huber_delta: float = option(
         number(1e-9, MAX_NUMBER),
         100.0,
-        doc="the error beyond which the loss is linear: well below the values, rare failures go unlearnt",
+        doc="error beyond which the loss is linear; if it is far below the values, rare failures are not learnt",
     )
-    max_grad_norm: float = option(
-        number(0.0, 1e18), 10.0, names=("grad_norm_clip",), doc="the gradient's norm is clipped to this"
-    )
+    max_grad_norm: float = option(number(0.0, 1e18), 10.0, names=("grad_norm_clip",), doc="largest norm of the gradient")
     adam_epsilon: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), names=("net_arch",), doc="widths of the hidden layers")
     activation: str = option(one_of(*ACTIVATIONS), "relu", doc="activation of the hidden layers")
@@ -64,44 +61,47 @@ class DQNParameters:
         number(0.0, 1.0), 1.0, names=("start_e", "exploration_initial_eps"), doc="probability of a uniform action at the start"
     )
     epsilon_min: float = option(
-        number(0.0, 1.0), 0.05, names=("end_e", "exploration_final_eps"), doc="probability of a uniform action in the end"
+        number(0.0, 1.0), 0.05, names=("end_e", "exploration_final_eps"), doc="probability of a uniform action at the end"
     )
     exploration_fraction: float = option(number(0.0, 1.0), 0.1, doc="share of total_steps over which epsilon falls linearly")
     epsilon_decay: float | None = option(
-        optional(number(0.0, 0.5)), None, doc="epsilon falls by this much per step instead (a difference, not a factor)"
+        optional(number(0.0, 0.5)),
+        None,
+        doc="decrease of epsilon per step (a difference, not a factor), instead of exploration_fraction",
     )
-    rollout_length: int = option(whole(1, 1 << 20), 32, names=("num_steps",), doc="at most so many steps per segment")
+    rollout_length: int = option(whole(1, 1 << 20), 32, names=("num_steps",), doc="most steps per segment")
 
     def __post_init__(self) -> None:
         if self.polyak is not None and self.tau not in (1.0, 1.0 - self.polyak):
             raise ConfigError(
-                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; they add up to 1",
+                f"algorithm_parameters.polyak: {self.polyak} contradicts tau {self.tau}; set only one of them",
                 key="algorithm_parameters.polyak",
             )
         if self.epsilon_min > self.epsilon:
             raise ConfigError(
-                f"algorithm_parameters.epsilon_min: {self.epsilon_min} is more than epsilon {self.epsilon}",
+                f"algorithm_parameters.epsilon_min: {self.epsilon_min} is above epsilon {self.epsilon}",
                 key="algorithm_parameters.epsilon_min",
             )
 
     @property
     def target_share(self) -> float:
-        """`tau`, whichever way it was said."""
+        """The share of the online network in each target update, from `tau` or `polyak`."""
         return self.tau if self.polyak is None else 1.0 - self.polyak
 
     @property
     def target_every(self) -> int:
         """Gradient steps between target updates.
 
-        Stable-Baselines3 and CleanRL count environment steps, and update between units of training only: with few long units
-        (256 steps, then 128 gradient steps), their interval of 10 is one of 128 gradient steps. Ten would diverge.
+        Stable-Baselines3 and CleanRL count environment steps, and update only between units of training. With few long units
+        (256 steps, then 128 gradient steps), their interval of 10 steps is one of 128 gradient steps. An interval of 10
+        gradient steps would diverge.
         """
         if self.target_net_update_frequency is not None:
             return self.target_net_update_frequency
         return max(1, round(self.target_network_frequency / self.train_frequency)) * self.gradient_steps
 
     def epsilon_at(self, steps: int) -> float:
-        """The probability of a uniform action after `steps` observed steps."""
+        """Return the probability of a uniform action after `steps` observed steps."""
         decay = self.epsilon_decay
         if decay is None:
             over = self.exploration_fraction * self.total_steps
@@ -109,7 +109,7 @@ class DQNParameters:
         return max(self.epsilon_min, self.epsilon - decay * steps)
 
     def learning_rate_at(self, steps: int) -> float:
-        """The learning rate after `steps` observed steps."""
+        """Return the learning rate after `steps` observed steps."""
         if self.learning_rate_final is None:
             return self.learning_rate
         left = max(0.0, 1.0 - steps / self.total_steps)
@@ -117,13 +117,13 @@ class DQNParameters:
 
 
 def plan_dqn(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the policy of a DQN with these parameters; nothing is built.
+    """Return the policy of a DQN with these parameters, without building it.
 
     Raises:
-        ConfigError: for bad parameters, or actions that are not discrete.
+        ConfigError: If a parameter is invalid, or the actions are not discrete.
     """
     if not isinstance(action_space, DiscreteSpace):
-        raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; PPO acts in a Box", key="action_space")
+        raise ConfigError(f"DQN needs a Discrete action space, not {action_space}; use PPO for a Box", key="action_space")
     p = read_parameters(DQNParameters, parameters, algorithm="DQN")
     return mlp_spec(observation_space, action_space, "q_values", p.hidden_sizes, p.activation)
 

@@ -1,4 +1,4 @@
-"""Running mean and standard deviation, and the reward scale that is made of them."""
+"""Running mean and standard deviation, and the reward scale computed from them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ __all__ = ["RewardScale", "RunningMoments"]
 Column = NDArray[np.float64]
 
 MAX_EPISODES = 4096
-"""How many unfinished episodes a reward scale remembers; the oldest is forgotten, for its actor may be gone."""
+"""Largest number of unfinished episodes in a reward scale.
+
+Beyond it the oldest is dropped: its actor may have ended.
+"""
 
 
 class RunningMoments:
-    """The mean and variance of all rows seen, merged batch by batch (Chan, Golub & LeVeque 1979, equation 1.5).
+    """The mean and variance of all rows so far, merged batch by batch (Chan, Golub & LeVeque 1979, equation 1.5).
 
     Attributes:
-        count: the number of rows seen.
-        mean: float64 ``[n]``.
-        variance: float64 ``[n]``, of the population.
+        count: Number of rows.
+        mean: Float64 ``[n]``.
+        variance: Float64 ``[n]``, of the population.
     """
 
     def __init__(self, size: int) -> None:
@@ -34,7 +37,7 @@ class RunningMoments:
         self.variance = np.ones(size)
 
     def update(self, rows: NDArray[Any]) -> None:
-        """Takes in rows ``[B, n]``."""
+        """Merge rows ``[B, n]`` into the moments."""
         if not len(rows):
             return
         mean, variance, count = rows.mean(axis=0, dtype=np.float64), rows.var(axis=0, dtype=np.float64), len(rows)
@@ -46,28 +49,28 @@ class RunningMoments:
         self.count = total
 
     def scale(self) -> Column:
-        """One over the standard deviation, ``[n]``; 1 for a column that has never varied, or before any row."""
+        """Return 1 / standard deviation, ``[n]``; 1 for a constant column and before the first row."""
         varies = self.variance > 1e-12
         return np.where(varies, 1.0 / np.sqrt(np.where(varies, self.variance, 1.0)), 1.0)
 
     def state(self) -> dict[str, Any]:
-        """Copies of the moments."""
+        """Return copies of the moments."""
         return {"count": self.count, "mean": self.mean.copy(), "variance": self.variance.copy()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state`."""
+        """Restore a `state`."""
         self.count = int(state["count"])
         self.mean = np.array(state["mean"], dtype=np.float64)
         self.variance = np.array(state["variance"], dtype=np.float64)
 
 
 class RewardScale:
-    """Divides rewards by the running standard deviation of the discounted return (as Gymnasium's NormalizeReward does).
+    """Divides rewards by the running standard deviation of the discounted return, as Gymnasium's NormalizeReward does.
 
-    The return runs on across the segments of an episode, and starts at zero with each episode.
+    The return continues across the segments of an episode, and starts at zero with each episode.
 
     Attributes:
-        moments: of the discounted returns.
+        moments: Moments of the discounted returns.
     """
 
     def __init__(self, gamma: float, *, clip: float = 10.0) -> None:
@@ -77,13 +80,13 @@ class RewardScale:
         self._open: OrderedDict[int, float] = OrderedDict()
 
     def __call__(self, rewards: Column, lengths: Sequence[int], episodes: Sequence[int], ended: Sequence[bool]) -> Column:
-        """Scaled rewards ``[T]``, after taking them in.
+        """Update the moments with rewards, and return these rewards scaled, ``[T]``.
 
         Args:
-            rewards: of segments laid end to end, float64 ``[T]``.
-            lengths: each segment's number of steps.
-            episodes: each segment's episode.
-            ended: whether the segment is its episode's last.
+            rewards: Rewards of consecutive segments, float64 ``[T]``.
+            lengths: Number of steps of each segment.
+            episodes: Episode of each segment.
+            ended: True for each segment that is the last of its episode.
         """
         starts = np.concatenate(([0], np.cumsum(lengths)))
         follows = np.ones(len(rewards))
@@ -98,13 +101,13 @@ class RewardScale:
         while len(self._open) > MAX_EPISODES:
             self._open.popitem(last=False)
         self.moments.update(returns[:, None])
-        # One return has no deviation: to divide by its zero would make any reward a huge one.
+        # The deviation of a single return is 0; dividing by it would make any reward huge.
         variance = self.moments.variance[0] if self.moments.count > 1 else 1.0
         scaled: Column = np.clip(rewards / np.sqrt(variance + 1e-8), -self._clip, self._clip)
         return scaled
 
     def state(self) -> dict[str, Any]:
-        """Copies of the moments, and the open episodes with their returns so far."""
+        """Return copies of the moments, and the open episodes with their returns so far."""
         return {
             "moments": self.moments.state(),
             "episodes": np.array(list(self._open), dtype=np.uint64),
@@ -112,7 +115,7 @@ class RewardScale:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state`."""
+        """Restore a `state`."""
         self.moments.load(state["moments"])
         pairs = zip(np.asarray(state["episodes"]), np.asarray(state["returns"]), strict=True)
         self._open = OrderedDict((int(episode), float(value)) for episode, value in pairs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,40 +13,83 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian, Distribution
-from rl4sys_zmq.learner.algorithms.minibatches import Columns, clipped_objective, equal_sizes, half_square_error, ratio_bounds
-from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, standardise
+from rl4sys_zmq.learner.algorithms.entry import read_parameters
+from rl4sys_zmq.learner.algorithms.networks import Categorical, DiagonalGaussian, Distribution, FlatAdam, MLPStack, standardise
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import PPOParameters, plan_ppo
-from rl4sys_zmq.learner.algorithms.ppo_record import PassRecord
 from rl4sys_zmq.learner.algorithms.returns import explained_variance, vtrace
-from rl4sys_zmq.learner.algorithms.rollout import Rollout, gather
+from rl4sys_zmq.learner.algorithms.rollout import (
+    Rollout,
+    TrainingColumns,
+    clipped_objective,
+    equal_sizes,
+    half_square_error,
+    join_segments,
+    ratio_bounds,
+)
 from rl4sys_zmq.values import BoxSpace, PolicySpec, Segment, Space, feature_size
 
-__all__ = ["PPO", "PPOParameters"]
+__all__ = ["PPO", "PPOParameters", "PassRecord"]
+
+
+@dataclass(slots=True)
+class PassRecord:
+    """The measurements of one pass. They stay tensors during the pass, because reading each number out is slow.
+
+    Attributes:
+        policy_losses: A scalar per minibatch.
+        value_losses: A scalar per minibatch.
+        entropies: A scalar per minibatch.
+        log_ratios: ``[B]`` per minibatch, before its step.
+    """
+
+    policy_losses: list[Tensor] = field(default_factory=list)
+    value_losses: list[Tensor] = field(default_factory=list)
+    entropies: list[Tensor] = field(default_factory=list)
+    log_ratios: list[Tensor] = field(default_factory=list)
+
+    def kl(self) -> float:
+        """Return the mean approximate KL divergence ``E[(r - 1) - log r]`` of the new from the acting policy.
+
+        Source: Schulman 2020.
+        """
+        x = torch.cat(self.log_ratios)
+        return float((torch.expm1(x) - x).mean())
+
+    def scalars(self, clip: float) -> dict[str, float]:
+        """Return CleanRL's ``losses/``, averaged over the pass; `clip` is the current ε."""
+        log_ratios = torch.cat(self.log_ratios)
+        return {
+            "losses/policy_loss": float(torch.stack(self.policy_losses).mean()),
+            "losses/value_loss": float(torch.stack(self.value_losses).mean()),
+            "losses/entropy": float(torch.stack(self.entropies).mean()),
+            "losses/approx_kl": self.kl(),
+            "losses/old_approx_kl": float(-log_ratios.mean()),
+            "losses/clipfrac": float((torch.expm1(log_ratios).abs() > clip).float().mean()),
+        }
+
 
 POLICY_GAIN, VALUE_GAIN = 0.01, 1.0
 FIRST_LENGTH_GUESS = 200.0
-"""How long a trajectory is taken to be before one has ended, in steps."""
+"""Assumed length of a trajectory before one has ended, in steps."""
 
 LENGTH_STEP = 0.05
-"""How far the estimate moves towards each trajectory that ends."""
+"""Step size of the running mean of trajectory lengths, per trajectory that ends."""
 
 
 class PPO:
-    """The clipped objective on whole batches of segments, with values recomputed here and ratios to the actors' policies.
+    """PPO on whole batches of segments, with values recomputed here and ratios to the actors' policies.
 
-    What to know beyond the paper and CleanRL's `ppo.py`:
+    Differences from the paper and from CleanRL's `ppo.py`:
 
-    - The log-probabilities in the ratio are the actors', so a batch that is some versions old is weighted as it should be.
-    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Segments that
-      continue one another are joined, so a trace runs on across a cut.
-    - Advantages are normalised over the batch, not over each minibatch; minibatches of one pass are equally large.
-    - Observation statistics are refreshed at the end of an update and leave with the snapshot: until the next one the
-      learner uses those that its actors use, and at a lag of 0 the first ratio is 1.
+    - The ratio uses the log-probabilities that the actors sent, so a batch that is some versions old is weighted correctly.
+    - A segment observed with ``correct=True`` gets V-trace targets; all others get GAE (see `returns`). Consecutive segments of
+      an episode are joined, so that a trace continues across a cut.
+    - Advantages are normalised over the batch, not over each minibatch. The minibatches of one pass are equally large.
+    - Observation statistics change at the end of an update and are part of the snapshot. Until the next update the learner uses
+      the statistics that its actors use, so at a lag of 0 the first ratio is 1.
     - ``traj_per_epoch`` counts trajectories: episodes that ended, and parts of endless ones that filled ``max_traj_length``.
-    - `state` holds no segments: those not yet trained on are delivered again.
+    - `state` holds no segments: those not trained on so far are delivered again.
     """
 
     kind: ClassVar[str] = "onpolicy"
@@ -77,11 +121,11 @@ class PPO:
         self._trajectories = 0
 
     def spec(self) -> PolicySpec:
-        """A categorical or gaussian perceptron; observation statistics belong to it when they are normalised."""
+        """Return a categorical or Gaussian MLP policy. It includes observation statistics if observations are normalised."""
         return self._spec
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
-        """Keeps the segment for the next update; with `correct`, its targets will be V-trace's."""
+        """Keep the segment for the next update. With `correct`, its targets are V-trace targets."""
         if not segment.steps:
             return
         self._taken.append((segment, correct))
@@ -89,7 +133,7 @@ class PPO:
         self._trajectories += segment.ended or segment.capped
 
     def demand(self) -> int:
-        """The steps that are missing from the batch; with ``traj_per_epoch`` an estimate from the mean trajectory."""
+        """Return the steps missing from the batch; with ``traj_per_epoch``, an estimate from the mean trajectory length."""
         steps, trajectories = self.parameters.steps(), self.parameters.traj_per_epoch
         if steps is not None:
             return max(0, steps - self._buffered)
@@ -97,10 +141,10 @@ class PPO:
         return math.ceil(missing * self._trajectory_length)
 
     def update(self, *, partial: bool = False) -> dict[str, float] | None:
-        """One PPO update on everything observed since the last, once that is a batch; with `partial`, be it one step."""
+        """Do one update on everything observed since the last, if that is a batch; with `partial`, even on a single step."""
         if not self._buffered or (self.demand() > 0 and not partial):
             return None
-        rollout = gather(self._taken, self._spec.observation_space, self._spec.action_space)
+        rollout = join_segments(self._taken, self._spec.observation_space, self._spec.action_space)
         trajectories = self._trajectories
         self._taken, self._buffered, self._trajectories = [], 0, 0
         metrics = self._train(rollout)
@@ -115,7 +159,7 @@ class PPO:
         return metrics
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
-        """The policy's layers, its log_std if continuous, and the observation statistics that the learner itself uses."""
+        """Return the policy's layers, ``log_std`` if continuous, and the observation statistics in use."""
         flat = np.empty(self._spec.size, dtype=np.float32)
         policy = self._network.flat[self._network.parts[0]].numpy()
         flat[self._spec.size - len(policy) :] = policy
@@ -126,7 +170,7 @@ class PPO:
         return tensors
 
     def state(self) -> dict[str, Any]:
-        """Everything but the segments that wait for the next update."""
+        """Return everything but the segments that wait for the next update."""
         return {
             "parameters": self._network.flat.clone(),
             "optimizer": self._optimizer.state(),
@@ -140,16 +184,16 @@ class PPO:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state`; segments that were observed since are forgotten.
+        """Restore a `state`. Discard the segments observed since the last update.
 
         Raises:
-            ConfigError: when the state is of a network of another size.
+            ConfigError: If the state comes from a network of another size, or was saved with another ``normalise_rewards``.
         """
         flat = torch.as_tensor(state["parameters"])
         if flat.shape != self._network.flat.shape:
-            raise ConfigError(f"a state of {flat.numel()} parameters for networks of {self._network.flat.numel()}")
+            raise ConfigError(f"the state has {flat.numel()} parameters; the networks have {self._network.flat.numel()}")
         if (self._reward_scale is None) is bool(state["rewards"]):
-            raise ConfigError("a state with another normalise_rewards", key="algorithm_parameters.normalise_rewards")
+            raise ConfigError("the state has another normalise_rewards", key="algorithm_parameters.normalise_rewards")
         self._network.flat.copy_(flat)
         self._optimizer.load(state["optimizer"])
         self._generator.set_state(torch.as_tensor(state["generator"]).clone())
@@ -163,26 +207,26 @@ class PPO:
         self._taken, self._buffered, self._trajectories = [], 0, 0
 
     def checkpoint(self) -> dict[str, Any]:
-        """See `Undoable`: all of the state, which holds no segments."""
+        """Return the whole state, which holds no segments. See `Undoable`."""
         return self.state()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """See `Undoable`."""
+        """Restore a `checkpoint`. See `Undoable`."""
         self.load(kept)
 
-    def vitals(self) -> list[NDArray[Any]]:
-        """See `Undoable`: weights, Adam's moments, statistics of observations and of returns."""
+    def numbers_to_check(self) -> list[NDArray[Any]]:
+        """Return the weights, Adam's moments, and the statistics of observations and returns. See `Undoable`."""
         found: list[NDArray[Any]] = [self._network.flat.numpy(), *self._optimizer.moments()]
         for moments in (self._moments, *([] if self._reward_scale is None else [self._reward_scale.moments])):
             found += [moments.mean, moments.variance]
         return found
 
     def discard(self) -> list[int]:
-        """See `Undoable`: nothing lives on here."""
+        """Return no segments: there is no replay. See `Undoable`."""
         return []
 
     def _train(self, rollout: Rollout) -> dict[str, float]:
-        """The passes over one batch, and what they measured."""
+        """Do all passes over one batch, and return the metrics."""
         p = self.parameters
         left = max(p.anneal_floor, 1.0 - self._steps / p.total_steps) if p.total_steps is not None else 1.0
         shrink = left if p.anneal_lr else 1.0
@@ -214,8 +258,8 @@ class PPO:
                 break
         return {**last.scalars(clip), **metrics, "charts/learning_rate": policy_rate}
 
-    def _prepare(self, rollout: Rollout, clip: float) -> tuple[Columns, dict[str, float]]:
-        """Advantages and targets from one forward pass over all observations, before the first gradient step."""
+    def _prepare(self, rollout: Rollout, clip: float) -> tuple[TrainingColumns, dict[str, float]]:
+        """Compute advantages and targets from one forward pass over all observations, before the first gradient step."""
         p = self.parameters
         features = standardise(rollout.features, self._mean, self._scale) if self._normalise else rollout.features
         rows = torch.from_numpy(rollout.rows)
@@ -240,7 +284,7 @@ class PPO:
             advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
         weights = torch.from_numpy(advantages.astype(np.float32))
         low, high = ratio_bounds(weights, clip)
-        columns = Columns(
+        columns = TrainingColumns(
             features=acted,
             actions=rollout.actions,
             log_probs=rollout.log_probs,
@@ -255,13 +299,13 @@ class PPO:
 
     def _pass(
         self,
-        columns: Columns,
+        columns: TrainingColumns,
         sizes: list[int],
         trains: tuple[bool, bool],
         rates: Sequence[tuple[slice, float]],
         value_clip: float,
     ) -> PassRecord:
-        """One pass over the batch, shuffled: a gradient step per minibatch on the policy, the value network, or both."""
+        """Do one shuffled pass: a gradient step per minibatch on the policy, the value network, or both."""
         p = self.parameters
         record = PassRecord()
         for batch in columns.minibatches(sizes, self._generator):
@@ -283,7 +327,7 @@ class PPO:
                 value_loss = half_square_error(estimates.squeeze(1), batch.targets, old, value_clip)
                 record.value_losses.append(value_loss.detach())
                 loss = value_loss * p.vf_coef if loss is None else loss.add(value_loss, alpha=p.vf_coef)
-            assert loss is not None, "a pass trains something"
+            assert loss is not None, "a pass trains at least one of the two networks"
             self._optimizer.step(self._network.gradient(loss), rates, max_norm=p.max_grad_norm)
         return record
 

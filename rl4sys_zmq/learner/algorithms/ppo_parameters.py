@@ -1,4 +1,4 @@
-"""PPO's entry in the registry: its parameters with their names in four projects, its policy, and presets. Imports no torch."""
+"""PPO's registry entry: its parameters with their names in four projects, its policy, and presets. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from rl4sys_zmq.config.options import MAX_NUMBER, flag, number, one_of, option, optional, sizes, whole
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset
-from rl4sys_zmq.learner.algorithms.parameters import read_parameters
+from rl4sys_zmq.learner.algorithms.entry import AlgorithmEntry, Preset, read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space
 
@@ -17,61 +16,64 @@ __all__ = ["ENTRY", "PPOParameters", "plan_ppo"]
 
 DEFAULT_STEPS = 2048
 LONGEST_SEGMENT = 128
-"""Longer segments come later and older, and are no better: those of one episode are joined again in a batch."""
+"""The largest default of `rollout_length`.
+
+Longer segments arrive later and older, and gain nothing: the segments of an episode are joined again in a batch.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PPOParameters:
-    """Every parameter of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms.
+    """All parameters of `PPO`. The first name is CleanRL's where it has one; `parameter_table` lists the synonyms.
 
     Raises:
-        ConfigError: for two sizes of one batch, or a schedule without a length.
+        ConfigError: If the batch has two sizes, or a schedule has no length.
     """
 
     ignored: ClassVar[frozenset[str]] = frozenset({"buf_size"})
-    """RL4Sys's PPO takes it and makes no use of it; its configurations are to run unchanged."""
+    """RL4Sys's PPO accepts this key and does not use it; its configurations run unchanged."""
 
     learning_rate: float = option(number(0.0, 10.0), 3e-4, names=("pi_lr", "lr"), doc="Adam's step size")
     value_learning_rate: float | None = option(
-        optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="the value network's step size; null: the same"
+        optional(number(0.0, 10.0)), None, names=("vf_lr", "value_lr"), doc="step size of the value network; null: the same"
     )
-    gamma: float = option(number(0.0, 1.0), 0.99, doc="the discount per step")
-    gae_lambda: float = option(number(0.0, 1.0), 0.95, names=("lam", "lambda"), doc="the decay of advantage traces")
+    gamma: float = option(number(0.0, 1.0), 0.99, doc="discount per step")
+    gae_lambda: float = option(number(0.0, 1.0), 0.95, names=("lam", "lambda"), doc="decay of advantage traces")
     clip_coef: float = option(
-        number(0.0, MAX_NUMBER), 0.2, names=("clip_ratio", "clip_range"), doc="how far the probability ratio may leave 1"
+        number(0.0, MAX_NUMBER), 0.2, names=("clip_ratio", "clip_range"), doc="largest distance of the probability ratio from 1"
     )
-    clip_vloss: bool = option(flag, False, doc="whether the value loss is clipped as well")
+    clip_vloss: bool = option(flag, False, doc="clip the value loss as well")
     value_clip: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
         None,
         names=("clip_range_vf",),
-        doc="how far a value may leave the old one; null: clip_coef; a number turns clip_vloss on",
+        doc="largest distance of a value from the old one; null: clip_coef; a number turns clip_vloss on",
     )
     ent_coef: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
         None,
         doc="weight of the entropy bonus; null: 0.01 for discrete actions, 0 for continuous ones",
     )
-    vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, which is half the mean square")
-    max_grad_norm: float | None = option(optional(number(0.0, 1e18)), 0.5, doc="the gradient's greatest norm; null: any")
+    vf_coef: float = option(number(0.0, MAX_NUMBER), 0.5, doc="weight of the value loss, half the mean squared error")
+    max_grad_norm: float | None = option(optional(number(0.0, 1e18)), 0.5, doc="largest norm of the gradient; null: no limit")
     target_kl: float | None = option(
         optional(number(0.0, MAX_NUMBER)),
         None,
-        doc="an update ends after the epoch whose mean approximate KL exceeds this; null: never",
+        doc="end an update after the epoch whose mean approximate KL exceeds this; null: never",
     )
     update_epochs: int = option(whole(1, 10_000), 10, names=("n_epochs", "epochs", "train_pi_iters"), doc="passes over the batch")
     value_epochs: int | None = option(
         optional(whole(1, 10_000)),
         None,
         names=("train_v_iters",),
-        doc="passes that train the value network; null: update_epochs, ending with them at target_kl; a number: exactly so many, "
-        "in passes of its own where the policy's have ended",
+        doc="passes that train the value network; null: update_epochs, ended early by target_kl; a number: exactly as many, "
+        "in additional passes after the policy's have ended",
     )
     minibatch_size: int = option(
         whole(1, 1 << 24),
         128,
         names=("batch_size",),
-        doc="steps per gradient step, about: a batch is divided into equal minibatches",
+        doc="approximate steps per gradient step: a batch is divided into equal minibatches",
     )
     num_minibatches: int | None = option(
         optional(whole(1, 1 << 24)), None, doc="minibatches per pass; a number replaces minibatch_size"
@@ -80,7 +82,7 @@ class PPOParameters:
         flag,
         True,
         names=("normalize_advantage", "normalise_advantage"),
-        doc="whether a batch's advantages are brought to mean 0 and deviation 1",
+        doc="normalise the advantages of a batch to mean 0 and standard deviation 1",
     )
     steps_per_epoch: int | None = option(
         optional(whole(1, 1 << 24)), None, doc="steps per update; null: 2048, unless traj_per_epoch is given"
@@ -92,76 +94,74 @@ class PPOParameters:
         optional(whole(1, 1 << 20)),
         None,
         names=("num_steps", "n_steps"),
-        doc="steps per segment at most; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
+        doc="most steps per segment; null: a 32nd of steps_per_epoch within [16, 128], or 128 with traj_per_epoch",
     )
     anneal_lr: bool = option(
-        flag, False, doc="whether step sizes fall linearly over total_steps, down to anneal_floor of themselves"
+        flag, False, doc="decrease the step sizes linearly over total_steps, to anneal_floor of their values"
     )
-    anneal_clip: bool = option(flag, False, doc="whether clip_coef falls likewise")
-    anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="the share that is left after total_steps: learning goes on")
-    total_steps: int | None = option(
-        optional(whole(1)), None, names=("total_timesteps",), doc="the length of the schedule in steps"
-    )
+    anneal_clip: bool = option(flag, False, doc="decrease clip_coef in the same way")
+    anneal_floor: float = option(number(0.0, 1.0), 0.05, doc="share that remains after total_steps, so that learning continues")
+    total_steps: int | None = option(optional(whole(1)), None, names=("total_timesteps",), doc="length of the schedule in steps")
     hidden_sizes: tuple[int, ...] = option(sizes, (64, 64), doc="hidden layers of the policy and of the value network")
     activation: str = option(one_of(*ACTIVATIONS), "tanh", names=("activation_fn",), doc="after each hidden layer")
     normalise_observations: bool = option(
         flag,
         True,
         names=("normalize_observations", "norm_obs"),
-        doc="whether observations are standardised by running moments (never one-hot ones)",
+        doc="standardise observations by running moments (never one-hot ones)",
     )
     normalise_rewards: bool = option(
         flag,
         True,
         names=("normalize_rewards", "norm_reward"),
-        doc="whether rewards are divided by the running deviation of the discounted return, and clipped to ±10",
+        doc="divide rewards by the running standard deviation of the discounted return, and clip them to ±10",
     )
-    reward_scale: float = option(number(-MAX_NUMBER, MAX_NUMBER), 1.0, doc="what rewards are multiplied by, first of all")
+    reward_scale: float = option(number(-MAX_NUMBER, MAX_NUMBER), 1.0, doc="factor of all rewards, applied first")
     squash: str | None = option(
         optional(one_of("clip", "tanh")),
         None,
-        doc="how a continuous action meets its bounds; null: tanh where it has bounds, else clip",
+        doc="maps a continuous action into its bounds; null: tanh if it has bounds, else clip",
     )
-    log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="logarithm of the first standard deviation of continuous actions")
+    log_std_init: float = option(number(-20.0, 2.0), 0.0, doc="initial logarithm of the standard deviation of continuous actions")
     adam_eps: float = option(number(0.0, 1.0), 1e-5, doc="Adam's epsilon")
 
     def __post_init__(self) -> None:
         if self.steps_per_epoch is not None and self.traj_per_epoch is not None:
             raise ConfigError(
-                "algorithm_parameters.traj_per_epoch: a batch is counted in trajectories or in steps_per_epoch, not in both",
+                "algorithm_parameters.traj_per_epoch: set traj_per_epoch or steps_per_epoch, not both",
                 key="algorithm_parameters.traj_per_epoch",
             )
         if (self.anneal_lr or self.anneal_clip) and self.total_steps is None:
             key = f"algorithm_parameters.{'anneal_lr' if self.anneal_lr else 'anneal_clip'}"
-            raise ConfigError(f"{key}: a schedule needs its length: set total_steps", key=key)
+            raise ConfigError(f"{key}: a schedule needs a length; set total_steps", key=key)
 
     def steps(self) -> int | None:
-        """Steps per update; None when trajectories are counted."""
+        """Return the steps per update; None if trajectories are counted."""
         return None if self.traj_per_epoch is not None else self.steps_per_epoch or DEFAULT_STEPS
 
     def segment_length(self) -> int:
-        """At most how many steps an actor should put into one segment."""
+        """Return the largest number of steps that an actor should put into one segment."""
         steps = self.steps()
         return self.rollout_length or (LONGEST_SEGMENT if steps is None else min(max(steps // 32, 16), LONGEST_SEGMENT))
 
     def clip_values(self) -> bool:
-        """Whether the value loss is clipped."""
+        """Return True if the value loss is clipped."""
         return self.clip_vloss or self.value_clip is not None
 
     def entropy(self, action_space: Space) -> float:
-        """The weight of the entropy bonus."""
+        """Return the weight of the entropy bonus."""
         return self.ent_coef if self.ent_coef is not None else 0.0 if isinstance(action_space, BoxSpace) else 0.01
 
     def squash_for(self, action_space: Space) -> str:
-        """``clip`` or ``tanh``."""
+        """Return ``clip`` or ``tanh``."""
         return self.squash or ("tanh" if isinstance(action_space, BoxSpace) and action_space.bounded else "clip")
 
 
 def plan_ppo(observation_space: Space, action_space: Space, parameters: Mapping[str, object]) -> PolicySpec:
-    """Return the policy of a PPO with these parameters; nothing is built.
+    """Return the policy of a PPO with these parameters, without building it.
 
     Raises:
-        ConfigError: for bad parameters, or spaces that PPO cannot act in.
+        ConfigError: If a parameter is invalid, or PPO does not support the spaces.
     """
     p = read_parameters(PPOParameters, parameters, algorithm="PPO")
     continuous = isinstance(action_space, BoxSpace)
@@ -220,9 +220,11 @@ PRESETS = {
         target_return=200.0,
     ),
 }
-"""What was measured, in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length`
-and a policy lag of exactly one version; seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean
-return of the last 100 training episodes, read at each update:
+"""Settings that solve each task, with these results.
+
+They were measured in one process that simulates `actors` × `num_envs` environments, segments of `rollout_length` and a policy
+lag of exactly one version. Seeds 0 to 9, one thread, two shared cores (Intel Xeon). The score is the mean return of the last
+100 training episodes, read at each update:
 
 ======================  =====================  ==================================  =======================
 task                    steps to the target    lowest score in as many steps more  CPU seconds of training
@@ -231,8 +233,8 @@ CartPole-v1 to 475      63.5 k to 73.2 k       475.3 (all ten end at 500)       
 LunarLander-v3 to 200   258 k to 638 k         200.2 (all ten end at 247 to 266)   6.2 to 16.2
 ======================  =====================  ==================================  =======================
 
-The lowest score was always that of the crossing itself, or of the update after it: nothing fell back. The schedules go
-on at their floor of 5 % after `total_steps`, so that training goes on, too.
+The lowest score was always the one at the crossing itself, or at the update after it: no run fell back below its target. The
+schedules stay at their floor of 5 % after `total_steps`, so that training continues.
 """
 
 ENTRY = AlgorithmEntry(

@@ -1,4 +1,4 @@
-"""The algorithms by name: those that ship, those that a program registers, and those of installed distributions."""
+"""The registry of algorithms: built-in ones, those a program registers, and those of installed distributions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALGORITHMS = Registry(
     key="algorithm_name",
     fold=str.upper,
 )
-"""All algorithms. To add one to this package: a module with its entry, and its line here."""
+"""All algorithms. To add one to this package, write a module with its entry and add its name here."""
 
 
 @overload
@@ -36,14 +36,14 @@ def register_algorithm(name: str, factory: AlgorithmFactory, /) -> None: ...
 
 
 def register_algorithm(entry: AlgorithmEntry | str, factory: AlgorithmFactory | None = None, /) -> None:
-    """Make an algorithm available to configurations in this process; a later one of the same name replaces it.
+    """Make an algorithm available to configurations in this process. It replaces an earlier one of the same name.
 
     Args:
-        entry: everything about it; or its name, in any case.
-        factory: with a name, what makes the algorithm. Its attribute ``plan``, if it has one, is the entry's.
+        entry: The entry, or a name in any case.
+        factory: With a name, the factory of the algorithm. Its attribute ``plan``, if present, becomes the entry's.
 
     Raises:
-        ConfigError: when a name is given without a factory, or an entry with one.
+        ConfigError: If a name comes without a factory, or an entry with one.
     """
     if isinstance(entry, str) and factory is not None:
         entry = AlgorithmEntry(name=entry, factory=factory, plan=getattr(factory, "plan", None))
@@ -58,7 +58,7 @@ def make_algorithm(
     """Build the algorithm `name` for one client.
 
     Raises:
-        ConfigError: for an unknown algorithm, one that cannot be loaded, or bad parameters.
+        ConfigError: If the algorithm is unknown or cannot be loaded, or a parameter is invalid.
     """
     return ALGORITHMS.get(name).load()(observation_space, action_space, parameters, seed)
 
@@ -66,10 +66,10 @@ def make_algorithm(
 def planned_policy(
     name: str, observation_space: Space, action_space: Space, parameters: Mapping[str, object]
 ) -> PolicySpec | None:
-    """Return the policy that the algorithm `name` would build, by arithmetic alone; None for one that does not say.
+    """Return the policy that the algorithm `name` would train, without building it; None if its entry has no plan.
 
     Raises:
-        ConfigError: for an unknown algorithm or bad parameters.
+        ConfigError: If the algorithm is unknown or a parameter is invalid.
     """
     plan = ALGORITHMS.get(name).plan
     return None if plan is None else plan(observation_space, action_space, parameters)

@@ -18,11 +18,11 @@ __all__ = ["Batch", "NStepColumns", "Replay", "n_step_columns"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NStepColumns:
-    """What n-step targets need of each step of one segment.
+    """The n-step columns of one segment, one row per step.
 
     Attributes:
         returns: ``[T]`` float32, the discounted sum of the next ``n_t`` rewards.
-        discounts: ``[T]`` float32, ``gamma ** n_t``, or 0 where the episode terminated within the window.
+        discounts: ``[T]`` float32, ``gamma ** n_t``, or 0 if the episode terminated within the window.
         reach: ``[T]`` int64, the row of ``segment.observations`` to bootstrap from (any valid row where the discount is 0).
     """
 
@@ -33,7 +33,7 @@ class NStepColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """``B`` transitions, gathered from the replay (copies).
+    """``B`` transitions, copied from the replay.
 
     Attributes:
         observations: ``[B, *obs]``, in the replay's dtype.
@@ -41,7 +41,7 @@ class Batch:
         returns: ``[B]`` float32, see `NStepColumns`.
         discounts: ``[B]`` float32, see `NStepColumns`.
         successors: ``[B, *obs]``, the observations to bootstrap from.
-        masks: ``[B, n]`` bool, the actions allowed in `successors`; None when no mask was ever given.
+        masks: ``[B, n]`` bool, the actions allowed in `successors`; None if no segment has had a mask.
     """
 
     observations: NDArray[Any]
@@ -53,11 +53,11 @@ class Batch:
 
 
 def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
-    """N-step returns within one segment (Sutton & Barto, 2nd edition, equation 7.1).
+    """Return the n-step returns within one segment (Sutton & Barto, 2nd edition, equation 7.1).
 
-    A window never leaves its segment, because the next one of the same episode may arrive much later, or never: the last
-    ``n_step - 1`` rows look ahead ``n_t = T - t`` steps only, and are discounted by that many. Truncation and a mere cut are
-    alike, both bootstrap from the observation after the last step; only termination does not.
+    A window never extends beyond its segment, because the next segment of the episode may arrive much later, or never. The last
+    ``n_step - 1`` rows look ahead only ``n_t = T - t`` steps, and are discounted by that many. A truncated and a cut segment
+    are alike: both bootstrap from the observation after the last step. Only a terminated one does not.
     """
     steps = segment.steps
     rows = np.arange(steps)
@@ -73,10 +73,10 @@ def n_step_columns(segment: Segment, n_step: int, gamma: float) -> NStepColumns:
 
 
 class Replay:
-    """The last `capacity` transitions, the oldest overwritten first.
+    """The last `capacity` transitions. New ones overwrite the oldest.
 
-    Observations are held as the policy reads them (float32), but for one-byte dtypes, which are kept as they are: a frame of
-    pixels would grow fourfold. Both observations of a transition are stored, so rows are independent of each other.
+    Observations are stored as float32, as the policy reads them. One-byte dtypes are kept, because a frame of pixels would grow
+    fourfold. Both observations of a transition are stored, so rows do not depend on each other.
     """
 
     def __init__(self, observation_space: Space, action_space: DiscreteSpace, capacity: int, n_step: int, gamma: float) -> None:
@@ -98,11 +98,11 @@ class Replay:
         self._written = 0
 
     def __len__(self) -> int:
-        """The number of transitions held."""
+        """Return the number of transitions."""
         return min(self._written, self._capacity)
 
     def add(self, segment: Segment) -> None:
-        """Writes every step of a segment; of one longer than the capacity, the last ones."""
+        """Write every step of a segment; of a segment longer than the capacity, the last steps."""
         ahead = n_step_columns(segment, self._n_step, self._gamma)
         keep = slice(max(0, segment.steps - self._capacity), None)
         rows = (self._written + np.arange(segment.steps)[keep]) % self._capacity
@@ -121,15 +121,15 @@ class Replay:
         self._written += segment.steps
 
     def draw(self, count: int, generator: torch.Generator) -> NDArray[np.int64]:
-        """The rows of `count` transitions, drawn uniformly, with replacement."""
+        """Return the rows of `count` transitions, drawn uniformly with replacement."""
         rows: NDArray[np.int64] = torch.randint(len(self), (count,), generator=generator).numpy()
         return rows
 
     def discard(self, rows: NDArray[np.int64]) -> list[int]:
-        """Forgets some transitions, and all others that came with the same segments; copies of the rest take their places.
+        """Remove some transitions and all others of the same segments. Copies of other transitions replace them.
 
         Returns:
-            Which segments they were of, counted from 0 in the order of `add`; those of a `load` have no number.
+            The segments, counted from 0 in the order of `add`. Segments that came with a `load` have no number.
         """
         sources = np.unique(self._sources[rows])
         sources = sources[sources >= 0]
@@ -145,12 +145,12 @@ class Replay:
         return [int(n) for n in sources]
 
     def gather(self, rows: NDArray[np.int64]) -> Batch:
-        """Copies of some transitions, by their rows."""
+        """Return copies of the transitions in some rows."""
         columns = {name: column[rows] for name, column in self._columns.items()}
         return Batch(**columns, masks=None if self._masks is None else self._masks[rows])
 
     def state(self) -> dict[str, Any]:
-        """Copies of the rows in use, and the write position."""
+        """Return copies of the rows in use, and the write position."""
         held = len(self)
         state: dict[str, Any] = {name: column[:held].copy() for name, column in self._columns.items()}
         if self._masks is not None:
@@ -158,16 +158,18 @@ class Replay:
         return state | {"written": self._written}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Goes back to a `state` of a replay of the same capacity and spaces.
+        """Restore a `state` of a replay of the same capacity and spaces.
 
         Raises:
-            ConfigError: when the state is of another capacity or of other spaces.
+            ConfigError: If the state has another capacity or other spaces.
         """
         held = min(int(state["written"]), self._capacity)
         for name, column in self._columns.items():
             expected = (held, *column.shape[1:])
             if state[name].shape != expected:
-                raise ConfigError(f"a replay state with {name} of shape {state[name].shape}, not {expected}", key="buffer_size")
+                raise ConfigError(
+                    f"{name} in the replay state has shape {state[name].shape}; expected {expected}", key="buffer_size"
+                )
             column[:held] = state[name]
         self._sources[:] = -1
         self._masks = None
@@ -185,5 +187,5 @@ def _storage_dtype(space: Space) -> np.dtype[Any]:
 
 
 def _usable(masks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Masks ``[T, n]`` where a row that forbids everything allows everything: nothing was asked there, so nothing was masked."""
+    """Return masks ``[T, n]`` in which a row that forbids everything allows everything: no action was requested there."""
     return masks | ~masks.any(axis=1, keepdims=True)

@@ -10,8 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from rl4sys_zmq.learner.algorithms.heads import Categorical, DiagonalGaussian
-from rl4sys_zmq.learner.algorithms.networks import FlatAdam, MLPStack, encode_observations, policy_outputs, standardise
+from rl4sys_zmq.learner.algorithms.networks import (
+    Categorical,
+    DiagonalGaussian,
+    FlatAdam,
+    MLPStack,
+    encode_observations,
+    policy_outputs,
+    standardise,
+)
 from rl4sys_zmq.policies.mlp import mlp_spec
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, DiscreteSpace
 
@@ -98,7 +105,7 @@ def test_outputs_that_are_not_read_do_not_move():
 
 
 def test_network_0_must_have_the_most_outputs():
-    with pytest.raises(ValueError, match="most outputs"):
+    with pytest.raises(ValueError, match="must have the most"):
         MLPStack(3, (4,), (2, 3))
 
 

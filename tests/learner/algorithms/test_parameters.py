@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.learner.algorithms.parameters import parameter_table, read_parameters
+from rl4sys_zmq.learner.algorithms.entry import parameter_table, read_parameters
 from rl4sys_zmq.learner.algorithms.ppo_parameters import ENTRY, PPOParameters
 from rl4sys_zmq.learner.algorithms.registry import make_algorithm
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace
@@ -64,7 +64,7 @@ def test_stable_baselines_names():
         ({"learning_rate": float("nan")}, "learning_rate", "a number from 0 to 10, not nan"),
         ({"reward_scale": float("-inf")}, "reward_scale", "a number from -1000000000 to 1000000000"),
         ({"pi_lr": 1e-3, "learning_rate": 2e-3}, "learning_rate", "contradicts"),
-        ({"steps_per_epoch": 100, "traj_per_epoch": 3}, "traj_per_epoch", "not in both"),
+        ({"steps_per_epoch": 100, "traj_per_epoch": 3}, "traj_per_epoch", "not both"),
         ({"anneal_lr": True}, "anneal_lr", "total_steps"),
         ({"anneal_clip": True}, "anneal_clip", "total_steps"),
     ],

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms import Algorithm
-from rl4sys_zmq.learner.algorithms.minibatches import clipped_objective, equal_sizes, half_square_error, ratio_bounds
 from rl4sys_zmq.learner.algorithms.networks import policy_outputs
 from rl4sys_zmq.learner.algorithms.normalise import RewardScale, RunningMoments
 from rl4sys_zmq.learner.algorithms.ppo import PPO
-from rl4sys_zmq.learner.algorithms.rollout import gather
+from rl4sys_zmq.learner.algorithms.rollout import clipped_objective, equal_sizes, half_square_error, join_segments, ratio_bounds
 from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Segment
 
 OBS, ACT = BoxSpace((3,)), DiscreteSpace(4)
@@ -95,7 +94,7 @@ def learner_values(algorithm, observations):
 
 
 def targets_of(algorithm, taken):
-    rollout = gather(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
+    rollout = join_segments(taken, algorithm.spec().observation_space, algorithm.spec().action_space)
     columns, _ = algorithm._prepare(rollout, 0.2)
     return columns
 

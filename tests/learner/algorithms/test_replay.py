@@ -159,5 +159,5 @@ def test_state_goes_into_a_fresh_replay_and_shares_nothing() -> None:
 def test_a_state_of_another_capacity_is_refused() -> None:
     replay = make_replay(capacity=6)
     replay.add(make_segment([1.0] * 6, "cut"))
-    with pytest.raises(ConfigError, match="observations of shape"):
+    with pytest.raises(ConfigError, match="observations in the replay state has shape"):
         make_replay(capacity=4).load(replay.state())

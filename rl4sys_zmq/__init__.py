@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.actor import RL4SysAction, RL4SysAgent, RL4SysTrajectory
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = ["AgentConfig", "RL4SysAction", "RL4SysAgent", "RL4SysError", "RL4SysTrajectory", "__version__"]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "actor": (

@@ -6,10 +6,10 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["load_late"]
+__all__ = ["lazy_getattr"]
 
 
-def load_late(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+def lazy_getattr(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
     """Return a `__getattr__` for a package.
 
     Args:

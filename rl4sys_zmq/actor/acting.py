@@ -25,7 +25,7 @@ from rl4sys_zmq.errors import ActionError, BadInput, CallError, PolicyStale
 from rl4sys_zmq.policies import Policy
 from rl4sys_zmq.values import BoxSpace, PolicySpec
 
-__all__ = ["Acting", "Baseline", "FallbackActions", "as_given"]
+__all__ = ["Acting", "Baseline", "FallbackActions", "with_leading_axis"]
 
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class FallbackActions:
         observation = np.zeros(space.shape, dtype=space.dtype)
         if traj.writer.steps:  # the last valid observation is the best estimate
             observation = traj.writer.last_observation
-        return self._unchosen(observation, last if last is not None else _idle(self._spec))
+        return self._unstored_action(observation, last if last is not None else _idle(self._spec))
 
     def for_stale(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
         """Return the baseline's action instead of the stale policy's.
@@ -86,14 +86,14 @@ class FallbackActions:
         context = self._context
         context.counters.add("policies_not_finite")
         previous = context.io.roll_back(bad)
-        traj.policy = traj.seen = None
+        traj.policy = traj.selected_under = None
         if previous is not None and previous is not bad:
             context.counters.add("rollbacks")
             log.error("policy version %d gives no finite action; going back to version %d", bad.version, previous.version)
             raw, act, log_prob = previous.act(observation, mask, context.threads.state.sampler, self._explore)
             if math.isfinite(log_prob):
                 stamp = Stamp(previous.generation, previous.version, context.owner)
-                return new_action(observation, raw, as_given(act, leading), log_prob, stamp, mask)
+                return new_action(observation, raw, with_leading_axis(act, leading), log_prob, stamp, mask)
         return self._idle_action(observation, mask, leading)
 
     def baseline(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool = False) -> RL4SysAction:
@@ -103,15 +103,15 @@ class FallbackActions:
 
     def _idle_action(self, observation: NDArray[Any], mask: NDArray[np.bool_] | None, leading: bool) -> RL4SysAction:
         act = self._baseline(observation, mask) if self._baseline is not None else _idle(self._spec, mask)
-        return self._unchosen(observation, as_given(act, leading))
+        return self._unstored_action(observation, with_leading_axis(act, leading))
 
-    def _unchosen(self, observation: NDArray[Any], act: Any) -> RL4SysAction:
+    def _unstored_action(self, observation: NDArray[Any], act: Any) -> RL4SysAction:
         policy = self._context.policy
         stamp = Stamp(policy.generation, policy.version, self._context.owner)
         return new_action(observation, None, act, 0.0, stamp, None)
 
 
-def as_given(act: Any, leading: bool) -> Any:
+def with_leading_axis(act: Any, leading: bool) -> Any:
     """Return an action with a leading axis of 1 if the observation had one."""
     return act[None] if leading and isinstance(act, np.ndarray) else act
 
@@ -145,7 +145,7 @@ class Acting:
         self._weight_subscriber, self._pending, self._threads = context.io.weight_subscriber, context.pending, context.threads
         self._remote = context.remote
         # Without these two the local policy always chooses, so the fast path of `request` can be used.
-        self._no_choice = context.remote is None and self._fallback.max_age_s is None
+        self._always_local = context.remote is None and self._fallback.max_age_s is None
         self._plain_shape, self._plain_dtype = self._inputs.plain_shape, self._inputs.plain_dtype
 
     def request(self, traj: RL4SysTrajectory | None, obs: object, mask: object) -> tuple[RL4SysTrajectory, RL4SysAction]:
@@ -153,7 +153,8 @@ class Acting:
         if traj is not None and mask is None and type(obs) is np.ndarray:
             writer, last = traj.writer, traj.last
             if (
-                traj.seen is self._weight_subscriber.policy  # true only for a running trajectory with an earlier request
+                traj.selected_under
+                is self._weight_subscriber.policy  # true only for a running trajectory with an earlier request
                 and traj.episodes is self.episodes
                 and writer.steps < writer.limit
                 and (last is None or not last.done)
@@ -191,9 +192,9 @@ class Acting:
             self._pending.expire()
         episodes.end_done([traj])
         [traj] = episodes.running([traj], [observation], [allowed], self._context.policy.generation)
-        if not traj.admitted:
+        if not traj.has_credit:
             self._context.admit(episodes.rollout)
-            traj.admitted = True
+            traj.has_credit = True
         return traj, self._choose(traj, observation, allowed, leading)
 
     def _choose(
@@ -218,7 +219,7 @@ class Acting:
         raw, act, log_prob = thread.act(observation, mask)
         if not isfinite(log_prob):
             return self._fallback.for_unusable(policy, traj, observation, mask, leading)
-        thread.last_act = as_given(act, leading)
+        thread.last_act = with_leading_axis(act, leading)
         return new_action(observation, raw, thread.last_act, log_prob, thread.stamp, mask)
 
     def request_batch(
@@ -226,7 +227,7 @@ class Acting:
     ) -> tuple[list[RL4SysTrajectory], list[RL4SysAction]]:
         """Choose actions for ``N`` environments, as described in `RL4SysAgent.request_for_actions`."""
         context, episodes, fallback = self._context, self.episodes, self._fallback
-        given = self._ours([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
+        given = self._without_parents([None] * len(cast(Sequence[object], obs)) if trajs is None else trajs)
         count = len(given)
         observations = self._inputs.observations(obs, count)
         allowed = self._inputs.mask(masks, count)
@@ -235,13 +236,13 @@ class Acting:
             context.pending.expire()
         episodes.end_done(given)
         thread = context.threads.state
-        if thread.block_left <= 0 or count != thread.block_width:
+        if thread.calls_until_cut <= 0 or count != thread.batch_width:
             for traj, observation, mask in zip(given, observations, rows, strict=True):
                 if traj is not None and not traj.completed and traj.writer.steps:
                     episodes.cut(traj, observation, mask)
             context.admit(episodes.rollout * count)
-            thread.block_left, thread.block_width = episodes.rollout, count
-        thread.block_left -= 1
+            thread.calls_until_cut, thread.batch_width = episodes.rollout, count
+        thread.calls_until_cut -= 1
         running = episodes.running(given, observations, rows, context.policy.generation)
         policy = self._policy_for(running[0])
         if fallback.is_stale():
@@ -261,7 +262,7 @@ class Acting:
             answers = raws, acts, log_probs, thread.stamp
         return running, new_actions(observations, *answers, rows)
 
-    def _ours(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
+    def _without_parents(self, trajs: Sequence[RL4SysTrajectory | None]) -> list[RL4SysTrajectory | None]:
         """Return the trajectories, with None in place of those that belong to the parent of this forked process."""
         episodes, given = self.episodes, list(trajs)
         for i, traj in enumerate(given):
@@ -290,8 +291,8 @@ class Acting:
     def _policy_for(self, traj: RL4SysTrajectory) -> Policy:
         """Return the policy to act by, and record it in the trajectory."""
         policy, chosen = self._context.policy, traj.policy
-        if self._no_choice:
-            traj.seen = policy
+        if self._always_local:
+            traj.selected_under = policy
         if chosen is None or self._context.config.swap == "step" or chosen.generation != policy.generation:
             traj.policy = chosen = policy
         return chosen

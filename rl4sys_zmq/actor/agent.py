@@ -39,7 +39,7 @@ __all__ = ["RL4SysAgent"]
 
 log = logging.getLogger(__name__)
 
-AGENTS: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
+_open_agents: weakref.WeakSet[RL4SysAgent] = weakref.WeakSet()
 """The open agents of this process. The fork handler marks them in a child process."""
 
 
@@ -113,7 +113,7 @@ class RL4SysAgent(Resource):
         except BaseException:
             self.close(0.0)
             raise
-        AGENTS.add(self)
+        _open_agents.add(self)
 
     # ---- acting
 
@@ -352,7 +352,7 @@ class RL4SysAgent(Resource):
         self._io.stop()
         if self._io.join(max(0.5, deadline - time.monotonic())):
             self._io.release()
-        AGENTS.discard(self)
+        _open_agents.discard(self)
 
     # ---- internals
 
@@ -390,7 +390,7 @@ class RL4SysAgent(Resource):
 
 
 def _after_fork() -> None:
-    for agent in list(AGENTS):
+    for agent in list(_open_agents):
         agent._forked, agent._open, agent._reopening = True, None, threading.Lock()
 
 

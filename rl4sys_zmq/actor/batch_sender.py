@@ -16,7 +16,7 @@ MAX_BATCH_STEPS = 16_384
 MAX_BATCH_ITEMS, MAX_BATCH_BYTES = 64, 1 << 20
 """The limits of a message beyond `send_frequency` segments. One segment costs the learner nearly as much as 16."""
 MAX_BODY_FRAMES = 200
-AHEAD_S = 0.5
+CREDIT_AHEAD_S = 0.5
 """The age of the last message up to which the next one's credit is requested with the current one, in seconds.
 
 That saves a round trip for each message. It is half the time that the learner lets an actor keep unused credit
@@ -40,7 +40,7 @@ class BatchSender:
         self.session_parameters: SessionParameters | None = None
         self.first_version = 0
         self._linger_s = config.linger_ms / 1000
-        self._asked = max(1, config.send_frequency)
+        self._min_batch_items = max(1, config.send_frequency)
         self._segment_queue, self._session, self._yield_to_host = segment_queue, session, yield_to_host
         self._oldest_since: float | None = None
         self._shipped_at = float("-inf")
@@ -58,7 +58,7 @@ class BatchSender:
         """The number of finished steps that are no longer in the queue."""
         return self._segment_queue.outbox.put_steps - self._segment_queue.steps
 
-    def ship(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
+    def send_due(self, now: float, held: tuple[int, int] | None, *, urgent: bool) -> Iterator[list[Action]]:
         """Send the segments that are due: enough for a message or for the credit, queued for long enough, or waited for.
 
         Args:
@@ -79,7 +79,7 @@ class BatchSender:
             self._oldest_since = now
         due = (
             urgent
-            or segment_queue.items >= self._asked
+            or segment_queue.items >= self._min_batch_items
             or now - self._oldest_since >= self._linger_s
             or session.sent_steps + segment_queue.steps >= session.credit_steps
         )
@@ -103,19 +103,19 @@ class BatchSender:
         return self._session.sent_steps + need
 
     def _ahead(self, now: float, steps: int) -> int:
-        return steps if now - self._shipped_at < AHEAD_S else 0
+        return steps if now - self._shipped_at < CREDIT_AHEAD_S else 0
 
     def _take_batch(self) -> list[PackedSegment]:
         segment_queue = self._segment_queue
         batch: list[PackedSegment] = []
         steps = size = frames = 0
         limit = self.session_parameters.max_message_bytes if self.session_parameters is not None else 0
-        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._asked, MAX_BATCH_ITEMS):
+        while steps < MAX_BATCH_STEPS and frames < MAX_BODY_FRAMES and len(batch) < max(self._min_batch_items, MAX_BATCH_ITEMS):
             self._yield_to_host()
             head = segment_queue.peek()
             if head is None or (batch and (not self._room(steps, len(batch)) or size + 2 * head.nbytes > limit)):
                 break
-            if len(batch) >= self._asked and size + head.nbytes > MAX_BATCH_BYTES:
+            if len(batch) >= self._min_batch_items and size + head.nbytes > MAX_BATCH_BYTES:
                 break
             if head.nbytes + ENTRY_BYTES > limit:
                 if not segment_queue.drop("too_large"):

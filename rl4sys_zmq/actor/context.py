@@ -40,11 +40,11 @@ class ThreadState:
         act: The policy's `act`, bound to this thread's random numbers and buffers.
         stamp: The version of that policy. All actions of the thread share the object.
         last_act: The newest action.
-        block_left: The number of batched requests until segments are cut together.
-        block_width: The number of environments in the newest batched request.
+        calls_until_cut: The number of batched requests until segments are cut together.
+        batch_width: The number of environments in the newest batched request.
     """
 
-    __slots__ = ("_explore", "_owner", "act", "block_left", "block_width", "last_act", "policy", "sampler", "stamp")
+    __slots__ = ("_explore", "_owner", "act", "batch_width", "calls_until_cut", "last_act", "policy", "sampler", "stamp")
 
     act: Act
     stamp: Stamp
@@ -54,8 +54,8 @@ class ThreadState:
         self.sampler = Sampler(seed)
         self.policy: Policy | None = None
         self.last_act: Any = None
-        self.block_left = 0
-        self.block_width = 0
+        self.calls_until_cut = 0
+        self.batch_width = 0
 
     def take(self, policy: Policy) -> None:
         """Act by `policy` from now on."""

@@ -27,11 +27,11 @@ from rl4sys_zmq.delivery import (
     IncarnationRaised,
     Joined,
     Reconnect,
+    RefusedForNow,
     Rejected,
-    Renewed,
     Send,
     SessionState,
-    Waiting,
+    StreamRenewed,
 )
 from rl4sys_zmq.errors import ClientFailed, HandshakeRefused, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.policies import Policy
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 RESTART_S = (0.2, 5.0)
 """The first and the longest pause before new sockets are created after an exception, in seconds."""
-ACKS_S = 0.25
+ACK_READ_INTERVAL_S = 0.25
 """The longest time that acks stay unread while no thread waits for them, in seconds. It saves turns of the thread."""
 EVENTS_S = 1.0
 """The interval at which a joined actor reads the events of its connection, in seconds."""
@@ -105,8 +105,8 @@ class ActorIO(Worker):
         self._error: RL4SysError | None = None
         self._joined = False
         self._stage = self.credit_gate.stage
-        self._redial = False
-        self._foreign = 0
+        self._reconnect = False
+        self._version_errors = 0
         self._seen_items = 0
         self._events_at = 0.0
         self._dealer: Connection
@@ -269,15 +269,15 @@ class ActorIO(Worker):
                 self._listens = True
                 poller.register(self._wakeup)
                 self._weight_subscriber.network = network
-                self._do(self._session.open(time.monotonic(), self._weight_subscriber.held))
-                while not self._redial and not self._stopping.is_set():
+                self._perform(self._session.open(time.monotonic(), self._weight_subscriber.held))
+                while not self._reconnect and not self._stopping.is_set():
                     self._turn()
                 if self._stopping.is_set():
                     while self._segment_queue.fill():
                         pass
-                    self._do(self._session.close(time.monotonic()))
+                    self._perform(self._session.close(time.monotonic()))
             finally:
-                self._redial = False
+                self._reconnect = False
                 self._weight_subscriber.leave()
 
     def _turn(self) -> None:
@@ -305,12 +305,12 @@ class ActorIO(Worker):
             io_scheduler.yield_to_host()
         self._reconcile()
         now = time.monotonic()
-        for actions in self._batch_sender.ship(
+        for actions in self._batch_sender.send_due(
             now, self._weight_subscriber.held if self.policy is not None else None, urgent=self._urgent
         ):
-            self._do(actions)
-        self._do(session.want(now, self._batch_sender.wanted_steps(now, self.want_steps)))
-        self._do(session.tick(now, self._weight_subscriber.held))
+            self._perform(actions)
+        self._perform(session.want(now, self._batch_sender.wanted_steps(now, self.want_steps)))
+        self._perform(session.tick(now, self._weight_subscriber.held))
         self._weight_subscriber.tick(now)
         self._segment_queue.tick()
         self._update_credit_gate()
@@ -338,7 +338,7 @@ class ActorIO(Worker):
         self._listen(listens)
         deadlines = self._session.next_deadline(), self._weight_subscriber.next_deadline, self._segment_queue.next_deadline()
         left = min(*deadlines, self._batch_sender.next_deadline) - time.monotonic()
-        return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACKS_S)), listens
+        return self._poller.poll(min(max(0.0, left), 1.0 if listens else ACK_READ_INTERVAL_S)), listens
 
     def _must_listen(self) -> bool:
         """Return False if the learner's next messages can be read later: acks that no thread waits for."""
@@ -381,13 +381,13 @@ class ActorIO(Worker):
                     self._weight_subscriber.on_fetched(message)
             except ProtocolError as exc:
                 self.counters.add(f"refused.{exc.code.value}")
-                self._foreign += exc.code is Refusal.VERSION
+                self._version_errors += exc.code is Refusal.VERSION
                 # A single one can be a flipped bit, and a learner that has sent a Welcome uses this version.
-                if exc.code is Refusal.VERSION and self._foreign > 1 and self._session.state is not SessionState.JOINED:
+                if exc.code is Refusal.VERSION and self._version_errors > 1 and self._session.state is not SessionState.JOINED:
                     self._set_error(HandshakeRefused(exc.code, f"it uses {exc.detail}; install the same major version"))
                 continue
-            self._foreign = 0
-            self._do(self._session.on_message(time.monotonic(), message))
+            self._version_errors = 0
+            self._perform(self._session.on_message(time.monotonic(), message))
             if self._session.state is SessionState.JOINED:
                 self.current_at = time.monotonic()
 
@@ -406,7 +406,7 @@ class ActorIO(Worker):
             else:
                 self._set_stage(words)
 
-    def _do(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             self._io_scheduler.yield_to_host()
             match action:
@@ -414,14 +414,14 @@ class ActorIO(Worker):
                     self._send(message)
                 case Joined(welcome):
                     self._on_joined(welcome)
-                case Renewed(in_doubt):
+                case StreamRenewed(in_doubt):
                     words = "%s: silent for longer than the lease, so it joins as a new incarnation; %d segments are in doubt"
                     log.warning(words, self._config.client_id, in_doubt)
                 case IncarnationRaised(incarnation):
                     self._on_raised(incarnation)
                 case Rejected(refused):
                     self._on_rejected(refused)
-                case Waiting(refused):
+                case RefusedForNow(refused):
                     if refused.code != Refusal.NO_SESSION:
                         self._set_stage(f"the learner to accept this actor: {refused.reason}")
                 case Reconnect():
@@ -430,7 +430,7 @@ class ActorIO(Worker):
                         log.warning("%s: the learner at %s is silent; reconnecting", self._config.client_id, self._address.uri)
                     self._joined = False
                     self._set_stage("the learner to answer")
-                    self._redial = True
+                    self._reconnect = True
 
     def _send(self, message: Message) -> None:
         if not self._dealer.send(encode(message)):
@@ -470,7 +470,7 @@ class ActorIO(Worker):
     def _on_new_policy(self) -> None:
         with self.changed:
             self._notify()
-        self._io_scheduler.give_way()  # to the threads that waited for it
+        self._io_scheduler.yield_now()  # to the threads that waited for it
         if self._last_policy is not None:
             self._last_policy.save(self.session_parameters)
 
@@ -480,7 +480,7 @@ class ActorIO(Worker):
         log.warning(words, self._config.client_id, self._hello.actor_id, incarnation)
         if (spool := self.spool) is not None:
             spool.set_incarnation(incarnation)
-        self._redial = True
+        self._reconnect = True
 
     def _on_rejected(self, refused: Refused) -> None:
         if refused.code == Refusal.FAILED:

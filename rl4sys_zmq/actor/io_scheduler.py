@@ -6,7 +6,7 @@ import time
 
 __all__ = ["REST_S", "IoScheduler"]
 
-HOLD_S, BREATH_S = 0.0005, 0.000_001
+MAX_COMPUTE_S, PAUSE_S = 0.0005, 0.000_001
 """The longest computation without a pause, and the pause (0.05 ms, by the kernel's timer slack), in seconds."""
 REST_S = 0.02
 """The length of a rest, in seconds. Each turn halts the host threads, so one turn handles all that accumulates."""
@@ -26,21 +26,21 @@ class IoScheduler:
         self.resting = False
         self.busy = False
         self._segments_at = float("-inf")
-        self._breath_at = 0.0
+        self._paused_at = 0.0
 
     def turn(self, now: float, *, segments: bool) -> None:
         """Begin a turn at the monotonic time `now`. `segments` is True if host threads have added any since the last turn."""
-        self._breath_at = now
+        self._paused_at = now
         self.busy = segments and now - self._segments_at < BUSY_S
         if segments:
             self._segments_at = now
 
     def yield_to_host(self) -> None:
         """In the middle of long work, let host threads run. Otherwise they wait for the interpreter's switch interval."""
-        if time.monotonic() - self._breath_at > HOLD_S:
-            self.give_way()
+        if time.monotonic() - self._paused_at > MAX_COMPUTE_S:
+            self.yield_now()
 
-    def give_way(self) -> None:
+    def yield_now(self) -> None:
         """Let host threads run now."""
-        time.sleep(BREATH_S)
-        self._breath_at = time.monotonic()
+        time.sleep(PAUSE_S)
+        self._paused_at = time.monotonic()

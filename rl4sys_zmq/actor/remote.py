@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """After a failure, ``inference: auto`` acts locally for this long before it calls the service again, in seconds."""
-AGAIN_S = 0.01
+NOT_READY_RETRY_S = 0.01
 """The pause before a learner that has no such policy so far is called again, in seconds."""
-LEAST_S = 0.001
+MIN_TIMEOUT_S = 0.001
 """The shortest deadline of a call, in seconds."""
 
 Answer = tuple[NDArray[Any], NDArray[Any], NDArray[np.float32], tuple[int, int]]
@@ -74,16 +74,16 @@ class RemoteInference(Resource):
         self._config, self._counters = config, counters
         self._method = f"policy/{config.client_id}"
         self._lock = threading.Lock()
-        self._client: Caller | None = None
-        self._offered = ""
+        self._caller: Caller | None = None
+        self._new_address = ""
         self._closed = False
         self._not_before = 0.0
 
-    def ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
+    def ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer | None:
         """Request actions from the learner's service. Return None if the local policy must act.
 
         Args:
-            offered: The address of the service, from the learner's `Welcome`.
+            new_address: The address of the service, from the learner's `Welcome`.
             observations: ``[N, *obs]``, checked.
             masks: ``[N, n]`` or None, checked.
 
@@ -94,14 +94,14 @@ class RemoteInference(Resource):
             self._counters.add("inference.fallbacks")
             return None
         try:
-            answer = self._ask(offered, observations, masks)
+            answer = self._ask(new_address, observations, masks)
         except RL4SysError as exc:
             self._counters.add("inference.timeouts" if isinstance(exc, CallTimeout) else "inference.errors")
             if self.required:
                 if isinstance(exc, CallError):
                     raise
-                raise CallFailed(self._method, offered, type(exc).__name__, str(exc)) from exc
-            log.info("no action from %s, so the local policy acts: %s", offered, exc)
+                raise CallFailed(self._method, new_address, type(exc).__name__, str(exc)) from exc
+            log.info("no action from %s, so the local policy acts: %s", new_address, exc)
             self._not_before = time.monotonic() + RETRY_S
             self._counters.add("inference.fallbacks")
             return None
@@ -112,63 +112,63 @@ class RemoteInference(Resource):
         """Close the connections. Calls in progress, and later ones, fail."""
         with self._lock:
             self._closed = True
-            client, self._client = self._client, None
+            client, self._caller = self._caller, None
         if client is not None:
             client.close()
 
-    def _ask(self, offered: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
+    def _ask(self, new_address: str, observations: NDArray[Any], masks: NDArray[np.bool_] | None) -> Answer:
         payload = {"obs": observations, "mask": masks, "explore": self._config.explore}
         deadline = time.monotonic() + self._config.inference_timeout_s
         while True:
-            client = self._client
-            if client is None or offered != self._offered:
-                client = self._dial(offered)
+            client = self._caller
+            if client is None or new_address != self._new_address:
+                client = self._dial(new_address)
             try:
-                said = client.call(self._method, payload, max(deadline - time.monotonic(), LEAST_S))
+                reply = client.call(self._method, payload, max(deadline - time.monotonic(), MIN_TIMEOUT_S))
                 break
             except Closed:
-                if client is self._client:
+                if client is self._caller:
                     raise
-                offered = self._offered  # another thread has the new address of the service
+                new_address = self._new_address  # another thread has the new address of the service
             except CallRefused as exc:
                 left_s = deadline - time.monotonic()
                 if exc.code is not CallRefusal.UNKNOWN or left_s <= 0:
                     raise
-                time.sleep(min(AGAIN_S, left_s))  # a restarted learner serves before it has its policies
+                time.sleep(min(NOT_READY_RETRY_S, left_s))  # a restarted learner serves before it has its policies
         try:
-            return _read(said, len(observations))
+            return _read(reply, len(observations))
         except (LookupError, TypeError, ValueError) as exc:
             raise CallFailed(self._method, client.address, type(exc).__name__, f"the answer is malformed: {exc}") from exc
 
-    def _dial(self, offered: str) -> Caller:
+    def _dial(self, new_address: str) -> Caller:
         from rl4sys_zmq.rpc import Caller  # most actors never need it
 
-        if not offered:
+        if not new_address:
             raise CallFailed(self._method, self._config.address, "LearnerUnavailable", "the learner offers no inference")
         with self._lock:
             if self._closed:
                 raise Closed("the agent is closed")
-            before = self._client
-            if before is not None and self._offered == offered:
+            before = self._caller
+            if before is not None and self._new_address == new_address:
                 return before
-            address = Address.parse(offered)
+            address = Address.parse(new_address)
             if address.host == "*":
                 address = Address.parse(self._config.address).with_port(address.port)
-            client = self._client = Caller(address, keys=self._config.keys)
-            self._offered = offered
+            client = self._caller = Caller(address, keys=self._config.keys)
+            self._new_address = new_address
         if before is not None:
             before.close()
         return client
 
 
-def _read(said: Any, count: int) -> Answer:
+def _read(reply: Any, count: int) -> Answer:
     """Return the parts of an answer.
 
     Raises:
         LookupError, TypeError, ValueError: If the answer is malformed.
     """
-    raw, act, log_probs = said["raw"], said["act"], said["log_prob"]
-    stamp = said["generation"], said["version"]
+    raw, act, log_probs = reply["raw"], reply["act"], reply["log_prob"]
+    stamp = reply["generation"], reply["version"]
     if not (len(raw) == len(act) == len(log_probs) == count and np.isfinite(log_probs).all()):
         raise ValueError("its log-probabilities are not finite, or it has the wrong number of actions")
     if not all(isinstance(part, np.ndarray) for part in (raw, act, log_probs)) or not all(type(n) is int for n in stamp):

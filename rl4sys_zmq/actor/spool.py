@@ -63,7 +63,7 @@ __all__ = ["Spool", "SpoolLimits"]
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-RELEASE_S = 0.2
+DELETE_DELAY_S = 0.2
 MAX_HOLE = 65_536
 
 
@@ -130,7 +130,7 @@ class Spool(Resource):
         self._taken: deque[SpoolEntry] = deque()
         self._untaken: deque[SpoolEntry] = deque()
         self._memory: deque[SpoolEntry] = deque()
-        self._nbytes = self._untaken_steps = self._unsure = 0
+        self._nbytes = self._untaken_steps = self._possibly_received = 0
         self._dirty = False
         self._synced_at = self._retry_at = 0.0
         self._file = SpoolFile(folder)
@@ -264,14 +264,14 @@ class Spool(Resource):
         """Return all taken segments to the queue. The Welcome of a new session has other marks; call `reconcile` next."""
         if not self.reconciled:
             return
-        self._unsure = len(self._taken)
+        self._possibly_received = len(self._taken)
         self._untaken_steps += sum(e.head.steps for e in self._taken)
         self._untaken.extendleft(reversed(self._taken))
         self._taken.clear()
         self.reconciled = False
 
     def release(self, durable_seq: int) -> None:
-        """Release the taken segments below `durable_seq`. The file follows within `RELEASE_S`, or with the next `put`."""
+        """Release the taken segments below `durable_seq`. The file follows within `DELETE_DELAY_S`, or with the next `put`."""
         count = min(durable_seq - self._meta.base_seq, len(self._taken))
         if count <= 0:
             return
@@ -296,7 +296,7 @@ class Spool(Resource):
             return []
         base, evicted = self._meta.base_seq, sum(n for _, n in self._meta.evicted)
         received = max(received, base)
-        known = min(received - base, evicted + self._unsure)
+        known = min(received - base, evicted + self._possibly_received)
         back = min(evicted, known)
         held, hole = known - back, received - base - known
         gone = min(max(min(durable, received) - base - back, 0), held)
@@ -356,7 +356,7 @@ class Spool(Resource):
             return self._retry_at
         if self._memory:
             return self._synced_at
-        due = self._synced_at + RELEASE_S if self._dirty else float("inf")
+        due = self._synced_at + DELETE_DELAY_S if self._dirty else float("inf")
         if self._limits.max_age_s is not None and self._untaken:
             left = self._untaken[0].put_at + self._limits.max_age_s - self._clock()
             due = min(due, self._monotonic() + max(0.0, left))
@@ -416,7 +416,7 @@ class Spool(Resource):
         self._untaken.extend(entries)
         self._nbytes = sum(e.head.nbytes for e in entries)
         self._untaken_steps = sum(e.head.steps for e in entries)
-        self._unsure = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
+        self._possibly_received = sum(meta.sure_from is None or e.id < meta.sure_from for e in entries)
 
     def _sync(self, drops: Sequence[tuple[str, int]] = ()) -> bool:
         """Delete released and dropped rows and insert the segments in memory, in one transaction.
@@ -429,7 +429,7 @@ class Spool(Resource):
         """
         if not self._file.is_open:
             return False
-        drops = drops or self._excess()
+        drops = drops or self._over_limits()
         count = sum(n for _, n in drops)
         dropped = list(itertools.islice(self._untaken, count))
         lost = set(map(id, dropped))
@@ -450,7 +450,7 @@ class Spool(Resource):
             self._untaken.popleft()
             self._untaken_steps -= entry.head.steps
             self._forget(entry)
-        self._unsure = max(0, self._unsure - count)
+        self._possibly_received = max(0, self._possibly_received - count)
         for entry in inserted:
             self._memory.popleft()
             entry.packed = None
@@ -499,7 +499,7 @@ class Spool(Resource):
         for entry in deleted:
             self._forget(entry)
         self._taken.extend([*kept, *placeholders])
-        self._meta, self._unsure, self.reconciled = meta, 0, True
+        self._meta, self._possibly_received, self.reconciled = meta, 0, True
         return True
 
     def _read(self, entries: Sequence[SpoolEntry]) -> list[PackedSegment | None] | None:
@@ -512,7 +512,7 @@ class Spool(Resource):
 
     # ---- helpers
 
-    def _excess(self) -> list[tuple[str, int]]:
+    def _over_limits(self) -> list[tuple[str, int]]:
         """Return the reasons and counts of the segments to drop from the head of those not taken."""
         old = excess = 0
         size = self._nbytes
@@ -529,7 +529,7 @@ class Spool(Resource):
 
     def _counted(self, drops: Sequence[tuple[str, int]]) -> SpoolMeta:
         """Return the document after these drops. Drops that the learner can have received are recorded in order."""
-        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._unsure
+        dropped, evicted, unsure = dict(self._meta.dropped), list(self._meta.evicted), self._possibly_received
         for reason, count in drops:
             dropped[reason] = dropped.get(reason, 0) + count
             perhaps = min(count, unsure)
@@ -545,7 +545,7 @@ class Spool(Resource):
         size = sum(e.head.nbytes for e in self._memory)
         while self.error is not None and (len(self._memory) > self._limits.memory_items or size > self._limits.memory_bytes):
             ahead = len(self._untaken) - len(self._memory)  # those in the file; negative: the number taken and in memory
-            at = max(0, self._unsure - ahead)
+            at = max(0, self._possibly_received - ahead)
             if at >= len(self._memory):
                 return
             entry = self._memory[at]

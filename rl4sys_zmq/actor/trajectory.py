@@ -29,19 +29,19 @@ class RL4SysTrajectory:
     """
 
     # The other slots are internal. `policy` chose the last action; with ``swap: episode`` it acts for the whole episode.
-    # `seen` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays valid.
-    # `admitted` is True once the open segment has its credit. `cap_left` counts down from ``max_traj_length``, and
+    # `selected_under` is the agent's policy at the time `policy` was selected: while the agent still has it, `policy` stays
+    # valid. # `has_credit` is True once the open segment has its credit. `cap_left` counts down from ``max_traj_length``, and
     # `steps_before` counts the steps of earlier segments.
     __slots__ = (
-        "admitted",
         "cap_left",
         "closed",
         "completed",
         "episode_id",
         "episodes",
+        "has_credit",
         "last",
         "policy",
-        "seen",
+        "selected_under",
         "steps_before",
         "writer",
     )
@@ -55,9 +55,9 @@ class RL4SysTrajectory:
         self.closed = ClosedSegments(episode_id)
         self.last: RL4SysAction | None = None
         self.policy: Policy | None = None
-        self.seen: Policy | None = None
+        self.selected_under: Policy | None = None
         self.cap_left = cap
-        self.admitted = False
+        self.has_credit = False
 
     @property
     def steps(self) -> int:
@@ -136,8 +136,8 @@ class Episodes:
             writer.capped = True
             traj.cap_left = self._max_steps
         self._pending.close(traj.closed, writer)
-        traj.admitted = False
-        traj.seen = None
+        traj.has_credit = False
+        traj.selected_under = None
         index = writer.segment_index + (1 if follows else 2)
         traj.writer = SegmentWriter(*self._spaces, min(self.rollout, traj.cap_left), index)
         return traj.writer
@@ -195,6 +195,6 @@ class Episodes:
                 writer.terminated, writer.truncated, writer.episode_length = not truncated, truncated, traj.steps
                 writer.close(final, None)
         traj.completed = True
-        traj.seen = traj.policy = None
+        traj.selected_under = traj.policy = None
         if writer.terminated or writer.truncated:
             self._pending.close(traj.closed, writer)

@@ -27,7 +27,7 @@ WEIGHTS_TOPIC, BEACON_TOPIC = b"W", b"B"
 FETCH_RETRY_S = 1.0
 HWM = 64
 PREVIOUS_KEPT = 2
-SILENT_S = 5.0
+SILENCE_TIMEOUT_S = 5.0
 """The silence timeout of the PUB, in seconds. The learner publishes a beacon each second."""
 MAX_PARAMETERS = MAX_FRAME_BYTES // 4
 """The parameters that fit into a frame. A header that announces more must not make this side allocate them."""
@@ -80,7 +80,7 @@ class WeightSubscriber:
         self._previous: deque[Policy] = deque(maxlen=PREVIOUS_KEPT)
         self._rejected = (0, -1)
         self._pub: Address | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         self._sub: Connection | None = None
         self._poller: ConnectionPoller | None = None
         self._fetch_at = 0.0
@@ -170,7 +170,7 @@ class WeightSubscriber:
 
     def _dial(self, welcome: Welcome, pub: Address, poller: ConnectionPoller) -> None:
         self.leave()
-        self._poller, self._heard_at = poller, time.monotonic()
+        self._poller, self._received_at = poller, time.monotonic()
         self._sub = self.network.sub(pub, hwm=HWM, keys=self._keys)
         self._sub.subscribe(BEACON_TOPIC + welcome.topic)
         poller.register(self._sub)
@@ -193,7 +193,7 @@ class WeightSubscriber:
             frames = self._sub.recv()
             if frames is None:
                 return False
-            self._heard_at = time.monotonic()
+            self._received_at = time.monotonic()
             topic = bytes(frames[0][:1])
             if topic == WEIGHTS_TOPIC and len(frames) == 3:
                 self._on_update(frames[1], frames[2])
@@ -216,7 +216,7 @@ class WeightSubscriber:
 
     def tick(self, now: float) -> None:
         """Repeat an unanswered fetch, and reconnect to a PUB that is silent for too long."""
-        quiet = self._sub is not None and now - self._heard_at > SILENT_S  # the connection can be half open
+        quiet = self._sub is not None and now - self._received_at > SILENCE_TIMEOUT_S  # the connection can be half open
         if quiet and self._welcome is not None and self._pub is not None and self._poller is not None:
             self._counters.add("redials.weights")
             self._dial(self._welcome, self._pub, self._poller)

@@ -49,11 +49,11 @@ class Rate:
     items_per_commit: float = 0.0
 
 
-class _Counts(FakeAlgorithm):
+class CountingAlgorithm(FakeAlgorithm):
     """An algorithm that counts segments and always has demand."""
 
     kind: ClassVar[str] = "offpolicy"
-    made: ClassVar[list[_Counts]] = []
+    made: ClassVar[list[CountingAlgorithm]] = []
 
     def observe(self, segment: Segment, *, correct: bool = False) -> None:
         self.segments += 1
@@ -66,10 +66,10 @@ class _Counts(FakeAlgorithm):
         return None
 
 
-def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> _Counts:
+def _build(observations: Space, actions: Space, parameters: Mapping[str, object], seed: int) -> CountingAlgorithm:
     head = "gaussian" if isinstance(actions, BoxSpace) else "categorical"
-    _Counts.made.append(_Counts(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
-    return _Counts.made[-1]
+    CountingAlgorithm.made.append(CountingAlgorithm(mlp_spec(observations, actions, head, (8,)), FakeParameters(), seed))
+    return CountingAlgorithm.made[-1]
 
 
 def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: str = "", folder: Path | None = None) -> Rate:
@@ -92,12 +92,12 @@ def ours(payload: Payload, *, batch: int, actors: int, seconds: float, fsync: st
         learner = stack.enter_context(Learner(LearnerConfig.from_mapping(config)))
         senders = [(send_ours, (learner.address, payload, batch, f"a{n}")) for n in range(actors)]
         with _processes(senders, seconds):
-            _wait_for(lambda: _Counts.made and _Counts.made[-1].steps)
-            counting = _Counts.made[-1]
+            _wait_for(lambda: CountingAlgorithm.made and CountingAlgorithm.made[-1].steps)
+            counting = CountingAlgorithm.made[-1]
             rate = _measure(lambda: counting.steps, seconds)
             journal = learner.status()["journal"] if fsync else None
         per = counting.segments / journal["commits"] if journal else 0.0
-    _Counts.made.clear()
+    CountingAlgorithm.made.clear()
     return Rate(*rate, per)
 
 

@@ -23,7 +23,7 @@ from rl4sys_zmq.wire.messages import Ack, Heartbeat, Hello, Message, Refused, We
 __all__ = ["PAYLOADS", "RAW_HWM", "SEED", "Payload", "body_bytes", "bytes_per_item", "make_segment", "send_ours", "send_raw"]
 
 SEED = 20_240_501
-EVERYTHING = (1 << 63) - 1
+UNLIMITED = (1 << 63) - 1
 MAX_FRAMES = 256
 RAW_HWM = 64
 
@@ -93,7 +93,7 @@ def make_segment(payload: Payload, generation: int) -> Segment:
 
 def body_bytes(payload: Payload, batch: int) -> list[int]:
     """Return the sizes of the frames of one of our messages. The baseline sends the same sizes."""
-    return [memoryview(f).nbytes for f in encode(join_submit(0, EVERYTHING, [pack_segment(make_segment(payload, 1))] * batch))]
+    return [memoryview(f).nbytes for f in encode(join_submit(0, UNLIMITED, [pack_segment(make_segment(payload, 1))] * batch))]
 
 
 def bytes_per_item(payload: Payload, batch: int) -> float:
@@ -111,9 +111,9 @@ def send_ours(address: str, payload: Payload, batch: int, name: str, until_s: fl
             if isinstance(welcome, Refused) or welcome is None:
                 raise RuntimeError(f"expected a Welcome, received {welcome}")
         packed = pack_segment(make_segment(payload, welcome.generation))
-        whole = join_submit(0, EVERYTHING, [packed] * batch)
+        whole = join_submit(0, UNLIMITED, [packed] * batch)
         ready = dataclasses.replace(whole, digests=tuple(xxhash.xxh3_64_intdigest(f) for f in whole.body))
-        dealer.send(encode(Heartbeat(EVERYTHING)))
+        dealer.send(encode(Heartbeat(UNLIMITED)))
         ack = Ack(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
         seq = 0
         while time.time() < until_s:

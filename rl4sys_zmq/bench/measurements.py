@@ -43,7 +43,7 @@ LOWER, HIGHER = "lower", "higher"
 """The better direction of a ratio to the baseline."""
 
 Record = dict[str, Any]
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class BenchOptions:
     folder: Path | None = None
 
 
-def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | None = None) -> Record:
+def measure(names: Sequence[str], options: BenchOptions, say: PrintLine, path: Path | None = None) -> Record:
     """Measure, print a line for each figure, and write all figures as JSON to `path`."""
     record: Record = {**machine_record(), "seed": options.seed, "pairs": options.pairs, "results": {}}
     say(f"{record['machine']['cpu']}, {record['machine']['cores']} cores, load {record['machine']['load']}")
@@ -85,7 +85,7 @@ def measure(names: Sequence[str], options: BenchOptions, say: Say, path: Path | 
     return record
 
 
-def script(text: str | None, names: Sequence[str], say: Say) -> None:
+def script(text: str | None, names: Sequence[str], say: PrintLine) -> None:
     """Run the command line of a script in ``benchmarks/`` that measures some of the questions."""
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="+", choices=names, default=names, help="what to measure")
@@ -100,7 +100,7 @@ def script(text: str | None, names: Sequence[str], say: Say) -> None:
     measure(what, BenchOptions(**given), say, path)
 
 
-def _step(options: BenchOptions, say: Say) -> Record:
+def _step(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     with CountingLearner() as learner:
         for pause_s in PAUSES_S:
@@ -116,7 +116,7 @@ def _step(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _footprint(options: BenchOptions, say: Say) -> Record:
+def _footprint(options: BenchOptions, say: PrintLine) -> Record:
     found = measure_footprint(options.pairs)
     with CountingLearner() as learner:
         running = spread([measure_running(learner.address) / 1024 for _ in range(options.pairs)])
@@ -129,7 +129,7 @@ def _footprint(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _overhead(options: BenchOptions, say: Say) -> Record:
+def _overhead(options: BenchOptions, say: PrintLine) -> Record:
     with CountingLearner() as learner:
         shares = measure_overhead(learner.address, options.pairs, options.seconds)
     record = _line(say, "1 kHz loop, CPU over wall", shares.ours, 4)
@@ -145,7 +145,7 @@ def _overhead(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _collect(options: BenchOptions, say: Say) -> Record:
+def _collect(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for env_id in ENVS:
         if missing := missing_for(env_id):
@@ -156,7 +156,7 @@ def _collect(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _fanout(options: BenchOptions, say: Say) -> Record:
+def _fanout(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for (kilobytes, actors), level in product(CASES, LEVELS):
         pairs = measure_fanout(kilobytes, actors, level, options.pairs, options.versions, options.seed)
@@ -165,7 +165,7 @@ def _fanout(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _ingress(options: BenchOptions, say: Say) -> Record:
+def _ingress(options: BenchOptions, say: PrintLine) -> Record:
     record = {
         f"P1, {batch} a message, {actors} senders": _in_memory(options, say, "P1", batch, actors) for batch, actors in P1_CASES
     }
@@ -179,7 +179,7 @@ def _ingress(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _in_memory(options: BenchOptions, say: Say, name: str, batch: int, actors: int) -> Record:
+def _in_memory(options: BenchOptions, say: PrintLine, name: str, batch: int, actors: int) -> Record:
     payload = PAYLOADS[name]
     load: Record = {"batch": batch, "actors": actors, "seconds": options.seconds}
     pairs = measure_pairs(
@@ -189,7 +189,7 @@ def _in_memory(options: BenchOptions, say: Say, name: str, batch: int, actors: i
     return {**figures, "bytes_per_trajectory": bytes_per_item(payload, batch)}
 
 
-def _infer(options: BenchOptions, say: Say) -> Record:
+def _infer(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for policy, pause_s in product(PERCEPTRONS, INFER_PAUSES_S):
         label = f"round trip, {policy}, {f'{pause_s * 1e3:g} ms apart' if pause_s else 'tight loop'}, us"
@@ -206,7 +206,7 @@ def _infer(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _durable(options: BenchOptions, say: Say) -> Record:
+def _durable(options: BenchOptions, say: PrintLine) -> Record:
     payload, record = PAYLOADS["P1"], {}
     for batch in DURABLE_BATCHES:
         commits: list[float] = []
@@ -226,7 +226,7 @@ def _durable(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _coding(options: BenchOptions, say: Say) -> Record:
+def _coding(options: BenchOptions, say: PrintLine) -> Record:
     record = {}
     for env_id, batch in product(ENVS, (1, 16)):
         if missing := missing_for(env_id):
@@ -243,7 +243,7 @@ def _coding(options: BenchOptions, say: Say) -> Record:
     return record
 
 
-def _coded_line(say: Say, label: str, found: Coded) -> Record:
+def _coded_line(say: PrintLine, label: str, found: Coded) -> Record:
     say(
         f"{label}: {found.coded_bytes:,.0f} of {found.plain_bytes:,.0f} bytes, {found.encode_us:.0f} us to code,"
         f" {found.decode_us:.0f} us to decode; pays below {found.break_even_mbit_s:,.0f} Mbit/s; off by {found.error:.1f}"
@@ -251,11 +251,11 @@ def _coded_line(say: Say, label: str, found: Coded) -> Record:
     return {**asdict(found), "break_even_mbit_s": found.break_even_mbit_s}
 
 
-def _weights(options: BenchOptions, say: Say) -> Record:
+def _weights(options: BenchOptions, say: PrintLine) -> Record:
     return {name: measure_diffs(name, versions, REPEAT, say) for name, versions, _ in own_pairs(options.seed)}
 
 
-def _train(options: BenchOptions, say: Say) -> Record:
+def _train(options: BenchOptions, say: PrintLine) -> Record:
     rows = []
     for seed in range(options.seed, options.seed + options.pairs):
         mine = train_ours(ENVS[0], seed)
@@ -271,7 +271,7 @@ def _train(options: BenchOptions, say: Say) -> Record:
     return {"runs": rows}
 
 
-def _peer(say: Say, name: str, *arguments: object) -> Record | None:
+def _peer(say: PrintLine, name: str, *arguments: object) -> Record | None:
     try:
         return run_peer(name, *arguments)
     except PeerMissing as missing:
@@ -279,13 +279,13 @@ def _peer(say: Say, name: str, *arguments: object) -> Record | None:
         return None
 
 
-def _line(say: Say, label: str, pairs: PairedFigures, digits: int = 2, better: str = LOWER) -> Record:
+def _line(say: PrintLine, label: str, pairs: PairedFigures, digits: int = 2, better: str = LOWER) -> Record:
     mine, baseline, ratio = spread(pairs.ours).median, spread(pairs.baseline).median, spread(pairs.ratios)
     say(f"{label:46} {mine:12.{digits}f} {baseline:12.{digits}f}   {ratio.text()}")
     return {**pairs.record(), "better": better}
 
 
-QUESTIONS: dict[str, Callable[[BenchOptions, Say], Record]] = {
+QUESTIONS: dict[str, Callable[[BenchOptions, PrintLine], Record]] = {
     "step": _step,
     "footprint": _footprint,
     "overhead": _overhead,

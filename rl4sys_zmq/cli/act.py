@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rl4sys_zmq.actor import RL4SysAgent
-from rl4sys_zmq.cli.app import configure_logging, fold_usage, require, say
+from rl4sys_zmq.cli.app import as_config_error, configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import Signals, end_with_stdin
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
@@ -75,7 +75,7 @@ def act(run: Run) -> None:
                 library.setLevel(level)
         flush_s = SIGNALLED_FLUSH_S
         try:
-            say(
+            print_line(
                 f"{run.num_envs} x {run.env_id} for client {config.client_id!r} at {config.address}, "
                 f"acting with version {agent.version} as actor {agent.actor_id}"
             )
@@ -83,7 +83,7 @@ def act(run: Run) -> None:
             flush_s = LAST_FLUSH_S
         finally:
             agent.close(flush_s)
-            say(f"{tally.summary()}; last version {agent.version}")
+            print_line(f"{tally.summary()}; last version {agent.version}")
     finally:
         for env in envs:
             env.close()
@@ -130,7 +130,7 @@ def make_environments(env_id: str, count: int) -> list[Any]:
     import gymnasium
 
     try:
-        with fold_usage(gymnasium.error.Error, ModuleNotFoundError, TypeError):
+        with as_config_error(gymnasium.error.Error, ModuleNotFoundError, TypeError):
             return [gymnasium.make(env_id, disable_env_checker=True) for _ in range(count)]
     except ConfigError as exc:
         needs = isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled | ModuleNotFoundError)
@@ -166,11 +166,11 @@ class Tally:
         rate = self.steps / max(seconds, 1e-9)
         return f"{self.episodes:,} episodes, {self.steps:,} steps in {seconds:.1f} s ({rate:,.0f}/s){mean}"
 
-    def speak(self, version: Callable[[], int]) -> None:
+    def print_progress(self, version: Callable[[], int]) -> None:
         """Print a line if the interval since the last one is over."""
         if self._every_s is not None and time.monotonic() - self._said >= self._every_s:
             self._said = time.monotonic()
-            say(f"{self.summary()}, version {version()}")
+            print_line(f"{self.summary()}, version {version()}")
 
 
 def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: Tally) -> None:
@@ -206,7 +206,7 @@ def play(agent: RL4SysAgent, envs: Sequence[Any], seeds: Sequence[int], tally: T
         if rounds % CHECK_STEPS == 0:
             if signals is not None:
                 signals.check()
-            tally.speak(lambda: agent.version)
+            tally.print_progress(lambda: agent.version)
 
 
 def _number(seed: np.random.SeedSequence) -> int:

@@ -27,7 +27,18 @@ from rl4sys_zmq.errors import (
 )
 from rl4sys_zmq.plugins import import_plugins
 
-__all__ = ["FAILED", "USAGE", "Commands", "configure_logging", "fold_usage", "option", "plugin_option", "require", "say", "size"]
+__all__ = [
+    "FAILED",
+    "USAGE",
+    "Commands",
+    "configure_logging",
+    "as_config_error",
+    "option",
+    "plugin_option",
+    "require",
+    "print_line",
+    "size",
+]
 
 FAILED, USAGE = 1, 2
 
@@ -78,7 +89,7 @@ def size(value: str) -> int:
     return count
 
 
-def say(text: str = "", *, err: bool = False) -> None:
+def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line and flush it, also if the output is a pipe."""
     click.echo(text, err=err)
     (sys.stderr if err else sys.stdout).flush()
@@ -108,7 +119,7 @@ class Commands(click.Group):
                 name or "", lambda: super(Commands, self).main(args, name, complete_var, standalone_mode=False, **extra)
             )
             if args is None:  # not called from a test: this process belongs to the command
-                _leave(code, at_once=signals.came)
+                _exit_process(code, at_once=signals.received)
         sys.exit(code)
 
 
@@ -127,13 +138,13 @@ def _exit_code(name: str, run: Any) -> int:
             context = getattr(exc, "ctx", None)
             path = context.command_path if context is not None else name
             hint = f" (see {path} --help)" if isinstance(exc, click.UsageError) else ""
-            say(f"{path}: {message.rstrip('.')}{hint}", err=True)
+            print_line(f"{path}: {message.rstrip('.')}{hint}", err=True)
         return exc.exit_code
     except (ConfigError, TransportError, RunDirectoryError, JournalError, CheckpointError, SpoolError) as exc:
-        say(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {_one_line(exc)}", err=True)
         return USAGE
     except RL4SysError as exc:
-        say(f"{name}: {_one_line(exc)}", err=True)
+        print_line(f"{name}: {_one_line(exc)}", err=True)
         return FAILED
     return result if isinstance(result, int) else 0
 
@@ -142,7 +153,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _leave(code: int, *, at_once: bool) -> None:
+def _exit_process(code: int, *, at_once: bool) -> None:
     """End the process at once if torch is loaded, a thread still runs, or a signal has arrived.
 
     The normal exit takes a second with torch and waits for threads. During it a second signal would find no handler and change
@@ -155,7 +166,7 @@ def _leave(code: int, *, at_once: bool) -> None:
 
 
 @contextmanager
-def fold_usage(*kinds: type[Exception]) -> Iterator[None]:
+def as_config_error(*kinds: type[Exception]) -> Iterator[None]:
     """Convert exceptions of other libraries, caused by a user's input, to a `ConfigError` of one line."""
     try:
         yield

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl4sys_zmq.bench.measurements import QUESTIONS, BenchOptions, measure
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 
 __all__ = ["PARTS", "bench"]
 
@@ -25,4 +25,4 @@ def bench(what: Sequence[str], pairs: int, seconds: float, *, peers: bool, path:
     """Measure the given parts, or all parts, in the order of `PARTS`."""
     names = [name for part in PARTS if part in what or not what for name in PARTS[part]]
     assert set(names) <= set(QUESTIONS)
-    measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), say, path)
+    measure(names, BenchOptions(pairs=pairs, seconds=seconds, peers=peers), print_line, path)

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.config import AgentConfig, ClientConfig, LearnerConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
@@ -21,7 +21,7 @@ from rl4sys_zmq.values import BoxSpace, DiscreteSpace, Space
 __all__ = ["check_file", "list_algorithms"]
 
 RL4SYS_GLOBAL = {"default_algorithm", "algorithms", "server", "model_paths", "tensorboard", "ensemble_algorithms"}
-STAND_INS = (BoxSpace((4,)), DiscreteSpace(2))
+EXAMPLE_SPACES = (BoxSpace((4,)), DiscreteSpace(2))
 """Spaces for the plan of a policy if a file has none."""
 
 
@@ -35,15 +35,15 @@ def check_file(path: Path) -> None:
     """
     given = read_mapping(path)
     try:
-        lines = list(_learner(given, path) if is_learners(given) else _agent(given, path))
+        lines = list(_learner(given, path) if is_learner_file(given) else _agent(given, path))
     except ConfigError as exc:
         raise exc if exc.source else ConfigError(str(exc), key=exc.key, source=str(path)) from exc
     for line in lines:
-        say(line)
-    say("ok")
+        print_line(line)
+    print_line("ok")
 
 
-def is_learners(given: Mapping[str, object]) -> bool:
+def is_learner_file(given: Mapping[str, object]) -> bool:
     """Return True if a file is a learner's (or RL4Sys's global one), not an actor's, by the keys that only one has."""
     agents, learners = _keys(AgentConfig), _keys(LearnerConfig) | RL4SYS_GLOBAL
     return len(given.keys() & (learners - agents)) > len(given.keys() & (agents - learners))
@@ -104,7 +104,7 @@ def _algorithm(
     try:
         check_learning_options(parameters)
         entry, own = ALGORITHMS.get(name), algorithm_parameters(parameters)
-        spaces = observations or STAND_INS[0], actions or STAND_INS[1]
+        spaces = observations or EXAMPLE_SPACES[0], actions or EXAMPLE_SPACES[1]
         if entry.plan is not None:
             kind, used, size = entry.kind, entry.read(own), entry.plan(*spaces, own).size
         else:
@@ -136,10 +136,10 @@ def list_algorithms() -> None:
         except ConfigError:
             continue  # listed below as a fault
         for line in _described(entry):
-            say(line)
-        say()
+            print_line(line)
+        print_line()
     for fault in broken:
-        say(f"!! {fault}")
+        print_line(f"!! {fault}")
 
 
 def _described(entry: AlgorithmEntry) -> Iterator[str]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.ops.status import request_command
 from rl4sys_zmq.security import read_user_keys
 from rl4sys_zmq.wire.messages import Command
@@ -50,4 +50,4 @@ def run_command(target: Target, command: str, actor_id: str, *, keys: Path | Non
     else:
         ours = read_user_keys(keys)[1] if keys is not None else None
         done = request_command(target.address, message, timeout_s, ours)
-    say(json.dumps(done.figures, sort_keys=True) if as_json else done.text)
+    print_line(json.dumps(done.figures, sort_keys=True) if as_json else done.text)

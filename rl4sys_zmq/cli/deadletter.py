@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError, ProtocolError, RunDirectoryError
 from rl4sys_zmq.learner.deadletters import StoredDeadLetter, list_letters, read_letter
 from rl4sys_zmq.ops.report import byte_text, printable
@@ -39,21 +39,21 @@ def print_letters(run: Path, client_id: str | None, *, as_json: bool) -> None:
     Raises:
         RunDirectoryError: If there is no such run.
     """
-    letters, nameless = _letters(run, client_id)
+    letters, undescribed = _letters(run, client_id)
     if as_json:
-        say(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
+        print_line(json.dumps([{"n": n, **_plain(letter)} for n, letter in letters], indent=2))
         return
     if letters:
         width = max(6, *(len(letter.client_id) for _, letter in letters))
-        say(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{width}}  {'actor':<8}  {'seq':>8}  {'bytes':>7}  reason")
+        print_line(f"{'n':>4}  {'when (UTC)':<19}  {'client':<{width}}  {'actor':<8}  {'seq':>8}  {'bytes':>7}  reason")
         for n, letter in letters:
             line = f"{n:>4}  {_when(letter)}  {letter.client_id:<{width}}  {letter.actor_id[:8]:<8}  {letter.seq:>8}"
-            say(printable(f"{line}  {byte_text(letter.nbytes):>7}  {letter.reason}"))
-        say(f"to print one: rl4sys-learner deadletter {run} --show N")
+            print_line(printable(f"{line}  {byte_text(letter.nbytes):>7}  {letter.reason}"))
+        print_line(f"to print one: rl4sys-learner deadletter {run} --show N")
     else:
-        say("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
-    if nameless:
-        say(f"{len(nameless)} more without a readable description; to print one: --show PATH, such as {nameless[0]}")
+        print_line("no dead letters" + (f" of client {client_id}" if client_id is not None else ""))
+    if undescribed:
+        print_line(f"{len(undescribed)} more without a readable description; to print one: --show PATH, such as {undescribed[0]}")
 
 
 def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) -> None:
@@ -83,18 +83,18 @@ def show_letter(run: Path, which: str, client_id: str | None, *, as_json: bool) 
     about: dict[str, Any] = _plain(letter) if letter is not None else {"path": str(path)}
     segments, problem = _content(path)
     if as_json:
-        say(json.dumps({**about, "problem": problem, "segments": segments}, indent=2, default=str))
+        print_line(json.dumps({**about, "problem": problem, "segments": segments}, indent=2, default=str))
         return
-    say(printable(f"file       {path}"))
+    print_line(printable(f"file       {path}"))
     if letter is not None:
-        say(printable(f"client     {letter.client_id}, actor {letter.actor_id}, origin {letter.origin}, seq {letter.seq}"))
-        say(f"when       {_when(letter)} UTC, {byte_text(letter.nbytes)}")
-        say(printable(f"reason     {letter.reason}"))
+        print_line(printable(f"client     {letter.client_id}, actor {letter.actor_id}, origin {letter.origin}, seq {letter.seq}"))
+        print_line(f"when       {_when(letter)} UTC, {byte_text(letter.nbytes)}")
+        print_line(printable(f"reason     {letter.reason}"))
     if problem:
-        say(printable(f"damaged    {problem}"))
+        print_line(printable(f"damaged    {problem}"))
     for segment in segments:
         for line in _segment_lines(segment):
-            say(printable(line))
+            print_line(printable(line))
 
 
 def clear_letters(run: Path, client_id: str | None) -> None:
@@ -103,8 +103,8 @@ def clear_letters(run: Path, client_id: str | None) -> None:
     Raises:
         RunDirectoryError: If there is no such run, or a letter cannot be removed.
     """
-    letters, nameless = _letters(run, client_id)
-    paths = [letter.path for _, letter in letters] + (nameless if client_id is None else [])
+    letters, undescribed = _letters(run, client_id)
+    paths = [letter.path for _, letter in letters] + (undescribed if client_id is None else [])
     try:
         for path in paths:
             path.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def clear_letters(run: Path, client_id: str | None) -> None:
         if day.name < today:  # a running learner may be writing into today's folder
             with contextlib.suppress(OSError):
                 day.rmdir()
-    say(f"removed {len(paths):,} letter{'' if len(paths) == 1 else 's'}")
+    print_line(f"removed {len(paths):,} letter{'' if len(paths) == 1 else 's'}")
 
 
 def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDeadLetter]], list[Path]]:
@@ -129,8 +129,8 @@ def _letters(run: Path, client_id: str | None) -> tuple[list[tuple[int, StoredDe
     dead = run / "dead"
     found = list_letters(dead)
     known = {letter.path for letter in found}
-    nameless = sorted(path for path in dead.glob("*/*.msg") if path not in known)
-    return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], nameless
+    undescribed = sorted(path for path in dead.glob("*/*.msg") if path not in known)
+    return [(n, letter) for n, letter in enumerate(found, 1) if client_id in (None, letter.client_id)], undescribed
 
 
 def _when(letter: StoredDeadLetter) -> str:

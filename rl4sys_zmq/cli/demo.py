@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4sys_zmq.cli.app import FAILED, USAGE, require, say
+from rl4sys_zmq.cli.app import FAILED, USAGE, print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.serve import await_status, warm_up
@@ -90,13 +90,15 @@ def demo(options: Demo) -> int:
     require("gym", "gymnasium")
     task = find_task(options)
     goal = f"to a mean return of {task.target:g}" if task.target is not None else f"for {options.max_seconds:g} s"
-    say(f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ...")
+    print_line(
+        f"training {task.env_id} with {task.algorithm} {goal} (seed {options.seed}): starting a learner and {_actors(task)} ..."
+    )
     preferred = options.run_dir or Path("runs") / f"demo-{task.client_id}-{options.algorithm.lower()}-{options.seed}"
     with fresh_run_dir(preferred) as run_dir:
         learner = Learner(learner_config(task, options, run_dir)).start()
     outcome = Outcome()
     with learner, Actors(learner.address, task, options, run_dir) as actors:
-        say(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
+        print_line(f"learner at {learner.address}, files in {run_dir}; loading torch and Gymnasium ...")
         with make_progress(debug=options.debug, every_s=LINES_S) as progress:
             warm_up(task.algorithm)
             for report, elapsed_s in _reports(learner, actors, task.client_id):
@@ -286,21 +288,21 @@ def _note(elapsed_s: float, task: Task) -> str:
 def summarise(task: Task, options: Demo, run_dir: Path, outcome: Outcome) -> int:
     """Draw the curve, print a summary from the run's log, and return the exit code."""
     curves = [curve for curve in read_curves(run_dir) if curve.client_id == task.client_id]
-    say()
+    print_line()
     for name, value in _facts(task, curves[0] if curves else None, outcome):
-        say(f"  {name:<18}{value}")
+        print_line(f"  {name:<18}{value}")
     picture = run_dir / "curve.png"
     draw_curves([replace(c, label=f"{task.env_id}, {task.algorithm}") for c in curves], picture, target=task.target)
-    say(f"  {'curve':<18}{picture}")
-    say(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}{os.sep}tensorboard")
-    say(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
-    say()
+    print_line(f"  {'curve':<18}{picture}")
+    print_line(f"  {'TensorBoard':<18}tensorboard --logdir {run_dir}{os.sep}tensorboard")
+    print_line(f"  {'everything else':<18}{run_dir}{os.sep} (config.json, log.jsonl, actor-*.log)")
+    print_line()
     if task.target is None:
-        say(f"{task.env_id} has no known target (--target sets one); the time is up")
+        print_line(f"{task.env_id} has no known target (--target sets one); the time is up")
         return 0
     if outcome.reached:
         return 0
-    say(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
+    print_line(f"the target of {task.target:g} was not reached within {options.max_seconds:g} s")
     return FAILED
 
 

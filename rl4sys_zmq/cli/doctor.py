@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rl4sys_zmq.cli.app import FAILED, say
+from rl4sys_zmq.cli.app import FAILED, print_line
 from rl4sys_zmq.config import AgentConfig
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.errors import ConfigError
@@ -34,8 +34,8 @@ def doctor(address: str, keys: Path | None, config_path: Path | None, timeout_s:
     ours = read_user_keys(file)[1] if file is not None else None
     code = 0
     for found in diagnose(config.address, keys=ours, config=config if config_path is not None else None, timeout_s=timeout_s):
-        say(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
+        print_line(printable(f"{found.stage:<{WIDTH}}  {found.state:<7}  {found.text}".rstrip()))
         if found.remedy:
-            say(printable(f"{'':<{WIDTH}}           {found.remedy}"))
+            print_line(printable(f"{'':<{WIDTH}}           {found.remedy}"))
         code = FAILED if found.state == "FAIL" else code
     return code

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import say
+from rl4sys_zmq.cli.app import print_line
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.names import check_name
 from rl4sys_zmq.private import make_private, others_can_write, sync_folder
@@ -42,7 +42,7 @@ __all__ = ["add_user", "make_keys", "revoke_user"]
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
-_FREE_MESSAGES = """\
+_FILE_HEADER = """\
 # The users that can connect to this learner. A change takes effect within a second; an invalid file has no effect.
 # `rl4sys-learner keys DIR --user NAME` appends a table, `--revoke NAME` removes it. By hand:
 #
@@ -74,29 +74,29 @@ def make_keys(folder: Path) -> None:
     with _locked(folder, make=True):
         if secret.exists() or secret.is_symlink():
             learner = read_server_keys(secret).learner
-            say(f"already there: {secret}")
+            print_line(f"already there: {secret}")
         else:
             learner = new_key_pair()
             write_server_keys(secret, ServerKeys(learner))
-            say(f"created {secret}: the learner's secret; keep it on this machine")
+            print_line(f"created {secret}: the learner's secret; keep it on this machine")
         if public.exists():
             if read_learner_public(public) != learner.public:
                 raise ConfigError(f"does not belong to {LEARNER_SECRET}; remove it, and run this again", source=str(public))
-            say(f"already there: {public}")
+            print_line(f"already there: {public}")
         else:
             write_learner_public(public, learner.public)
-            say(f"created {public}: the learner's public key")
+            print_line(f"created {public}: the learner's public key")
         users = folder / USERS_FILE
         if users.exists():
             names = sorted(load_access(users).by_name)
-            say(f"already there: {users}: {', '.join(names) or 'no users yet'}")
+            print_line(f"already there: {users}: {', '.join(names) or 'no users yet'}")
         else:
-            _replace(users, _FREE_MESSAGES, 0o600)
+            _replace(users, _FILE_HEADER, 0o600)
             names = []
-            say(f"created {users}: the list of users; no users yet")
+            print_line(f"created {users}: the list of users; no users yet")
     for warning in others_can_write(folder, users):
-        say(warning)
-    say(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --user NAME'}")
+        print_line(warning)
+    print_line(f"next: rl4sys-learner {'serve --keys ' + str(folder) if names else f'keys {folder} --user NAME'}")
 
 
 # ---- the users
@@ -114,7 +114,7 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
     users, file = folder / USERS_FILE, folder / f"{name}.keys"
     with _locked(folder):
         learner = read_server_keys(folder / LEARNER_SECRET).learner
-        text, mode = _read(users) if users.exists() else (_FREE_MESSAGES, 0o600)
+        text, mode = _read(users) if users.exists() else (_FILE_HEADER, 0o600)
         if name in _parsed(text, users):
             raise ConfigError(f"{name} is already listed; choose another name, or --revoke {name} first", source=str(users))
         own = new_key_pair()
@@ -132,13 +132,15 @@ def add_user(folder: Path, name: str, client_ids: Sequence[str], roles: Sequence
             file.unlink(missing_ok=True)  # a key that is not listed is useless
             raise
     whom = "all clients" if "*" in client_ids else ", ".join(client_ids)
-    say(f"created {file}: {', '.join(dict.fromkeys(roles))} for {whom}" + (f", until {until}" if until is not None else ""))
-    say(f"added to {users}; a running learner accepts the key within a second")
+    print_line(
+        f"created {file}: {', '.join(dict.fromkeys(roles))} for {whom}" + (f", until {until}" if until is not None else "")
+    )
+    print_line(f"added to {users}; a running learner accepts the key within a second")
     if "submit" in roles:
-        say(f"copy {file.name} to the actor's machine (chmod 600), and add to the actor's configuration:")
-        say(f'  "keys": "{file.name}"')
+        print_line(f"copy {file.name} to the actor's machine (chmod 600), and add to the actor's configuration:")
+        print_line(f'  "keys": "{file.name}"')
     if "admin" in roles:
-        say(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
+        print_line(f"to see the status: rl4sys-learner status ADDRESS --keys {file}")
 
 
 def revoke_user(folder: Path, name: str) -> None:
@@ -159,9 +161,9 @@ def revoke_user(folder: Path, name: str) -> None:
         if _parsed_or_none(rest) != tables:
             raise ConfigError(f"{name} is not in a separate table with separate lines; remove it by hand", source=str(users))
         _replace(users, rest, mode)
-    say(f"removed {name} from {users}; a running learner refuses the key within a second")
+    print_line(f"removed {name} from {users}; a running learner refuses the key within a second")
     if (folder / f"{name}.keys").exists():
-        say(f"{folder / f'{name}.keys'} is now useless: remove it")
+        print_line(f"{folder / f'{name}.keys'} is now useless: remove it")
 
 
 def _date(text: str) -> str:

@@ -127,7 +127,7 @@ def status(address: str, json: bool, watch: bool, keys: Path | None, timeout: fl
 
     Problems are marked with !!. The column "saved" counts the segments that a checkpoint covers.
     """
-    from rl4sys_zmq.cli.look import show_status
+    from rl4sys_zmq.cli.status import show_status
 
     show_status(address, timeout, keys=keys, as_json=json, watch=watch)
 
@@ -293,7 +293,7 @@ def deadletter(run: Path, show: str | None, client: str | None, json: bool, clea
 @option("--target", type=float, help="Draw a line at this return.")
 def plot(runs: tuple[Path, ...], output: Path, target: float | None) -> None:
     """Draw the learning curves of run directories into one picture."""
-    from rl4sys_zmq.cli.look import plot as run
+    from rl4sys_zmq.cli.status import plot as run
 
     run(runs, output, target)
 

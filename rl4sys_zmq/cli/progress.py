@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl4sys_zmq.cli.app import configure_logging, say
+from rl4sys_zmq.cli.app import configure_logging, print_line
 from rl4sys_zmq.ops.status import HEADINGS, ClientRow, client_rows, text_table
 from rl4sys_zmq.resource import Resource
 
@@ -84,7 +84,7 @@ class _Lines(Progress):
             urgent = last is None or last.state != row.state
             if urgent or (now - at >= self._every_s and _news(row) != _news(last)):
                 self._said[row.client_id] = now, row
-                say(row.line() + (f"; {note}" if note else ""))
+                print_line(row.line() + (f"; {note}" if note else ""))
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.progress import make_progress
 from rl4sys_zmq.cli.rundir import fresh_run_dir
 from rl4sys_zmq.cli.signals import Signals
@@ -57,10 +57,10 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
         signals.patience_s = config.shutdown_timeout_s + 0.35
     with start(config) as learner:
         files = f"files in {learner.config.run_dir}" if learner.config.run_dir is not None else "no files"
-        say(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
+        print_line(f"learner at {learner.address} (weights at {learner.pub_address}, {files}); Ctrl-C ends it")
         if learner.config.run_dir != config.run_dir and config.resume in (AUTO, NEVER):
-            say(f"{config.run_dir} has an earlier run, which is not changed")
-        _say_resumed(learner)
+            print_line(f"{config.run_dir} has an earlier run, which is not changed")
+        _print_resumed(learner)
         with make_progress(debug=debug) as progress:
             warm_up(_likely(config))
             while True:
@@ -72,15 +72,17 @@ def serve(config_path: Path | None, options: Mapping[str, Any], *, debug: bool, 
                     progress.show(report, "" if report["clients"] else f"waiting for actors at {learner.address}")
 
 
-def _say_resumed(learner: Learner) -> None:
+def _print_resumed(learner: Learner) -> None:
     if learner.resumed_clients:
-        say(f"continues the run in this directory, with the clients: {', '.join(learner.resumed_clients)}")
+        print_line(f"continues the run in this directory, with the clients: {', '.join(learner.resumed_clients)}")
     if learner.loss is not None:
-        say(f"a part of the journal is lost, as accepted: {learner.loss.words()}; what no checkpoint covers is rolled back")
+        print_line(
+            f"a part of the journal is lost, as accepted: {learner.loss.words()}; what no checkpoint covers is rolled back"
+        )
     back = learner.rollback
     if back is not None:
         newer = f"{len(back.abandoned)} newer checkpoint(s) are put aside" if back.abandoned else "it was the newest"
-        say(
+        print_line(
             f"client {back.client_id} returns to checkpoint {back.checkpoint}, version {back.version} ({newer}): "
             f"{back.undone_versions} versions and the verdicts of {back.undone_segments} segments are undone; segments that are "
             "still in the journal are trained on again, the others count as rolled back"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rl4sys_zmq.cli.app import configure_logging, require, say
+from rl4sys_zmq.cli.app import configure_logging, print_line, require
 from rl4sys_zmq.cli.signals import Signals, end_with_stdin
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ def serve_env(options: ServeEnv) -> None:
         insecure=options.insecure,
     ) as server:
         server.start()
-        say(f"{options.count} x {options.env} at {server.address}; Ctrl-C ends it")
+        print_line(f"{options.count} x {options.env} at {server.address}; Ctrl-C ends it")
         try:
             _watch(server, options.verbose)
         finally:
-            say(_summary(server))
+            print_line(_summary(server))
 
 
 def _watch(server: GymEnvServer, verbose: bool) -> None:
@@ -83,7 +83,7 @@ def _watch(server: GymEnvServer, verbose: bool) -> None:
         server.raise_if_dead()
         if verbose and time.monotonic() - said_s >= VERBOSE_S:
             said_s = time.monotonic()
-            say(_summary(server))
+            print_line(_summary(server))
 
 
 def _summary(server: GymEnvServer) -> str:

@@ -64,7 +64,7 @@ class Signals:
             self._timer.cancel()
 
     @property
-    def came(self) -> bool:
+    def received(self) -> bool:
         """True if a signal has arrived."""
         return self._stopping is not None
 

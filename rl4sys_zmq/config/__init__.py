@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.config.agent import AgentConfig
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentConfig", "ClientConfig", "LearnerConfig", "WeightsConfig"]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "agent": ("AgentConfig",),

@@ -8,16 +8,14 @@ from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from rl4sys_zmq.config.addresses import dial_uri, dialled
+from rl4sys_zmq.config.addresses import connect_uri, dialled
 from rl4sys_zmq.config.files import read_mapping
 from rl4sys_zmq.config.options import (
     SPACE,
     as_json,
     check_fields,
     flag,
-    gather,
     integer,
-    located,
     mapping,
     modules,
     name,
@@ -26,7 +24,9 @@ from rl4sys_zmq.config.options import (
     option,
     optional,
     parameters,
+    parse_options,
     path,
+    with_source,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
@@ -37,7 +37,7 @@ from rl4sys_zmq.values import Space
 
 __all__ = ["AgentConfig"]
 
-_LATER = ("guard_rails",)
+_PLANNED = ("guard_rails",)
 """Options that the documentation announces and this version does not have."""
 
 _FLAT = tuple(key for key in FLAT_KEYS if key != "act_limit")
@@ -192,7 +192,7 @@ class AgentConfig:
     @property
     def address(self) -> str:
         """The learner's address as a URI."""
-        return dial_uri(self.train_server_address)
+        return connect_uri(self.train_server_address)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **overrides: object) -> Self:
@@ -220,12 +220,12 @@ class AgentConfig:
         Raises:
             ConfigError: If a key or value is invalid.
         """
-        with located(source):
+        with with_source(source):
             values = _canonical(given)
         over = _canonical(overrides)
-        with located(source):
+        with with_source(source):
             parameters = {**_parameters(values), **_parameters(over)}
-            return cls(**gather(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]
+            return cls(**parse_options(cls, {**values, **over, "algorithm_parameters": parameters}, extra=_FLAT))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON values that `from_mapping` can read."""
@@ -235,9 +235,9 @@ class AgentConfig:
 def _canonical(given: Mapping[str, object]) -> dict[str, object]:
     """Expand sections, replace synonyms and check each value. Required keys may be missing here."""
     for key in given:
-        if key in _LATER:
+        if key in _PLANNED:
             raise ConfigError(f"{key}: this version does not have this option yet; leave it out", key=key)
-    return gather(AgentConfig, expand_sections(given), extra=_FLAT, partial=True)
+    return parse_options(AgentConfig, expand_sections(given), extra=_FLAT, partial=True)
 
 
 def _parameters(values: Mapping[str, object]) -> dict[str, object]:

@@ -10,13 +10,13 @@ from rl4sys_zmq.config.options import (
     SPACE,
     as_json,
     check_fields,
-    gather,
     integer,
     number,
     one_of,
     option,
     optional,
     parameters,
+    parse_options,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, expand_sections
 from rl4sys_zmq.config.spaces import FLAT_KEYS, resolve_spaces
@@ -84,7 +84,7 @@ class ClientConfig:
             ConfigError: If a key is unknown or a value is invalid.
         """
         flat = tuple(key for key in FLAT_KEYS if key != "act_limit")
-        return cls(**gather(cls, expand_sections(given, ("network_architecture", "training")), extra=flat))  # type: ignore[arg-type]
+        return cls(**parse_options(cls, expand_sections(given, ("network_architecture", "training")), extra=flat))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration as JSON values that `from_mapping` can read."""

@@ -17,9 +17,7 @@ from rl4sys_zmq.config.options import (
     check_fields,
     check_value,
     flag,
-    gather,
     integer,
-    located,
     mapping,
     modules,
     name,
@@ -28,8 +26,10 @@ from rl4sys_zmq.config.options import (
     option,
     optional,
     parameters,
+    parse_options,
     path,
     text,
+    with_source,
 )
 from rl4sys_zmq.config.rl4sys import algorithm_name, translate_global
 from rl4sys_zmq.config.spaces import FLAT_KEYS
@@ -207,16 +207,16 @@ class LearnerConfig:
         Raises:
             ConfigError: If a key or value is invalid.
         """
-        with located(source):
+        with with_source(source):
             if "ignored" in given:
                 raise ConfigError("ignored: this is a result of reading a file, not a key; remove it", key="ignored")
             translated, ignored = translate_global(given)
-            values = gather(cls, translated)
-        values.update(gather(cls, overrides))
+            values = parse_options(cls, translated)
+        values.update(parse_options(cls, overrides))
         values["algorithms"], flat = _without_spaces(values.get("algorithms", {}))
         for key in (*ignored, *flat):
             log.warning("%s: %s has no meaning for the learner and is ignored", source or "configuration", key)
-        with located(source):
+        with with_source(source):
             return cls(**{**values, "ignored": (*ignored, *flat)})  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:

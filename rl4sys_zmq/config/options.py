@@ -1,7 +1,7 @@
 """Declaration of options with their checks, and strict reading of a mapping into them.
 
-A *check* is a function that converts a value as a user wrote it to the stored value. It raises `Unfit`, with the expected form
-as text, if the value is invalid.
+A *check* is a function that converts a value as a user wrote it to the stored value. It raises `InvalidValue`, with the
+expected form as text, if the value is invalid.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rl4sys_zmq.values import Space, space_from, space_to_json
 __all__ = [
     "SPACE",
     "Check",
-    "Unfit",
+    "InvalidValue",
     "as_json",
     "check_fields",
     "check_value",
     "flag",
-    "gather",
+    "parse_options",
     "integer",
-    "located",
+    "with_source",
     "mapping",
     "name",
     "number",
@@ -45,7 +45,7 @@ __all__ = [
     "sizes",
     "text",
     "unknown_key",
-    "whole",
+    "whole_number",
 ]
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ MAX_LAYERS, MAX_WIDTH = 64, 1 << 20
 """Limits on the length of a list of layers and on the width of a layer."""
 
 
-class Unfit(ValueError):
+class InvalidValue(ValueError):
     """A value that a check refuses. The text of the exception is the expected form."""
 
 
@@ -70,7 +70,7 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
     """Declare one field of a configuration.
 
     Args:
-        check: Converts the value as a user wrote it to the stored value, or raises `Unfit`.
+        check: Converts the value as a user wrote it to the stored value, or raises `InvalidValue`.
         default: The value if none is given.
         names: Synonyms of the key in files.
         doc: The meaning, with the unit, if a command lists the option.
@@ -85,23 +85,23 @@ def option(check: Check[T], default: object = None, *, names: tuple[str, ...] = 
 
 
 def text(value: object) -> str:
-    """Return text of 1 to `MAX_TEXT` printable characters, or raise `Unfit`."""
+    """Return text of 1 to `MAX_TEXT` printable characters, or raise `InvalidValue`."""
     if not isinstance(value, str) or not value or len(value) > MAX_TEXT or not value.isprintable():
-        raise Unfit(f"text of 1 to {MAX_TEXT} printable characters")
+        raise InvalidValue(f"text of 1 to {MAX_TEXT} printable characters")
     return value
 
 
 def name(value: object) -> str:
-    """Return a name that follows the rule for all names (`rl4sys_zmq.names`), or raise `Unfit`."""
+    """Return a name that follows the rule for all names (`rl4sys_zmq.names`), or raise `InvalidValue`."""
     if not is_name(value):
-        raise Unfit(NAME_RULE)
+        raise InvalidValue(NAME_RULE)
     return cast(str, value)
 
 
 def flag(value: object) -> bool:
-    """Return a bool, or raise `Unfit`."""
+    """Return a bool, or raise `InvalidValue`."""
     if not isinstance(value, bool | np.bool_):
-        raise Unfit("true or false")
+        raise InvalidValue("true or false")
     return bool(value)
 
 
@@ -110,13 +110,13 @@ def integer(low: int, high: int = MAX_COUNT) -> Check[int]:
 
     def check(value: object) -> int:
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or not low <= value <= high:
-            raise Unfit(f"an integer from {low} to {high}")
+            raise InvalidValue(f"an integer from {low} to {high}")
         return int(value)
 
     return check
 
 
-def whole(low: int, high: int = MAX_COUNT) -> Check[int]:
+def whole_number(low: int, high: int = MAX_COUNT) -> Check[int]:
     """Return a check for an integer in a range that can also be written as a float, such as ``1e5``."""
     plain = integer(low, high)
 
@@ -127,11 +127,11 @@ def whole(low: int, high: int = MAX_COUNT) -> Check[int]:
 
 
 def sizes(value: object) -> tuple[int, ...]:
-    """Return a list of layer widths as a tuple of positive integers, or raise `Unfit`."""
+    """Return a list of layer widths as a tuple of positive integers, or raise `InvalidValue`."""
     if not isinstance(value, list | tuple) or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in value):
-        raise Unfit(f"a list of integers from 1 to {MAX_WIDTH}")
+        raise InvalidValue(f"a list of integers from 1 to {MAX_WIDTH}")
     if len(value) > MAX_LAYERS:
-        raise Unfit(f"at most {MAX_LAYERS} integers from 1 to {MAX_WIDTH}")
+        raise InvalidValue(f"at most {MAX_LAYERS} integers from 1 to {MAX_WIDTH}")
     return tuple(value)
 
 
@@ -142,7 +142,9 @@ def number(low: float, high: float = MAX_SPAN_S, *, above: bool = False) -> Chec
         right = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
         # Compare before the conversion to float: an integer can be too large for a float.
         if not right or not low <= cast(float, value) <= high or (above and value == low):
-            raise Unfit(f"a number {'above' if above else 'from'} {low:.12g} {'and at most' if above else 'to'} {high:.12g}")
+            raise InvalidValue(
+                f"a number {'above' if above else 'from'} {low:.12g} {'and at most' if above else 'to'} {high:.12g}"
+            )
         return float(cast(float, value))
 
     return check
@@ -155,7 +157,7 @@ def one_of(*choices: str) -> Check[str]:
         if value in choices:
             return str(value)
         near = _closest(value, choices) if isinstance(value, str) else []
-        raise Unfit(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
+        raise InvalidValue(" or ".join(map(repr, choices)) + (f" (did you mean {near[0]!r}?)" if near else ""))
 
     return check
 
@@ -168,16 +170,16 @@ def optional(check: Check[T]) -> Check[T | None]:
             return None
         try:
             return check(value)
-        except Unfit as exc:
-            raise Unfit(f"{exc}, or null") from None
+        except InvalidValue as exc:
+            raise InvalidValue(f"{exc}, or null") from None
 
     return either
 
 
 def mapping(value: object) -> dict[str, object]:
-    """Return a copy of a mapping with text keys, or raise `Unfit`."""
+    """Return a copy of a mapping with text keys, or raise `InvalidValue`."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise Unfit("a mapping")
+        raise InvalidValue("a mapping")
     return dict(value)
 
 
@@ -204,19 +206,19 @@ def _check_finite(key: str, value: object) -> None:
 
 
 def modules(value: object) -> tuple[str, ...]:
-    """Return dotted names of Python modules as a tuple, or raise `Unfit`."""
+    """Return dotted names of Python modules as a tuple, or raise `InvalidValue`."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple) or not all(isinstance(m, str) for m in given):
-        raise Unfit("a list of Python modules, such as my_package.plugin")
+        raise InvalidValue("a list of Python modules, such as my_package.plugin")
     if not all(part.isidentifier() for module in given for part in module.split(".")):
-        raise Unfit("a list of Python modules, such as my_package.plugin")
+        raise InvalidValue("a list of Python modules, such as my_package.plugin")
     return tuple(given)
 
 
 def path(value: object) -> Path:
-    """Return a path in the file system, or raise `Unfit`."""
+    """Return a path in the file system, or raise `InvalidValue`."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
-        raise Unfit("a path")
+        raise InvalidValue("a path")
     return Path(cast(str, value))
 
 
@@ -237,7 +239,7 @@ def check_value(key: str, value: object, check: Check[T]) -> T:
     """
     try:
         return check(value)
-    except Unfit as exc:
+    except InvalidValue as exc:
         raise ConfigError(f"{key}: expected {exc}, not {reprlib.repr(value)}", key=key) from None
     except ConfigError as exc:
         message = str(exc)
@@ -254,7 +256,7 @@ def check_fields(config: Any) -> None:
             object.__setattr__(config, field.name, check_value(field.name, getattr(config, field.name), field.metadata["check"]))
 
 
-def gather(
+def parse_options(
     cls: type[Any],
     given: Mapping[str, object],
     *,
@@ -323,7 +325,7 @@ def unknown_key(key: str, valid: Collection[str], section: str = "", owner: str 
 
 
 @contextmanager
-def located(source: str) -> Iterator[None]:
+def with_source(source: str) -> Iterator[None]:
     """Add the name of the source to a ConfigError that has none."""
     try:
         yield

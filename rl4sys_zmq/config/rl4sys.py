@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rl4sys_zmq.config.options import Unfit, check_value, mapping, text, unknown_key
+from rl4sys_zmq.config.options import InvalidValue, check_value, mapping, text, unknown_key
 from rl4sys_zmq.errors import ConfigError
 
 __all__ = ["algorithm_name", "expand_sections", "translate_global"]
@@ -20,7 +20,7 @@ _NO_MEANING_HERE = ("ensemble_algorithms", "max_traj_length", "model_paths", "te
 
 
 def algorithm_name(value: object) -> str:
-    """Return an algorithm's name in capitals, because its case does not matter; or raise `Unfit`."""
+    """Return an algorithm's name in capitals, because its case does not matter; or raise `InvalidValue`."""
     return text(value).upper()
 
 
@@ -76,5 +76,5 @@ def _server_address(value: object) -> str:
             raise unknown_key(key, valid)
     prefix, host, port = parts.get("prefix", "tcp://"), parts.get("host", "localhost"), parts.get("port", 50051)
     if not isinstance(prefix, str) or not isinstance(host, str) or isinstance(port, bool) or not isinstance(port, int | str):
-        raise Unfit('{"prefix": text, "host": text, "port": number or text}')
+        raise InvalidValue('{"prefix": text, "host": text, "port": number or text}')
     return f"{prefix}{host}:{str(port).removeprefix(':')}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from rl4sys_zmq.config.options import check_fields, gather, integer, mapping, one_of, option, optional
+from rl4sys_zmq.config.options import check_fields, integer, mapping, one_of, option, optional, parse_options
 
 __all__ = ["WeightsConfig", "weights_options"]
 
@@ -39,7 +39,7 @@ class WeightsConfig:
         Raises:
             ConfigError: If a key is unknown or a value is invalid.
         """
-        return cls(**gather(cls, given))  # type: ignore[arg-type]
+        return cls(**parse_options(cls, given))  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that are set as JSON values that `from_mapping` can read."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.delivery.credit import CreditPool
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
         StreamRow,
     )
     from rl4sys_zmq.delivery.session import (
-        RATE,
+        FIELD_RATE,
         Action,
         ActorSession,
         IncarnationRaised,
         Joined,
         Reconnect,
+        RefusedForNow,
         Rejected,
-        Renewed,
         Send,
         SessionState,
-        Waiting,
+        StreamRenewed,
     )
     from rl4sys_zmq.delivery.stall import STALL_S, StallWatch, stall_reason
     from rl4sys_zmq.delivery.stream import Key, Stream
-    from rl4sys_zmq.delivery.table import Opened, StreamTable
-    from rl4sys_zmq.delivery.transit import Load, Transit
+    from rl4sys_zmq.delivery.table import HelloResult, StreamTable
+    from rl4sys_zmq.delivery.transit import Amount, Transit
 
 __all__ = [
-    "RATE",
+    "FIELD_RATE",
     "STALL_S",
     "Action",
     "ActorSession",
@@ -58,14 +58,14 @@ __all__ = [
     "Key",
     "Journal",
     "JournalState",
-    "Load",
+    "Amount",
     "MemoryJournal",
-    "Opened",
+    "HelloResult",
     "JournalPage",
     "IncarnationRaised",
     "Reconnect",
     "Rejected",
-    "Renewed",
+    "StreamRenewed",
     "Replay",
     "Restored",
     "Send",
@@ -75,13 +75,13 @@ __all__ = [
     "StreamRow",
     "StreamTable",
     "Transit",
-    "Waiting",
+    "RefusedForNow",
     "replay_entry",
     "stall_reason",
     "take_submit",
 ]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "credit": ("CreditPool",),
@@ -102,17 +102,17 @@ __getattr__ = load_late(
             "StreamRow",
         ),
         "session": (
-            "RATE",
+            "FIELD_RATE",
             "Action",
             "ActorSession",
             "Joined",
             "IncarnationRaised",
             "Reconnect",
             "Rejected",
-            "Renewed",
+            "StreamRenewed",
             "Send",
             "SessionState",
-            "Waiting",
+            "RefusedForNow",
         ),
         "stall": (
             "STALL_S",
@@ -124,11 +124,11 @@ __getattr__ = load_late(
             "Stream",
         ),
         "table": (
-            "Opened",
+            "HelloResult",
             "StreamTable",
         ),
         "transit": (
-            "Load",
+            "Amount",
             "Transit",
         ),
     },

@@ -20,14 +20,23 @@ from rl4sys_zmq.delivery.journal_file import (
     Connect,
     Fsync,
     JournalFile,
-    Opening,
+    OpenParameters,
     Recovery,
     connect,
     open_journal_file,
     reopen,
 )
 from rl4sys_zmq.delivery.journal_loss import Loss
-from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Gap, Read, RetireActor, Trim, Write
+from rl4sys_zmq.delivery.journal_rows import (
+    AddGap,
+    DropClient,
+    DropEntries,
+    DropStream,
+    ReadPage,
+    RetireActor,
+    TrimEntries,
+    Write,
+)
 from rl4sys_zmq.errors import JournalError
 from rl4sys_zmq.resource import Worker
 
@@ -35,7 +44,7 @@ __all__ = ["DiskJournal"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """The interval at which an idle journal checks that its files are still in place, in seconds."""
 
 
@@ -87,7 +96,7 @@ class DiskJournal(Worker):
         self.journal_id = 0
         self.loss: Loss | None = None
         self._path = Path(path)
-        self._opening = Opening(self._path, fsync, connect, recovery)
+        self._opening = OpenParameters(self._path, fsync, connect, recovery)
         self._max_bytes, self._retry_s, self._wake = max_bytes, retry_s, wake
         self._opened = threading.Event()
         self._restored: Restored | None = None
@@ -96,10 +105,10 @@ class DiskJournal(Worker):
         self._backlog = Backlog()
         self._file: JournalFile
         self._unmarked: list[Changes] = []
-        self._unsaid: list[JournalEntry | JournalPage] = []
+        self._unreported: list[JournalEntry | JournalPage] = []
         self._look_at = 0.0
-        # Shared between threads, protected by `_news`.
-        self._news = threading.Condition()
+        # Shared between threads, protected by `_condition`.
+        self._condition = threading.Condition()
         self._incoming: deque[Operation] = deque()
         self._fresh: list[JournalEntry | JournalPage] = []
         self._stopping = self._hurry = False
@@ -133,23 +142,23 @@ class DiskJournal(Worker):
 
         If the journal is failing, the thread makes one more attempt.
         """
-        with self._news:
+        with self._condition:
             self._stopping = True
-            self._news.notify()
+            self._condition.notify()
 
     def append(self, batch: Sequence[JournalEntry]) -> None:
         """Append entries."""
         nbytes = sum(entry.nbytes for entry in batch)
-        with self._news:
+        with self._condition:
             self._incoming.extend(batch)
             self._queued.update(entry.client_id for entry in batch)
             self._queued_bytes += nbytes
             if not self._problem:
-                self._news.notify()
+                self._condition.notify()
 
     def committed(self) -> list[JournalEntry | JournalPage]:
         """Return the entries committed and the pages read since the last call, in order."""
-        with self._news:
+        with self._condition:
             fresh, self._fresh = self._fresh, []
         return fresh
 
@@ -179,19 +188,19 @@ class DiskJournal(Worker):
 
     def add_gap(self, client_id: str, count: int, stream: StreamRow | None = None) -> None:
         """Count the segments of a GAP, and add or update their stream in the same transaction."""
-        self._enqueue(Gap(client_id, count, stream))
+        self._enqueue(AddGap(client_id, count, stream))
 
     def trim(self, client_id: str, marks: Mapping[tuple[str, int], int]) -> None:
         """Remove the entries below the marks."""
-        self._enqueue(Trim(client_id, tuple(marks.items())), hurry=True)
+        self._enqueue(TrimEntries(client_id, tuple(marks.items())), hurry=True)
 
     def read(self, client_id: str, token: int, after_row: int, max_bytes: int) -> None:
         """Request a `JournalPage`."""
-        self._enqueue(Read(client_id, token, after_row, max_bytes), hurry=True)
+        self._enqueue(ReadPage(client_id, token, after_row, max_bytes), hurry=True)
 
     def state(self) -> JournalState:
         """Return the state of the journal."""
-        with self._news:
+        with self._condition:
             return JournalState(
                 durable=True,
                 used_bytes=self._used_bytes,
@@ -209,16 +218,16 @@ class DiskJournal(Worker):
 
     def queued(self, client_id: str) -> int:
         """Return how many operations of a client are not done."""
-        with self._news:
+        with self._condition:
             return self._queued[client_id]
 
     def _enqueue(self, operation: Operation, *, hurry: bool = False) -> None:
-        with self._news:
+        with self._condition:
             self._incoming.append(operation)
             self._queued[operation.client_id] += 1
             self._hurry |= hurry
             if hurry or not self._problem:
-                self._news.notify()
+                self._condition.notify()
 
     # The thread.
 
@@ -228,7 +237,7 @@ class DiskJournal(Worker):
             with open_journal_file(self._opening) as opened:
                 self._file, self._used_bytes, self._damaged = opened, opened.used_bytes, opened.repaired
                 self.loss = opened.loss
-                self._restored = opened.tables.image.rows.restored()
+                self._restored = opened.tables.cache.rows.restored()
                 self.journal_id = self._restored.journal_id
                 self._opened.set()
                 self._serve()
@@ -239,7 +248,7 @@ class DiskJournal(Worker):
 
     def on_death(self, error: BaseException) -> None:
         """Report the error in `state`."""
-        with self._news:
+        with self._condition:
             self._problem = f"the journal's thread ended with an error: {error!r}"
         self._wake()
 
@@ -254,11 +263,11 @@ class DiskJournal(Worker):
 
     def _gather(self) -> bool:
         """Wait for operations, the next check of the files, or the next retry. Return True after `stop`."""
-        with self._news:
+        with self._condition:
             if self._problem:
-                self._news.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
+                self._condition.wait_for(lambda: self._stopping or self._hurry, self._retry_s)
             else:
-                self._news.wait_for(lambda: self._stopping or self._incoming or self._backlog, LOOK_S)
+                self._condition.wait_for(lambda: self._stopping or self._incoming or self._backlog, CHECK_S)
             self._hurry = False
             self._backlog.extend(self._incoming)
             self._incoming.clear()
@@ -268,8 +277,8 @@ class DiskJournal(Worker):
         """Commit one group of operations. After a failure, first do those that free room. Return True on success."""
         group: list[Operation] = []
         try:
-            self._stay()
-            self._say()
+            self._restore_files()
+            self._report()
             group = self._backlog.next_group(self._used_bytes, self._max_bytes)
             if self._problem or not group:
                 while relief := self._backlog.relief():
@@ -280,16 +289,16 @@ class DiskJournal(Worker):
         except (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError):
             raise  # a bug in this code, which a retry cannot fix
         except (sqlite3.Error, OSError) as error:
-            return self._settle(f"{self._path} cannot be written: {error}")
+            return self._set_problem(f"{self._path} cannot be written: {error}")
         except JournalError as error:
-            return self._settle(str(error))
+            return self._set_problem(str(error))
         if not group and self._backlog:
-            return self._settle(
+            return self._set_problem(
                 f"{self._path} is full: {self._used_bytes} of {self._max_bytes} bytes; save a checkpoint, or raise the limit"
             )
-        return self._settle("")
+        return self._set_problem("")
 
-    def _stay(self) -> None:
+    def _restore_files(self) -> None:
         """Write the file again if it was deleted, moved or replaced.
 
         Raises:
@@ -297,21 +306,21 @@ class DiskJournal(Worker):
         """
         now = time.monotonic()
         if not self._problem and now < self._look_at:
-            return  # `_say` checks the files again before it reports a commit
-        self._look_at = now + LOOK_S
+            return  # `_report` checks the files again before it reports a commit
+        self._look_at = now + CHECK_S
         missing = self._file.missing()
         if not missing:
             if not self._file.marks.present:
                 log.warning("the marks file of %s was deleted or replaced; it is written again", self._path)
                 self._file.marks.renew()
             return
-        self._settle(f"{missing} was deleted, moved or replaced; no segments are acknowledged until it is written again")
+        self._set_problem(f"{missing} was deleted, moved or replaced; no segments are acknowledged until it is written again")
         reopen(self._file)
-        with self._news:
+        with self._condition:
             self._rescued += 1
         log.error("%s was written again from the open journal; no data is lost", self._path)
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         """Report commits to `committed`, after writing them to the marks file and checking that the files are in place.
 
         Raises:
@@ -321,12 +330,12 @@ class DiskJournal(Worker):
         while self._unmarked:
             self._file.marks.note(self._unmarked[0])
             del self._unmarked[0]
-        if not self._unsaid:
+        if not self._unreported:
             return
         if missing := self._file.missing(thorough=False):
             raise FileNotFoundError(f"{missing} was deleted, moved or replaced")
-        fresh, self._unsaid = self._unsaid, []
-        with self._news:
+        fresh, self._unreported = self._unreported, []
+        with self._condition:
             self._fresh += fresh
             self._note_done(item.client_id for item in fresh)
             self._queued_bytes -= sum(item.nbytes for item in fresh if isinstance(item, JournalEntry))
@@ -338,8 +347,8 @@ class DiskJournal(Worker):
         for client_id in [client_id for client_id, count in self._queued.items() if not count]:
             del self._queued[client_id]
 
-    def _settle(self, problem: str) -> bool:
-        with self._news:
+    def _set_problem(self, problem: str) -> bool:
+        with self._condition:
             changed = bool(problem) != bool(self._problem)
             self._problem = problem
             self._failures += bool(problem)
@@ -351,41 +360,41 @@ class DiskJournal(Worker):
     def _do(self, group: Sequence[Operation]) -> None:
         """Do one transaction or one read. Then report the results and remove the group from the backlog."""
         fresh: list[JournalEntry | JournalPage]
-        rest: list[Trim] = []
-        if isinstance(group[0], Read):
+        rest: list[TrimEntries] = []
+        if isinstance(group[0], ReadPage):
             fresh, grown, seconds = [self._file.tables.read(group[0])], 0, None
         else:
             began = time.monotonic()
-            grown, rest = self._transact([operation for operation in group if not isinstance(operation, Read)])
+            grown, rest = self._transact([operation for operation in group if not isinstance(operation, ReadPage)])
             seconds = time.monotonic() - began
             fresh = [operation for operation in group if isinstance(operation, JournalEntry)]
         self._backlog.done(group)
         self._backlog.extend(rest)
-        self._unsaid += fresh
-        with self._news:
+        self._unreported += fresh
+        with self._condition:
             self._used_bytes += grown
             self._queued.update(trim.client_id for trim in rest)
             self._note_done(
-                o.client_id for o in group if not isinstance(o, JournalEntry | Read)
+                o.client_id for o in group if not isinstance(o, JournalEntry | ReadPage)
             )  # entries and reads count as done when they are reported
             self._damaged = len(self._file.tables.damaged) + self._file.repaired
             if seconds is not None:
                 self._commits += 1
                 self._commit_s = seconds
-        self._say()
+        self._report()
 
-    def _transact(self, group: Sequence[Write]) -> tuple[int, list[Trim]]:
+    def _transact(self, group: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
         db, tables = self._file.db, self._file.tables
         db.execute("BEGIN IMMEDIATE")
         try:
             result = tables.apply(group)
-            self._file.marks.drop(tables.image.changes)
+            self._file.marks.drop(tables.cache.changes)
             db.execute("COMMIT")
         except BaseException:
-            tables.image.revert()
+            tables.cache.revert()
             if db.in_transaction:
                 with contextlib.suppress(sqlite3.Error):  # report the first error, not this one
                     db.execute("ROLLBACK")
             raise
-        self._unmarked.append(tables.image.commit())
+        self._unmarked.append(tables.cache.commit())
         return result

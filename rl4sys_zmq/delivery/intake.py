@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.delivery.journal import JournalEntry
 from rl4sys_zmq.delivery.stream import Stream
-from rl4sys_zmq.delivery.transit import Load
+from rl4sys_zmq.delivery.transit import Amount
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import NEEDS_PILLOW, has_pillow
 from rl4sys_zmq.wire import Batch, SegmentSchema, decode
@@ -77,7 +77,7 @@ class Replay:
     """
 
     skip: int
-    load: Load
+    load: Amount
 
 
 def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> Replay | None:
@@ -93,7 +93,7 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> 
         return None
     skip = entry.skip + known
     if not entry.refused and not known:
-        return Replay(skip, Load(entry.steps, entry.accepted, entry.nbytes))
+        return Replay(skip, Amount(entry.steps, entry.accepted, entry.nbytes))
     message = decode(entry.frames, verify=False)
     assert isinstance(message, Submit)  # it was one when it was accepted, and the journal has verified the checksum
     batch = Batch(message)
@@ -101,5 +101,5 @@ def replay_entry(stream: Stream, schema: SegmentSchema, entry: JournalEntry) -> 
     for place in refused:
         stream.refuse_again(message.first_seq + place)
     steps = batch.steps
-    load = Load(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
+    load = Amount(int(steps[skip:].sum()) - int(steps[refused].sum()), len(batch) - skip - len(refused), entry.nbytes)
     return Replay(skip, load)

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from rl4sys_zmq.delivery.journal import JournalEntry, StreamRow
-from rl4sys_zmq.delivery.journal_rows import DropClient, DropEntries, DropStream, Read, RetireActor, Trim, Write, stored_bytes
+from rl4sys_zmq.delivery.journal_rows import (
+    DropClient,
+    DropEntries,
+    DropStream,
+    ReadPage,
+    RetireActor,
+    TrimEntries,
+    Write,
+    stored_bytes,
+)
 
 __all__ = ["Backlog", "Operation"]
 
@@ -15,7 +24,7 @@ GROUP_ITEMS = 512
 GROUP_BYTES = 8 << 20
 """The most bytes in one transaction. This limits the delay of an ack and the size of the write-ahead log."""
 
-Operation = Write | Read
+Operation = Write | ReadPage
 
 
 class Backlog:
@@ -39,7 +48,7 @@ class Backlog:
         group: list[Operation] = []
         size = 0
         for operation in islice(self._operations, GROUP_ITEMS):
-            if isinstance(operation, Read):
+            if isinstance(operation, ReadPage):
                 return group or [operation]
             if isinstance(operation, JournalEntry):
                 nbytes = stored_bytes(operation)
@@ -65,9 +74,9 @@ class Backlog:
         held: set[str] = set()
         frees: list[Operation] = []
         for operation in self._operations:
-            if isinstance(operation, Read) and operation.client_id not in held:
+            if isinstance(operation, ReadPage) and operation.client_id not in held:
                 return [operation]
-            if isinstance(operation, Trim):
+            if isinstance(operation, TrimEntries):
                 frees.append(operation)
             elif isinstance(operation, RetireActor):
                 held.add(operation.client_id)  # a read behind it confirms that it is done
@@ -88,7 +97,7 @@ class Backlog:
         for place, drop in enumerate(self._operations):
             if isinstance(drop, DropClient | DropEntries):
                 before = islice(self._operations, place)
-                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, Read))
+                own = (o for o in before if o.client_id == drop.client_id and not isinstance(o, ReadPage))
                 return [*own, drop]
         return []
 

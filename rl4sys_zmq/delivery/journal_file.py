@@ -15,13 +15,23 @@ from typing import Literal
 from rl4sys_zmq.delivery.journal import new_journal_id
 from rl4sys_zmq.delivery.journal_cache import KnownRows
 from rl4sys_zmq.delivery.journal_lock import JournalLock
-from rl4sys_zmq.delivery.journal_loss import Loss, Witness, find_loss, merge
-from rl4sys_zmq.delivery.journal_marks import MarksFile, Remembered, marks_path, read_marks
+from rl4sys_zmq.delivery.journal_loss import CheckpointRecord, Loss, find_loss, merge
+from rl4sys_zmq.delivery.journal_marks import MarksContent, MarksFile, marks_path, read_marks
 from rl4sys_zmq.delivery.journal_rows import SCHEMA_VERSION, Tables
 from rl4sys_zmq.errors import JournalError, JournalLost
 from rl4sys_zmq.private import create_private, make_private, sync_folder
 
-__all__ = ["NO_RECOVERY", "Connect", "Fsync", "JournalFile", "Opening", "Recovery", "connect", "open_journal_file", "reopen"]
+__all__ = [
+    "NO_RECOVERY",
+    "Connect",
+    "Fsync",
+    "JournalFile",
+    "OpenParameters",
+    "Recovery",
+    "connect",
+    "open_journal_file",
+    "reopen",
+]
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +63,7 @@ class Recovery:
     """
 
     accept_loss: bool = False
-    witnesses: Sequence[Witness] = ()
+    witnesses: Sequence[CheckpointRecord] = ()
     remedy: str = "restore the files, or move all of them away, including journal.marks, to start a new journal"
 
 
@@ -61,7 +71,7 @@ NO_RECOVERY = Recovery()
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class OpenParameters:
     """The parameters for opening a journal.
 
     Attributes:
@@ -92,7 +102,7 @@ class JournalFile:
         repaired: How many damaged rows were restored from the marks file.
     """
 
-    opening: Opening
+    opening: OpenParameters
     lock: JournalLock
     db: sqlite3.Connection
     tables: Tables
@@ -103,7 +113,7 @@ class JournalFile:
     _places: dict[str, tuple[int, int]] = field(default_factory=dict)
     _folder: tuple[int, int, int] = (0, 0, 0)
 
-    def note_places(self) -> None:
+    def record_identities(self) -> None:
         """Record the identity of the files (device and inode), for `missing`."""
         path = self.opening.path
         self._places, self._folder = {}, (0, 0, 0)
@@ -146,7 +156,7 @@ class JournalFile:
 
 
 @contextlib.contextmanager
-def open_journal_file(opening: Opening) -> Iterator[JournalFile]:
+def open_journal_file(opening: OpenParameters) -> Iterator[JournalFile]:
     """Open a journal for exclusive use and writing, until the end of the block.
 
     Raises:
@@ -155,7 +165,7 @@ def open_journal_file(opening: Opening) -> Iterator[JournalFile]:
     """
     path = opening.path
     with contextlib.closing(JournalLock(path)) as lock:
-        with _told(path):
+        with _convert_errors(path):
             found = _examine(opening)
             if found.broken:
                 rebuild(path, found)
@@ -167,7 +177,7 @@ def open_journal_file(opening: Opening) -> Iterator[JournalFile]:
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _convert_errors(path: Path) -> Iterator[None]:
     """Convert errors of SQLite and of the disk to `JournalError`."""
     try:
         yield
@@ -188,7 +198,7 @@ def damaged(path: Path, error: object) -> JournalError:
 
 
 @dataclass(slots=True)
-class Found:
+class Examination:
     """The result of the examination of a journal's file.
 
     Attributes:
@@ -212,7 +222,7 @@ class Found:
     loss: Loss | None = None
 
 
-def _examine(opening: Opening) -> Found:
+def _examine(opening: OpenParameters) -> Examination:
     """Read the file, and compare it with the marks file and the checkpoints.
 
     Raises:
@@ -221,7 +231,7 @@ def _examine(opening: Opening) -> Found:
         OSError, sqlite3.Error: If it cannot be opened.
     """
     path, recovery = opening.path, opening.recovery
-    remembered = read_marks(marks_path(path)) or Remembered()
+    remembered = read_marks(marks_path(path)) or MarksContent()
     if remembered.damaged:
         log.warning("%s: %d lines are damaged and are ignored", marks_path(path), remembered.damaged)
     found = look_into(path)
@@ -232,20 +242,20 @@ def _examine(opening: Opening) -> Found:
     if found.broken and not loss and not recovery.accept_loss:
         raise damaged(path, found.broken)
     if loss or found.broken:
-        _say_lost(opening, found, loss)
+        _report_loss(opening, found, loss)
         found.loss, found.rewrite = loss, True
         found.known = merge(usable or KnownRows(remembered.rows.journal_id), remembered.rows, recovery.witnesses)
     found.known.journal_id = found.known.journal_id or new_journal_id()
     return found
 
 
-def _say_lost(opening: Opening, found: Found, loss: Loss) -> None:
+def _report_loss(opening: OpenParameters, found: Examination, loss: Loss) -> None:
     path = opening.path
     if found.broken:
         what = f"is damaged ({found.broken})"
     elif found.is_new:
         what = "is missing or empty" if loss.whole else "is missing, but there are checkpoints"
-    elif loss.strangers:
+    elif loss.unknown_lineages:
         what = "is not the one of the checkpoints, or of journal.marks in the same folder"
     else:
         what = "lacks segments that were acknowledged"
@@ -255,7 +265,7 @@ def _say_lost(opening: Opening, found: Found, loss: Loss) -> None:
     log.error("%s %s; the loss is accepted (resume: accept-loss)", path, problem)
 
 
-def look_into(path: Path) -> Found:
+def look_into(path: Path) -> Examination:
     """Read a file and its write-ahead log, without changing them.
 
     Raises:
@@ -263,7 +273,7 @@ def look_into(path: Path) -> Found:
         OSError, sqlite3.Error: If it cannot be opened.
     """
     if not path.exists() or not path.stat().st_size:
-        return Found(is_new=True)
+        return Examination(is_new=True)
     try:
         with read_only(path) as db:
             return _look(path, db)
@@ -272,7 +282,7 @@ def look_into(path: Path) -> Found:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
         if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
             raise
-        return Found(broken=str(error))
+        return Examination(broken=str(error))
 
 
 @contextlib.contextmanager
@@ -289,20 +299,20 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             index.unlink(missing_ok=True)
 
 
-def _look(path: Path, db: sqlite3.Connection) -> Found:
+def _look(path: Path, db: sqlite3.Connection) -> Examination:
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if version == 0 and db.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
-        return Found(is_new=True)
+        return Examination(is_new=True)
     if version != SCHEMA_VERSION:
         problem = f"is a database with the schema version {version}; this version of rl4sys_zmq expects {SCHEMA_VERSION}"
         raise JournalError(str(path), problem, "open it with the version that wrote it, or move it away to start a new one")
     tables = Tables(db)
     known, bad = tables.known()
     used_bytes, last_row = tables.size()
-    return Found(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
+    return Examination(known, used_bytes=used_bytes, last_row=last_row, repaired=bad + (not known.journal_id))
 
 
-def _repair(path: Path, found: Found, remembered: KnownRows) -> None:
+def _repair(path: Path, found: Examination, remembered: KnownRows) -> None:
     """Replace damaged rows by those of the marks file. If some are missing there, set `broken`."""
     known = found.known
     if remembered.journal_id and known.journal_id in (0, remembered.journal_id):
@@ -322,7 +332,7 @@ def _repair(path: Path, found: Found, remembered: KnownRows) -> None:
 # ---- opening
 
 
-def _open(opening: Opening, lock: JournalLock, found: Found) -> JournalFile:
+def _open(opening: OpenParameters, lock: JournalLock, found: Examination) -> JournalFile:
     path = marks_path(opening.path)
     create_private(opening.path)  # SQLite creates its other files with the same mode
     with contextlib.ExitStack() as stack:
@@ -342,10 +352,10 @@ def _open(opening: Opening, lock: JournalLock, found: Found) -> JournalFile:
             sync_folder(opening.path.parent)
         if not path.exists() and found.known.clients and not found.loss:
             log.warning("%s is missing; it is written again from the journal", path)
-        marks = MarksFile(path, tables.image.rows, flush=opening.fsync == "always")
+        marks = MarksFile(path, tables.cache.rows, flush=opening.fsync == "always")
         stack.callback(marks.close)
         opened = JournalFile(opening, lock, db, tables, marks, used_bytes, found.loss, found.repaired)
-        opened.note_places()
+        opened.record_identities()
         stack.pop_all()  # from here on, `JournalFile.close` closes them
     return opened
 
@@ -371,7 +381,7 @@ def configure(db: sqlite3.Connection, fsync: Fsync) -> None:
 # ---- replacement of a damaged or missing file
 
 
-def rebuild(path: Path, found: Found) -> None:
+def rebuild(path: Path, found: Examination) -> None:
     """Replace a damaged file by a new one with the known rows and all readable entries. Keep the damaged file."""
     new = _new_file(path)
     with contextlib.closing(connect(new)) as db:
@@ -408,9 +418,9 @@ def reopen(opened: JournalFile) -> None:
     opened.db.close()  # deletes the path of its write-ahead log, so do it before the new file has one
     db = opened.db = opening.connect(path)
     configure(db, opening.fsync)
-    opened.tables.go_on_with(db)
+    opened.tables.use_connection(db)
     opened.marks.renew()
-    opened.note_places()
+    opened.record_identities()
 
 
 def _new_file(path: Path) -> Path:

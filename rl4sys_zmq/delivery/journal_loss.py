@@ -9,11 +9,11 @@ from typing import Any
 from rl4sys_zmq.delivery.journal import ClientRow
 from rl4sys_zmq.delivery.journal_cache import KnownRows, RowKey
 
-__all__ = ["Loss", "Witness", "find_loss", "merge"]
+__all__ = ["Loss", "CheckpointRecord", "find_loss", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
-class Witness:
+class CheckpointRecord:
     """The state of the journal as recorded in a client's checkpoint.
 
     Attributes:
@@ -46,10 +46,10 @@ class Loss:
     segments: dict[str, int] = field(default_factory=dict)
     uncovered: dict[str, int] = field(default_factory=dict)
     streams: int = 0
-    strangers: set[int] = field(default_factory=set)
+    unknown_lineages: set[int] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.whole or self.segments or self.streams or self.strangers)
+        return bool(self.whole or self.segments or self.streams or self.unknown_lineages)
 
     def words(self) -> str:
         """Return the figures as one line of text."""
@@ -72,7 +72,7 @@ class Loss:
         return f"of which {gone} are in no checkpoint"
 
 
-def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> Loss:
+def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> Loss:
     """Return the data that a journal lacks compared with its marks file and the newest checkpoints.
 
     Args:
@@ -89,15 +89,15 @@ def find_loss(found: KnownRows | None, remembered: KnownRows | None, witnesses: 
         if remembered.journal_id == known.journal_id:
             _compare(have, remembered, loss)
         elif remembered.journal_id not in ours and (remembered.clients or remembered.streams):
-            loss.strangers.add(remembered.journal_id)
+            loss.unknown_lineages.add(remembered.journal_id)
             _compare(KnownRows(), remembered, loss)
     for witness in witnesses:
         if witness.journal_id not in ours:
-            loss.strangers.add(witness.journal_id)
+            loss.unknown_lineages.add(witness.journal_id)
             loss.segments.setdefault(witness.client_id, witness.judged)
         elif witness.journal_id == have.journal_id:
             _compare_checkpoint(have, witness, loss)
-    _cover(loss, have, remembered, witnesses)
+    _count_uncovered(loss, have, remembered, witnesses)
     return loss
 
 
@@ -112,7 +112,7 @@ def _compare(have: KnownRows, remembered: KnownRows, loss: Loss) -> None:
         loss.streams += other is None or other.received < stream.received
 
 
-def _compare_checkpoint(have: KnownRows, witness: Witness, loss: Loss) -> None:
+def _compare_checkpoint(have: KnownRows, witness: CheckpointRecord, loss: Loss) -> None:
     known = have.clients.get(witness.client_id)
     missing = witness.judged - (known.accepted if known is not None else 0)
     if missing > 0:
@@ -122,7 +122,7 @@ def _compare_checkpoint(have: KnownRows, witness: Witness, loss: Loss) -> None:
         loss.streams += stream is not None and stream.received < mark
 
 
-def _cover(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> None:
+def _count_uncovered(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> None:
     if remembered is None:
         return
     judged = {w.client_id: w.judged for w in witnesses if w.journal_id == remembered.journal_id}
@@ -133,7 +133,7 @@ def _cover(loss: Loss, have: KnownRows, remembered: KnownRows | None, witnesses:
             loss.uncovered[client_id] = max(0, missing - max(0, beyond))
 
 
-def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[Witness]) -> KnownRows:
+def merge(found: KnownRows, remembered: KnownRows | None, witnesses: Sequence[CheckpointRecord]) -> KnownRows:
     """Return the rows with which a journal continues after a loss.
 
     These are its own rows, raised to those of the marks file and the checkpoints of the same lineage. The segments between the
@@ -167,7 +167,7 @@ def _higher_client(known: ClientRow | None, row: ClientRow) -> ClientRow:
     return replace(best, generation=generation, expired=expired, settings=settings)
 
 
-def _raise_to(rows: KnownRows, witness: Witness) -> None:
+def _raise_to(rows: KnownRows, witness: CheckpointRecord) -> None:
     client = rows.clients.get(witness.client_id)
     if client is not None and client.accepted < witness.judged:
         rows.clients[witness.client_id] = replace(client, accepted=witness.judged)

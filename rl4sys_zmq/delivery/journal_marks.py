@@ -20,7 +20,7 @@ import xxhash
 from rl4sys_zmq.delivery.journal import ClientRow, StreamRow
 from rl4sys_zmq.delivery.journal_cache import Changes, KnownRows
 
-__all__ = ["MarksFile", "Remembered", "marks_path", "read_marks"]
+__all__ = ["MarksFile", "MarksContent", "marks_path", "read_marks"]
 
 SPARE_BYTES = 256 << 10
 """The least number of bytes that a new file reserves for changes, after its first lines."""
@@ -30,7 +30,7 @@ _DIGITS = 16
 
 
 @dataclass(slots=True)
-class Remembered:
+class MarksContent:
     """The content of a marks file.
 
     Attributes:
@@ -47,7 +47,7 @@ def marks_path(journal: Path) -> Path:
     return journal.with_suffix(".marks")
 
 
-def read_marks(path: Path) -> Remembered | None:
+def read_marks(path: Path) -> MarksContent | None:
     """Return the content of a marks file, or None if there is no such file.
 
     Raises:
@@ -57,7 +57,7 @@ def read_marks(path: Path) -> Remembered | None:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
-    found = Remembered()
+    found = MarksContent()
     for line in data.rstrip(b"\0").split(b"\n"):
         if line:
             found.damaged += not _read_line(line, found.rows)

@@ -20,11 +20,11 @@ __all__ = [
     "DropClient",
     "DropEntries",
     "DropStream",
-    "Gap",
-    "Read",
+    "AddGap",
+    "ReadPage",
     "RetireActor",
     "Tables",
-    "Trim",
+    "TrimEntries",
     "Write",
     "stored_bytes",
 ]
@@ -88,7 +88,7 @@ class RetireActor:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class AddGap:
     """The operation that counts the segments of a GAP and adds or updates their stream, in one transaction."""
 
     client_id: str
@@ -97,7 +97,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class Trim:
+class TrimEntries:
     """The operation that removes the entries below the marks, given as ((actor_id, origin), mark)."""
 
     client_id: str
@@ -105,7 +105,7 @@ class Trim:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class ReadPage:
     """The request for a `JournalPage`."""
 
     client_id: str
@@ -114,7 +114,7 @@ class Read:
     max_bytes: int
 
 
-Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | Gap | Trim
+Write = JournalEntry | ClientRow | StreamRow | DropStream | DropClient | DropEntries | RetireActor | AddGap | TrimEntries
 
 
 def stored_bytes(entry: JournalEntry) -> int:
@@ -155,7 +155,7 @@ class Tables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._next_row = 1
-        self.image = JournalCache(KnownRows())
+        self.cache = JournalCache(KnownRows())
         self.damaged: set[int] = set()
 
     def create(self, known: KnownRows) -> None:
@@ -200,13 +200,13 @@ class Tables:
             self._db.execute(f"DELETE FROM {table}")
         lineages = [(f"lineage {journal_id}", 1) for journal_id in sorted(known.lineages)]
         self._put("meta", [("journal_id", known.journal_id), *lineages])
-        self.image = JournalCache(known)
-        self._put("clients", map(self.image.client_values, known.clients.values()))
-        self._put("streams", map(self.image.stream_values, known.streams.values()))
+        self.cache = JournalCache(known)
+        self._put("clients", map(self.cache.client_values, known.clients.values()))
+        self._put("streams", map(self.cache.stream_values, known.streams.values()))
 
     def restore(self, known: KnownRows, last_row: int) -> None:
         """Continue with the existing file, which has the rows `known` and entries up to `last_row`."""
-        self.image = JournalCache(known)
+        self.cache = JournalCache(known)
         self._next_row = last_row + 1
         self._put("meta", [("journal_id", known.journal_id)])  # fails at once if the file cannot be written
 
@@ -222,16 +222,16 @@ class Tables:
             log.warning("no further entries of the damaged journal can be read: %s", error)
 
     def take_over(self, entries: Iterable[JournalEntry]) -> None:
-        """Store entries from another file. Count those that `image` does not include."""
+        """Store entries from another file. Count those that `cache` does not include."""
         for entry in entries:
-            stream = self.image.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
+            stream = self.cache.rows.streams.get((entry.client_id, entry.actor_id, entry.origin))
             if stream is not None and entry.end_seq <= stream.received:
                 self._store([entry])
             else:
                 self.apply([entry])
-                self.image.commit()
+                self.cache.commit()
 
-    def go_on_with(self, connection: sqlite3.Connection) -> None:
+    def use_connection(self, connection: sqlite3.Connection) -> None:
         """Continue with another connection, to a copy of the same file."""
         self._db = connection
 
@@ -242,10 +242,10 @@ class Tables:
             places = ", ".join([f"({', '.join('?' * len(chunk[0]))})"] * len(chunk))
             self._db.execute(f"REPLACE INTO {table} VALUES {places}", [value for row in chunk for value in row])
 
-    def apply(self, operations: Sequence[Write]) -> tuple[int, list[Trim]]:
+    def apply(self, operations: Sequence[Write]) -> tuple[int, list[TrimEntries]]:
         """Do operations in order. Return the growth of the entries in bytes, and the trims that remain.
 
-        `image` keeps the changes apart until its `commit` or `revert`.
+        `cache` keeps the changes apart until its `commit` or `revert`.
         """
         grown, left, run = 0, [], []
         for operation in operations:
@@ -256,32 +256,32 @@ class Tables:
             run = []
             match operation:
                 case ClientRow():
-                    self.image.put_client(operation)
+                    self.cache.put_client(operation)
                 case StreamRow():
-                    self.image.put_stream(operation)
-                case Gap():
-                    self.image.add_to_client(operation.client_id, operation.count, 0, operation.count)
+                    self.cache.put_stream(operation)
+                case AddGap():
+                    self.cache.add_to_client(operation.client_id, operation.count, 0, operation.count)
                     if operation.stream is not None:
-                        self.image.put_stream(operation.stream)
+                        self.cache.put_stream(operation.stream)
                 case DropStream():
                     grown -= self._drop(operation)
                 case DropClient():
                     grown -= self._drop_entries(operation.client_id)
                     self._db.execute("DELETE FROM streams WHERE client_id = ?", (operation.client_id,))
                     self._db.execute("DELETE FROM clients WHERE client_id = ?", (operation.client_id,))
-                    self.image.drop_client(operation.client_id)
+                    self.cache.drop_client(operation.client_id)
                 case DropEntries():
                     grown -= self._drop_entries(operation.client_id)
                 case RetireActor():
-                    self.image.retire_actor(operation.client_id, operation.actor_id)
-                case Trim():
+                    self.cache.retire_actor(operation.client_id, operation.actor_id)
+                case TrimEntries():
                     freed, rest = self._trim(operation)
                     grown -= freed
                     left.extend(rest)
         grown += self._insert(run)
-        changes = self.image.changes
-        self._put("clients", map(self.image.client_values, changes.clients.values()))
-        self._put("streams", map(self.image.stream_values, changes.streams.values()))
+        changes = self.cache.changes
+        self._put("clients", map(self.cache.client_values, changes.clients.values()))
+        self._put("streams", map(self.cache.stream_values, changes.streams.values()))
         return grown, left
 
     def _insert(self, entries: Sequence[JournalEntry]) -> int:
@@ -300,9 +300,9 @@ class Tables:
             client[0] += e.accepted
             client[1] += e.refused
         for key, (first, received, steps, refused) in streams.items():
-            self.image.add_to_stream(key, first, received, steps, refused)
+            self.cache.add_to_stream(key, first, received, steps, refused)
         for client_id, (accepted, refused) in clients.items():
-            self.image.add_to_client(client_id, accepted, refused, 0)
+            self.cache.add_to_client(client_id, accepted, refused, 0)
         return grown
 
     def _store(self, entries: Sequence[JournalEntry]) -> int:
@@ -324,7 +324,7 @@ class Tables:
         (freed,) = self._db.execute(f"SELECT coalesce(sum(nbytes), 0) FROM entries WHERE {_OF_STREAM}", key).fetchone()
         self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM}", key)
         self._db.execute(f"DELETE FROM streams WHERE {_OF_STREAM}", key)
-        self.image.drop_stream(key, expires=drop.expires)
+        self.cache.drop_stream(key, expires=drop.expires)
         return int(freed)
 
     def _drop_entries(self, client_id: str) -> int:
@@ -334,7 +334,7 @@ class Tables:
         self._db.execute("DELETE FROM entries WHERE client_id = ?", (client_id,))
         return int(freed)
 
-    def _trim(self, trim: Trim) -> tuple[int, list[Trim]]:
+    def _trim(self, trim: TrimEntries) -> tuple[int, list[TrimEntries]]:
         """Delete at most `TRIM_ROWS` entries. Return the bytes freed, and a trim for the rest if there is one."""
         freed, room = 0, TRIM_ROWS
         for place, ((actor_id, origin), mark) in enumerate(trim.marks):
@@ -349,11 +349,11 @@ class Tables:
                 self._db.execute(f"DELETE FROM entries WHERE {_OF_STREAM} AND end_seq <= ?", (*key, end))
                 freed += sum(gone)
             if len(found) > room:
-                return freed, [Trim(trim.client_id, trim.marks[place:])]
+                return freed, [TrimEntries(trim.client_id, trim.marks[place:])]
             room -= len(found)
         return freed, []
 
-    def read(self, read: Read) -> JournalPage:
+    def read(self, read: ReadPage) -> JournalPage:
         """Return a page of entries, without the damaged ones."""
         entries: list[JournalEntry] = []
         last, size, damaged, more = read.after_row, 0, 0, False

@@ -48,17 +48,17 @@ from rl4sys_zmq.wire.messages import (
 )
 
 __all__ = [
-    "RATE",
+    "FIELD_RATE",
     "Action",
     "ActorSession",
     "Joined",
     "IncarnationRaised",
     "Reconnect",
     "Rejected",
-    "Renewed",
+    "StreamRenewed",
     "Send",
     "SessionState",
-    "Waiting",
+    "RefusedForNow",
 ]
 
 HELLO_RETRY_S = 0.5
@@ -67,11 +67,11 @@ SILENT_BEATS = 3.0
 RESEND_S = (0.5, 10.0)
 MAX_BATCH_ITEMS = 64
 MAX_BATCH_BYTES = 1 << 20
-_PASSING = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
-RIGHTS = "keys"
+_TEMPORARY = {Refusal.NO_SESSION, Refusal.CLOSING, Refusal.CONFLICT, Refusal.GAP, Refusal.CHECKSUM}
+FIELD_RIGHTS = "keys"
 """The `field` of a refusal that concerns the actor's rights instead of one message."""
 
-RATE = "rate"
+FIELD_RATE = "rate"
 """The `field` of a refusal because of a rate limit: the same message is accepted later."""
 
 _SESSION_LOST = {Refusal.NO_SESSION, Refusal.CLOSING}
@@ -108,7 +108,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class RefusedForNow:
     """An event: the learner cannot accept this actor now. The session retries."""
 
     refused: Refused
@@ -122,7 +122,7 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class StreamRenewed:
     """An event: the learner discarded the stream. A new one starts, and `in_doubt` segments are not resent."""
 
     in_doubt: int
@@ -135,7 +135,7 @@ class IncarnationRaised:
     incarnation: int
 
 
-Action = Send | Joined | Rejected | Waiting | Reconnect | Renewed | IncarnationRaised
+Action = Send | Joined | Rejected | RefusedForNow | Reconnect | StreamRenewed | IncarnationRaised
 
 
 @dataclass(slots=True)
@@ -193,7 +193,7 @@ class ActorSession:
         self._credit_items = 0
         self._credit_bytes = 0
         self._recovers = hello.spooled
-        self._welcomed = hello.welcomed
+        self._previously_welcomed = hello.previously_welcomed
         self._verdicts = dict.fromkeys(Verdict.ALL, 0)
         self._verdicts_of = 0
         self._earlier = dict.fromkeys(Verdict.ALL, 0)
@@ -348,7 +348,7 @@ class ActorSession:
             held_generation=held[0],
             held_version=held[1],
             journal_id=self.journal_id,
-            welcomed=self._welcomed,
+            previously_welcomed=self._previously_welcomed,
         )
         return [self._send(now, hello)]
 
@@ -360,7 +360,7 @@ class ActorSession:
         if beyond or welcome.durable > welcome.received:
             self._counters.add("ignored.welcome")
             return []
-        self.state, self._welcomed = SessionState.JOINED, True
+        self.state, self._previously_welcomed = SessionState.JOINED, True
         first = self._window[0].seq if self._window else self._next_seq
         if welcome.gap:
             self._counters.add("gap_segments", welcome.gap)
@@ -425,17 +425,17 @@ class ActorSession:
                 self.state = SessionState.JOINING
                 self._next_hello = now
                 return []
-            if code is not Refusal.FAILED and refused.field != RIGHTS:
+            if code is not Refusal.FAILED and refused.field != FIELD_RIGHTS:
                 return []  # a refusal of one message: the mark did not move, and the resend timer sends it again
         if code is Refusal.EXPIRED:  # `_renew` sets journal_id to 0, so a repeated reply does nothing
             return self._renew(now) if self.journal_id and not self._hello.spooled else []
         if code is Refusal.FENCED and refused.incarnation:
             return self._raise(now, refused.incarnation)
-        if code in _PASSING or refused.field == RATE:
+        if code in _TEMPORARY or refused.field == FIELD_RATE:
             if code in _SESSION_LOST and self.state is SessionState.REFUSED:
                 self.state = SessionState.JOINING  # the reason for the permanent refusal is gone
                 self._next_hello = now
-            return [Waiting(refused)]
+            return [RefusedForNow(refused)]
         self.state = SessionState.REFUSED
         self._next_hello = now + REFUSED_RETRY_S
         return [Rejected(refused)]
@@ -443,11 +443,13 @@ class ActorSession:
     def _raise(self, now: float, known: int) -> list[Action]:
         """Take an incarnation above the one on record. Segments keep their sequence numbers."""
         hello = self._hello
-        if known < hello.incarnation or (known == hello.incarnation and self._welcomed):
+        if known < hello.incarnation or (known == hello.incarnation and self._previously_welcomed):
             return []  # a repeated reply to a lower incarnation, or to a HELLO from before the first Welcome
         self._counters.add("raised")
         incarnation = next_incarnation(known, self._rng)
-        self._hello = replace(hello, incarnation=incarnation, origin=self.origin if self._welcomed or hello.spooled else 0)
+        self._hello = replace(
+            hello, incarnation=incarnation, origin=self.origin if self._previously_welcomed or hello.spooled else 0
+        )
         self.state = SessionState.JOINING
         self._next_hello = now
         return [IncarnationRaised(incarnation)]
@@ -467,9 +469,9 @@ class ActorSession:
         self._taken_steps = self._taken_bytes = self._resend_at = 0
         incarnation = self._hello.incarnation + 1
         self._hello = replace(self._hello, incarnation=incarnation, origin=incarnation, first_seq=0)
-        self.journal_id, self._welcomed = 0, False
+        self.journal_id, self._previously_welcomed = 0, False
         self._next_hello = now
-        return [Renewed(doubtful)]
+        return [StreamRenewed(doubtful)]
 
     @property
     def _refused_of_origin(self) -> int:

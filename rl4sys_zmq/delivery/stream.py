@@ -120,7 +120,7 @@ class Stream:
         self._refused_late.append(seq)
         self.dispose([[seq, seq + 1]], Verdict.REFUSED)
 
-    def resume(self, first_seq: int) -> int:
+    def advance_to(self, first_seq: int) -> int:
         """Advance to `first_seq`, below which the actor holds no segments. Return how many segments are missing for good.
 
         An earlier life of the learner acknowledged them, or this one has discarded them. To wait for them would block the stream.
@@ -161,10 +161,10 @@ class Stream:
         self._advance()
         return fresh
 
-    def correct(self, count: int, verdict: str, but: str) -> int:
-        """Move up to `count` segments from the verdict `but` to `verdict`. Return how many were moved."""
-        count = min(count, self.verdicts[but])
-        self.verdicts[but] -= count
+    def correct(self, count: int, verdict: str, replaces: str) -> int:
+        """Move up to `count` segments from the verdict `replaces` to `verdict`. Return how many were moved."""
+        count = min(count, self.verdicts[replaces])
+        self.verdicts[replaces] -= count
         self.verdicts[verdict] += count
         return count
 

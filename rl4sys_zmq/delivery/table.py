@@ -11,7 +11,7 @@ from rl4sys_zmq.delivery.stream import Key, Stream
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.wire.messages import Hello
 
-__all__ = ["Opened", "StreamTable"]
+__all__ = ["HelloResult", "StreamTable"]
 
 MAX_DROPPED = 1_024
 """The number of streams dropped by operators whose marks are kept."""
@@ -26,19 +26,21 @@ MAX_GAP = 1 << 40
 """The largest gap that a HELLO can report, in segments. A larger one cannot be an accident."""
 
 
-class Opened:
+class HelloResult:
     """The result of a HELLO.
 
     Attributes:
         stream: The stream of the actor.
-        old_peer: The previous peer of the actor, if it was another one.
+        previous_peer: The previous peer of the actor, if it was another one.
         gap: How many segments were acknowledged to the actor that the journal has no record of.
         fresh: True if the stream is new.
         evicted: The streams that were discarded to free a slot. Their actors are not live, and no segment of them was received.
     """
 
-    def __init__(self, stream: Stream, old_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()) -> None:
-        self.stream, self.old_peer, self.gap, self.fresh, self.evicted = stream, old_peer, gap, fresh, evicted
+    def __init__(
+        self, stream: Stream, previous_peer: bytes | None, gap: int, *, fresh: bool, evicted: Sequence[Stream] = ()
+    ) -> None:
+        self.stream, self.previous_peer, self.gap, self.fresh, self.evicted = stream, previous_peer, gap, fresh, evicted
 
 
 class StreamTable:
@@ -99,7 +101,7 @@ class StreamTable:
             mark, verdicts = marks.get(stream.key, (0, {}))
             stream.rewind(mark, verdicts)
 
-    def open(self, hello: Hello, peer: bytes, now: float) -> Opened:
+    def open(self, hello: Hello, peer: bytes, now: float) -> HelloResult:
         """Let the actor that sent a HELLO from `peer` continue its stream, or create one.
 
         Raises:
@@ -122,12 +124,12 @@ class StreamTable:
             stream, evicted = self._begin(hello, origin, now)
         self._current[actor_id] = stream
         stream.incarnation = hello.incarnation
-        gap = stream.resume(hello.first_seq)
+        gap = stream.advance_to(hello.first_seq)
         stream.last_seen = now
         old = self._peers.get(actor_id)
         self._peers[actor_id] = peer
         self._slots.take(stream)
-        return Opened(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
+        return HelloResult(stream, old if old != peer else None, gap, fresh=fresh, evicted=evicted)
 
     def _check_turn(self, hello: Hello, origin: int, current: Stream, now: float) -> None:
         """Check that this HELLO comes from the latest start of the actor. Only one process at a time can act as one actor.
@@ -138,7 +140,7 @@ class StreamTable:
         both use the same origin, as with a copied spool.
         """
         if hello.incarnation == current.incarnation and origin == current.origin:
-            if hello.welcomed or hello.spooled or not current.received:
+            if hello.previously_welcomed or hello.spooled or not current.received:
                 return
             another = f"another start uses the incarnation {hello.incarnation} and has sent {current.received} segments"
             raise ProtocolError(Refusal.FENCED, another, incarnation=current.incarnation)
@@ -146,7 +148,7 @@ class StreamTable:
         live = hello.actor_id in self._peers and silent_s < self._silence_s
         if hello.incarnation < current.incarnation:
             ended = not live and silent_s >= self._lease_s and origin != current.origin
-            known = current.incarnation if ended or not hello.welcomed else 0
+            known = current.incarnation if ended or not hello.previously_welcomed else 0
             words = f"actor {hello.actor_id!r} is incarnation {current.incarnation}, last seen {silent_s:.1f} s ago"
             reason = f"{words}; this is incarnation {hello.incarnation}. Stop one of them, or give them different actor_ids"
             raise ProtocolError(Refusal.FENCED, reason, incarnation=known)
@@ -240,7 +242,7 @@ class StreamTable:
         """True if at least one actor is live."""
         return bool(self._peers)
 
-    def speaks(self, actor_id: str) -> bool:
+    def is_actor_live(self, actor_id: str) -> bool:
         """Return True if this actor is live."""
         return actor_id in self._peers
 

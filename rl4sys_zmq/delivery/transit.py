@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 
-__all__ = ["Load", "Transit"]
+__all__ = ["Amount", "Transit"]
 
 
 @dataclass(slots=True)
-class Load:
+class Amount:
     """An amount of data.
 
     Attributes:
@@ -28,13 +28,13 @@ class Load:
     items: int = 0
     nbytes: int = 0
 
-    def add(self, other: Load) -> None:
+    def add(self, other: Amount) -> None:
         """Add another amount to this one."""
         self.steps += other.steps
         self.items += other.items
         self.nbytes += other.nbytes
 
-    def subtract(self, other: Load) -> None:
+    def subtract(self, other: Amount) -> None:
         """Subtract another amount from this one."""
         self.steps -= other.steps
         self.items -= other.items
@@ -52,43 +52,43 @@ class Transit:
 
     Attributes:
         waiting: The data accepted in this generation and not sent to the learner thread. The journal still has to commit it.
-        on_way: The data sent to the learner thread, which has not reported that it received it.
+        in_transit: The data sent to the learner thread, which has not reported that it received it.
         taken: The data that the learner thread has received in this generation.
         messages: How many messages the learner thread has received.
     """
 
     def __init__(self) -> None:
-        self.waiting = Load()
-        self.on_way = Load()
-        self.taken = Load()
+        self.waiting = Amount()
+        self.in_transit = Amount()
+        self.taken = Amount()
         self.messages = 0
-        self._queue: deque[Load] = deque()
+        self._queue: deque[Amount] = deque()
 
     @property
     def steps(self) -> int:
         """The number of steps that are waiting or on their way."""
-        return self.waiting.steps + self.on_way.steps
+        return self.waiting.steps + self.in_transit.steps
 
     @property
     def items(self) -> int:
         """The number of segments that are waiting or on their way."""
-        return self.waiting.items + self.on_way.items
+        return self.waiting.items + self.in_transit.items
 
     @property
     def nbytes(self) -> int:
         """The number of bytes that are waiting or on their way."""
-        return self.waiting.nbytes + self.on_way.nbytes
+        return self.waiting.nbytes + self.in_transit.nbytes
 
     @property
     def messages_on_way(self) -> int:
         """The number of messages sent that the learner thread has not reported as received."""
         return len(self._queue)
 
-    def accept(self, load: Load) -> None:
+    def accept(self, load: Amount) -> None:
         """Count data that the gateway has accepted from an actor."""
         self.waiting.add(load)
 
-    def send(self, load: Load, *, waited: bool) -> None:
+    def send(self, load: Amount, *, waited: bool) -> None:
         """Count one message sent to the learner thread.
 
         Args:
@@ -97,7 +97,7 @@ class Transit:
         """
         if waited:
             self.waiting.subtract(load)
-        self.on_way.add(load)
+        self.in_transit.add(load)
         self._queue.append(load)
 
     def take(self, messages: int) -> None:
@@ -112,11 +112,11 @@ class Transit:
             raise ProtocolError(Refusal.RANGE, problem)
         for _ in range(fresh):
             load = self._queue.popleft()
-            self.on_way.subtract(load)
+            self.in_transit.subtract(load)
             self.taken.add(load)
         self.messages = messages
 
-    def settle(self) -> Load | None:
+    def correct_waiting(self) -> Amount | None:
         """Set the count of waiting data to zero. Call it only while the journal has nothing to commit or to replay.
 
         Returns:
@@ -124,5 +124,5 @@ class Transit:
         """
         if not self.waiting:
             return None
-        wrong, self.waiting = self.waiting, Load()
+        wrong, self.waiting = self.waiting, Amount()
         return wrong

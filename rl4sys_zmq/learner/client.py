@@ -12,12 +12,12 @@ from typing import Any
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
 from rl4sys_zmq.delivery import (
+    Amount,
     ClientRow,
     CreditPool,
     Journal,
     JournalEntry,
     Key,
-    Load,
     StallWatch,
     Stream,
     StreamRow,
@@ -327,9 +327,9 @@ class Client:
         if stream is not None and not stream.counted(entry.end_seq):
             self.replay(entry)  # accepted before this life; with a full disk, a replayed page can overtake such an entry
         else:
-            self.send(entry, entry.skip, Load(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
+            self.send(entry, entry.skip, Amount(entry.steps, entry.accepted, entry.nbytes), waited=stream is not None)
 
-    def send(self, entry: JournalEntry, skip: int, load: Load, *, waited: bool) -> None:
+    def send(self, entry: JournalEntry, skip: int, load: Amount, *, waited: bool) -> None:
         """Queue an entry for the learner thread, and count it.
 
         Args:

@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import RATE
+from rl4sys_zmq.delivery import FIELD_RATE
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.endpoint import ActorEndpoint
 from rl4sys_zmq.learner.train_loop import MAX_MESSAGE_FRAMES
@@ -313,7 +313,7 @@ class Connections:
         if self._shares.count_excess(rate, sum(len(f) for f in frames)) and self._router.cut_off():
             self._counters.add("connections.cut")
         if self._shares.should_reply(rate, now):
-            self._endpoint.refuse(peer, Refusal.QUOTA, reason or "this connection exceeds its rate limit", field=RATE)
+            self._endpoint.refuse(peer, Refusal.QUOTA, reason or "this connection exceeds its rate limit", field=FIELD_RATE)
         else:
             self._counters.add(f"refused.{Refusal.QUOTA.value}")
 

@@ -182,9 +182,9 @@ class LearnerCore:
     def _on_disposed(self, client: Client, message: Disposed) -> None:
         stream = client.table.get(message.actor_id, message.origin)
         count = sum(end - first for first, end in message.ranges)
-        if message.but:
-            count = stream.correct(count, message.verdict, message.but) if stream is not None else count
-            client.verdicts[message.but] -= count
+        if message.replaces:
+            count = stream.correct(count, message.verdict, message.replaces) if stream is not None else count
+            client.verdicts[message.replaces] -= count
         elif stream is not None:
             count = stream.dispose(message.ranges, message.verdict)
         if stream is not None:

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.counters import Counters
-from rl4sys_zmq.delivery import Journal, Load, Stream, take_submit
+from rl4sys_zmq.delivery import Amount, Journal, Stream, take_submit
 from rl4sys_zmq.errors import Closed, ConfigError, ProtocolError, Refusal, RL4SysError
 from rl4sys_zmq.learner.admission import check_hello, require_match
 from rl4sys_zmq.learner.client import QUEUE_ITEMS, Client, ClientState
@@ -252,12 +252,12 @@ class ActorEndpoint:
         client.accepted += intake.accepted
         stream.progress_at = stream.last_seen
         if intake.entry is not None:
-            client.pool.transit.accept(Load(intake.entry.steps, intake.accepted, intake.entry.nbytes))
+            client.pool.transit.accept(Amount(intake.entry.steps, intake.accepted, intake.entry.nbytes))
             self._journal.append([intake.entry])
 
     def _on_command(self, peer: bytes, sender: User | None, command: Command) -> None:
         self._authorizer.check_role(sender, "admin")
-        if sender is not None and not sender.serves(command.client_id):
+        if sender is not None and not sender.may_act_for(command.client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {sender.name} is not for client {command.client_id!r:.80}")
         if sender is None and not is_local(self._config.bind):
             raise ProtocolError(
@@ -311,9 +311,9 @@ class ActorEndpoint:
             case ClientState.RUNNING:
                 self._welcome(peer, client, hello, sender.name if sender is not None else "", now)
 
-    def _live_actors(self, user: str, client: Client | None, but: str) -> int:
+    def _live_actors(self, user: str, client: Client | None, replaces: str) -> int:
         """Return the number of other live actors of a user, over all clients."""
-        this = client is not None and client.table.speaks(but) and client.table.owner_of(but) == user
+        this = client is not None and client.table.is_actor_live(replaces) and client.table.owner_of(replaces) == user
         return self._live_by_user[user] - this
 
     def _create_client(self, hello: Hello, now: float) -> Client:
@@ -330,7 +330,7 @@ class ActorEndpoint:
         before = self.sessions.get(peer)
         if before is not None and (before[0] is not client or before[1].actor_id != hello.actor_id):
             self.close_session(peer, *before)  # a connection has a session for one actor
-        spoke = client.table.speaks(hello.actor_id)
+        spoke = client.table.is_actor_live(hello.actor_id)
         opened = client.table.open(hello, peer, now)
         stream = opened.stream
         stream.owner = user
@@ -340,8 +340,8 @@ class ActorEndpoint:
         for gone in opened.evicted:
             self._counters.add("actors_evicted")
             self._journal.drop_stream(client.client_id, gone.actor_id, gone.origin, expires=False)
-        if opened.old_peer is not None:
-            self.sessions.pop(opened.old_peer, None)
+        if opened.previous_peer is not None:
+            self.sessions.pop(opened.previous_peer, None)
         before = self.sessions.get(peer)
         if before is not None and before[1] is not stream:
             self.close_session(peer, *before)
@@ -395,7 +395,7 @@ class ActorEndpoint:
     def close_session(self, peer: bytes, client: Client, stream: Stream) -> None:
         """Close a session, and free its credit for other actors."""
         self.sessions.pop(peer, None)
-        if client.table.speaks(stream.actor_id):
+        if client.table.is_actor_live(stream.actor_id):
             self._live_by_user[stream.owner] -= 1
         client.table.close_session(stream)
         client.pool.reclaim(stream)

@@ -103,7 +103,7 @@ class StatusReporter:
 
     # ---- verdicts
 
-    def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
+    def record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
         """Record a verdict for segments ``[first, end)`` of a stream.
 
         Args:
@@ -112,9 +112,9 @@ class StatusReporter:
             end: Number after the last segment.
             verdict: The verdict.
             reason: The reason, for quarantined segments.
-            but: The earlier verdict that this one replaces, or empty.
+            replaces: The earlier verdict that this one replaces, or empty.
         """
-        ranges = self._disposed.setdefault((*key, verdict, reason, but), [])
+        ranges = self._disposed.setdefault((*key, verdict, reason, replaces), [])
         if ranges and ranges[-1][1] == first:
             ranges[-1][1] = end
         else:
@@ -122,8 +122,8 @@ class StatusReporter:
 
     def report_verdicts(self) -> None:
         """Send the recorded verdicts now."""
-        for (actor_id, origin, verdict, reason, but), ranges in self._disposed.items():
-            self._send(Disposed(actor_id, origin, ranges, verdict, reason, but))
+        for (actor_id, origin, verdict, reason, replaces), ranges in self._disposed.items():
+            self._send(Disposed(actor_id, origin, ranges, verdict, reason, replaces))
         self._disposed.clear()
 
     # ---- demand

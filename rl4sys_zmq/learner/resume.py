@@ -13,7 +13,7 @@ from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import MemoryJournal, Restored
 from rl4sys_zmq.delivery.disk_journal import DiskJournal
 from rl4sys_zmq.delivery.journal_file import Recovery
-from rl4sys_zmq.delivery.journal_loss import Witness
+from rl4sys_zmq.delivery.journal_loss import CheckpointRecord
 from rl4sys_zmq.delivery.journal_marks import marks_path
 from rl4sys_zmq.errors import CheckpointError, ConfigError, RunDirectoryError
 from rl4sys_zmq.learner.checkpoints import CheckpointStore, Manifest, read_checkpoint, read_manifest
@@ -153,7 +153,7 @@ def has_state(run_dir: Path) -> bool:
     return journal.exists() or marks_path(journal).exists() or bool(_checkpoint_records(run_dir))
 
 
-def _checkpoint_records(run_dir: Path) -> list[Witness]:
+def _checkpoint_records(run_dir: Path) -> list[CheckpointRecord]:
     """Return what the newest checkpoint of each client records about the journal."""
     found = []
     for folder in sorted((run_dir / CHECKPOINTS).glob("*")):
@@ -161,7 +161,7 @@ def _checkpoint_records(run_dir: Path) -> list[Witness]:
         if manifest is not None:
             judged = sum(manifest.verdicts.get(verdict, 0) for verdict in (Verdict.TRAINED, Verdict.STALE, Verdict.QUARANTINED))
             marks = {(mark.actor_id, mark.origin): mark.next_seq for mark in manifest.marks}
-            found.append(Witness(manifest.client_id, manifest.journal_id, judged, marks))
+            found.append(CheckpointRecord(manifest.client_id, manifest.journal_id, judged, marks))
     return found
 
 

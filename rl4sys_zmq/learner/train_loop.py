@@ -396,10 +396,10 @@ class TrainLoop:
         """The first version of this generation. Segments of an earlier generation count as at most this new."""
         return max(self._resumed_version, 0)
 
-    def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", but: str = "") -> None:
-        """Record the verdict on segments ``[first, end)``. `but` is the verdict that they had before."""
-        self._progress.record_verdict(key, verdict, end - first, but)
-        self._reporter.record_verdict(key, first, end, verdict, reason, but)
+    def _record_verdict(self, key: Key, first: int, end: int, verdict: str, reason: str = "", replaces: str = "") -> None:
+        """Record the verdict on segments ``[first, end)``. `replaces` is the verdict that they had before."""
+        self._progress.record_verdict(key, verdict, end - first, replaces)
+        self._reporter.record_verdict(key, first, end, verdict, reason, replaces)
 
     # ---- learning
 
@@ -425,7 +425,7 @@ class TrainLoop:
         trained = self._algorithm.kind != "onpolicy"
         for one in outcome.culprits:
             self._record_verdict(
-                one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, but=Verdict.TRAINED if trained else ""
+                one.key, one.seq, one.seq + 1, Verdict.QUARANTINED, reason, replaces=Verdict.TRAINED if trained else ""
             )
             if one.message is not None:
                 self._send(one.message.dead_letter(one.place, reason))

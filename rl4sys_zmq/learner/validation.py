@@ -163,19 +163,19 @@ class ContentRules:
     version: int
 
 
-def content_errors(batch: Batch, segments: Sequence[Segment], but: Container[int], rules: ContentRules) -> dict[int, str]:
+def content_errors(batch: Batch, segments: Sequence[Segment], skip: Container[int], rules: ContentRules) -> dict[int, str]:
     """Return the segments of a message that must not be trained on: the reason by place.
 
     Args:
         batch: The message.
         segments: Its segments.
-        but: Places to skip.
+        skip: Places to skip.
         rules: The limits.
     """
     undecodable = {place: f"observations: {reason}" for place, reason in batch.decode_images().items()}
     if _is_sound(batch, rules):
         return undecodable
-    found = ((place, content_error(segment, rules)) for place, segment in enumerate(segments) if place not in but)
+    found = ((place, content_error(segment, rules)) for place, segment in enumerate(segments) if place not in skip)
     return {**{place: reason for place, reason in found if reason}, **undecodable}
 
 

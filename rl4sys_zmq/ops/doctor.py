@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from rl4sys_zmq.config import AgentConfig
-from rl4sys_zmq.config.addresses import dial_uri
+from rl4sys_zmq.config.addresses import connect_uri
 from rl4sys_zmq.errors import Refusal, RL4SysError
 from rl4sys_zmq.ops.requests import ask, evaluating_hello, next_beacon, until
-from rl4sys_zmq.ops.status import handshake_words
+from rl4sys_zmq.ops.status import handshake_error
 from rl4sys_zmq.ops.zmtp import Greeting, Unreachable, dial, greet, look_up
 from rl4sys_zmq.security import UserKeys, curve_client
 from rl4sys_zmq.transports import Address, Secure, Socket
@@ -77,7 +77,7 @@ def diagnose(
     Raises:
         Unfit, TransportError: If the text is not an address.
     """
-    patient = _Diagnosis(Address.parse(dial_uri(address)), keys, config, timeout_s)
+    diagnosis = _Diagnosis(Address.parse(connect_uri(address)), keys, config, timeout_s)
     failed = False
     try:
         for stage in STAGES:
@@ -85,7 +85,7 @@ def diagnose(
                 yield Finding(stage, "not reached")
                 continue
             try:
-                yield Finding(stage, "ok", getattr(patient, stage)())
+                yield Finding(stage, "ok", getattr(diagnosis, stage)())
             except _Skipped as exc:
                 yield Finding(stage, "skipped", str(exc))
             except Unreachable as exc:
@@ -95,7 +95,7 @@ def diagnose(
                 failed = True
                 yield Finding(stage, "FAIL", str(exc), "see the log of the learner")
     finally:
-        patient.close()
+        diagnosis.close()
 
 
 class _Diagnosis:
@@ -173,7 +173,7 @@ class _Diagnosis:
                 if event.name == "handshake_succeeded":
                     return True
                 if event.is_failure:
-                    failures.append(handshake_words(event, self._keys is not None))
+                    failures.append(handshake_error(event, self._keys is not None))
                     if event.is_final or len(failures) > 1:
                         return False
             return None
@@ -264,7 +264,7 @@ class _Diagnosis:
 
 
 def _refused(answer: Refused) -> Unreachable:
-    mends = {
+    remedies = {
         Refusal.MISMATCH: "use the same value on both sides, or give the client another name",
         Refusal.IDENTITY: "add this client to the client_ids of the key on the learner, or correct client_id",
         Refusal.FORBIDDEN: "give the key that role on the learner, in users.toml",
@@ -274,7 +274,7 @@ def _refused(answer: Refused) -> Unreachable:
     }
     code = Refusal(answer.code) if answer.code in set(Refusal) else Refusal.INTERNAL
     field = f", {answer.field}" if answer.field else ""
-    return Unreachable(f"refused ({answer.code}{field}): {answer.reason}", mends.get(code, "see the log of the learner"))
+    return Unreachable(f"refused ({answer.code}{field}): {answer.reason}", remedies.get(code, "see the log of the learner"))
 
 
 def _pub_address(told: str, learner: Address) -> Address:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl4sys_zmq.ops.status import client_rows
 
-__all__ = ["broken_law", "byte_text", "printable", "report_lines", "span_text"]
+__all__ = ["conservation_error", "byte_text", "printable", "report_lines", "span_text"]
 
 MAX_ACTORS_SHOWN = 20
 
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def broken_law(client: Mapping[str, Any]) -> str:
+def conservation_error(client: Mapping[str, Any]) -> str:
     """Return the violation of the conservation law by a client's counts; empty if it holds.
 
     It is not checked, and the result is empty, while the client is not running or is resuming.
@@ -98,7 +98,7 @@ def _client_lines(client_id: str, client: Mapping[str, Any], now_unix_s: float) 
     yield f"{client_id}: {state}, {row.algorithm}, version {row.version:,}, generation {age} old"
     if row.error:
         yield f"  !! {row.error}"
-    if broken := broken_law(client):
+    if broken := conservation_error(client):
         yield f"  !! SEGMENTS ARE UNACCOUNTED FOR: {broken}"
     mean = "-" if row.mean_return is None else f"{row.mean_return:.1f}"
     pace = f"steps {row.steps:,}  steps/s {row.steps_per_s:,.0f}"

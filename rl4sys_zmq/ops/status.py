@@ -15,7 +15,7 @@ from rl4sys_zmq.transports import Address, MonitorEvent, Poller, Socket, explain
 from rl4sys_zmq.wire import decode, encode
 from rl4sys_zmq.wire.messages import Command, CommandDone, Message, Refused, Status, StatusRequest
 
-__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_words", "request_command", "request_status", "text_table"]
+__all__ = ["HEADINGS", "ClientRow", "client_rows", "handshake_error", "request_command", "request_status", "text_table"]
 
 MAX_MESSAGE_FRAMES = 256
 LOOK_S = 0.1
@@ -81,13 +81,13 @@ def _request(address: str, message: StatusRequest | Command, timeout_s: float, k
                 raise ProtocolError(code, answer.reason)
             for event in dealer.events():
                 if event.is_failure:
-                    hint = handshake_words(event, keys is not None)
+                    hint = handshake_error(event, keys is not None)
                     if event.is_final:
                         raise ProtocolError(Refusal.FORBIDDEN, f"{uri}: {hint}")
     raise LearnerUnavailable(uri, f"the reply to {what}", timeout_s, hint)
 
 
-def handshake_words(event: MonitorEvent, have_keys: bool) -> str:
+def handshake_error(event: MonitorEvent, have_keys: bool) -> str:
     """Return why a handshake failed, seen from the connecting side, as ``cause; remedy``."""
     if event.is_final and event.name == "handshake_failed.protocol":
         if have_keys:

@@ -149,12 +149,12 @@ def greet(address: Address, timeout_s: float) -> Greeting:
         Unreachable: If the peer is not a ZeroMQ socket with ZMTP 3, or does not reply.
     """
     with dial(address, timeout_s) as raw:
-        heard, hung_up = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
+        heard, closed = _exchange(raw, _HELLO, GREETING_BYTES, timeout_s)
     if len(heard) >= GREETING_BYTES and heard[0] == 0xFF and heard[9] & 1:
         if heard[10] < 3:
             raise Unreachable(f"the peer uses ZMTP {heard[10]}.{heard[11]}; expected 3", "it is not a learner: correct the port")
         return Greeting(f"{heard[10]}.{heard[11]}", heard[12:32].rstrip(b"\0").decode("ascii", "replace"))
-    raise Unreachable(_what_said(address, heard, hung_up, timeout_s), "it is not a learner: correct the host and the port")
+    raise Unreachable(_describe_peer(address, heard, closed, timeout_s), "it is not a learner: correct the host and the port")
 
 
 def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) -> tuple[bytes, bool]:
@@ -176,7 +176,7 @@ def _exchange(raw: socket.socket, words: bytes, at_most: int, timeout_s: float) 
     return heard, False
 
 
-def _what_said(address: Address, heard: bytes, hung_up: bool, timeout_s: float) -> str:
+def _describe_peer(address: Address, heard: bytes, closed: bool, timeout_s: float) -> str:
     if not heard:
         # A web server waits for the end of a line; to recognize it, send an HTTP request.
         with contextlib.suppress(Unreachable), dial(address, _PROBE_S) as raw:
@@ -191,6 +191,6 @@ def _what_said(address: Address, heard: bytes, hung_up: bool, timeout_s: float) 
         return "the peer is a TLS server, not ZeroMQ"
     if heard:
         return f"the peer is not ZeroMQ; it sent {heard[:16]!r}"
-    if hung_up:
+    if closed:
         return "the peer closes the connection without a reply"
     return f"the peer accepts the connection, but sends nothing within {timeout_s:g} s"

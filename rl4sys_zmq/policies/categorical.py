@@ -19,10 +19,10 @@ from rl4sys_zmq.values import DiscreteSpace, PolicySnapshot, PolicySpec
 
 __all__ = ["CategoricalPolicy", "QValuePolicy", "draw"]
 
-SMALL = 40
+PYTHON_MAX_ACTIONS = 40
 """The largest number of actions for which Python floats are faster than numpy (4 actions: 0.6 us, numpy 8 us)."""
 
-FEW = 32
+LOOP_MAX_LOGITS = 32
 """The largest number of logits, rows times actions, for which a loop over the rows is faster than one numpy pass."""
 
 _TOTALS = 1e-100, 1e100
@@ -52,7 +52,7 @@ class CategoricalPolicy:
         """Choose one action, as `Policy.act` describes."""
         outputs = self._network.single(observation)
         actions = self._actions
-        if len(actions) > SMALL:
+        if len(actions) > PYTHON_MAX_ACTIONS:
             index, log_prob = _draw_large(outputs, mask, rng.uniform() if explore else None)
         elif mask is None:
             index, log_prob = draw(outputs.tolist(), rng.uniform() if explore else None)
@@ -64,7 +64,7 @@ class CategoricalPolicy:
     def bind(self, rng: Sampler, explore: bool) -> Act:
         """Return `act` for one thread, as `base.bind` describes."""
         fused, actions = self._network.fused, self._actions
-        if fused is None or len(actions) > SMALL:
+        if fused is None or len(actions) > PYTHON_MAX_ACTIONS:
             return lambda observation, mask: self.act(observation, mask, rng, explore)
         forward, uniform = fused.forward(), rng.uniform
         least, most = _TOTALS
@@ -100,7 +100,7 @@ class CategoricalPolicy:
         """Choose ``N`` actions, as `Policy.act_batch` describes."""
         logits = self._network.batch(observations)
         draws = rng.uniforms(len(logits)) if explore else None
-        index, log_probs = (_draw_each if logits.size <= FEW else _draw_rows)(logits, masks, draws)
+        index, log_probs = (_draw_each if logits.size <= LOOP_MAX_LOGITS else _draw_rows)(logits, masks, draws)
         index += self._actions[0]
         # Two arrays: the host can write to its own.
         return index, index.copy(), log_probs

@@ -122,7 +122,7 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
         low: NDArray[Any] = _edge(space.low_array().ravel(), dtype).astype(work)
         high: NDArray[Any] = _edge(space.high_array().ravel(), dtype).astype(work)
         half, centre = high / 2 - low / 2, high / 2 + low / 2
-    whole = dtype.kind in "iub"
+    whole_number = dtype.kind in "iub"
     free = bool(np.all(low == -np.inf) and np.all(high == np.inf))
 
     def bound(raw: NDArray[np.float32]) -> NDArray[Any]:
@@ -131,7 +131,7 @@ def _bounder(space: BoxSpace, squash: str) -> _Bounder:
             np.tanh(env, env)
             np.multiply(env, half, env)
             np.add(env, centre, env)
-        if whole:
+        if whole_number:
             np.rint(env, env)
         if not free:
             np.maximum(env, low, out=env)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from rl4sys_zmq.config.options import check_fields, flag, gather, one_of, option, sizes
+from rl4sys_zmq.config.options import check_fields, flag, one_of, option, parse_options, sizes
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.policies.registry import PolicyEntry
 from rl4sys_zmq.values import ACTIVATIONS, BoxSpace, PolicySpec, Space, TensorSpec, feature_size
@@ -101,7 +101,7 @@ def mlp_document(spec: PolicySpec) -> MLPDocument:
     Raises:
         ConfigError: If a key is unknown, a value is invalid, or the tensors do not match the layers.
     """
-    document = MLPDocument(**gather(MLPDocument, spec.document))  # type: ignore[arg-type]
+    document = MLPDocument(**parse_options(MLPDocument, spec.document))  # type: ignore[arg-type]
     if document.tensors(spec.observation_space, spec.action_space) != spec.tensors:
         raise ConfigError("the tensors of an mlp policy do not match its layers", key="tensors")
     return document

@@ -29,16 +29,16 @@ MAX_SESSIONS = 4096
 SESSION_S = 600.0
 """The silence after which a session ends, in seconds. A waiting caller resends its call every few seconds."""
 
-PATIENCE = 0.25
+BATCH_WAIT_SHARE = 0.25
 """The share of its last batch's duration that a concurrency group waits for those callers, by default."""
-LEAST_PATIENCE_S, MOST_PATIENCE_S = 100e-6, 0.02
+BATCH_WAIT_MIN_S, BATCH_WAIT_MAX_S = 100e-6, 0.02
 """The shortest and the longest such wait, in seconds. A shorter one is skipped: no caller is that fast."""
 LONG_S = 0.003
 """The duration of a job after which the next job of its group counts as long, in seconds.
 
 A long job is handed to another thread, which costs about a tenth of this time.
 """
-MAX_ANSWERS = 256
+MAX_KEPT_REPLIES = 256
 """The largest number of replies that are kept for one session."""
 MAX_KEPT_BYTES = 256 * 1024 * 1024
 """The limit on all kept replies together, in bytes. Further ones replace those of the longest silent session."""
@@ -93,14 +93,14 @@ class Request:
         peer: The destination of the reply: the routing id from which the call came last.
         call: The message.
         method: The method that it calls.
-        came_s: The time of its arrival, on the clock of the code that uses the queue.
+        arrived_s: The time of its arrival, on the clock of the code that uses the queue.
         again: Number of copies that arrived later.
     """
 
     peer: bytes
     call: Call
     method: Method
-    came_s: float
+    arrived_s: float
     again: int = 0
 
 
@@ -134,22 +134,22 @@ class _ConcurrencyGroup:
 
     queue: deque[Request] = field(default_factory=deque)
     busy: bool = False
-    took_s: float = 0.0
+    last_job_s: float = 0.0
     last: Counter[int] = field(default_factory=Counter)
     expected: int = 1
     until_s: float = 0.0
 
-    def batch_over(self, requests: Sequence[Request], began_s: float, now: float) -> None:
+    def on_batch_finished(self, requests: Sequence[Request], began_s: float, now: float) -> None:
         before, self.last = self.last, Counter([r.call.session for r in requests])
         self.expected = (before | self.last).total()
-        patience_s = min(PATIENCE * (now - began_s), MOST_PATIENCE_S)
-        self.until_s = now + patience_s if patience_s >= LEAST_PATIENCE_S else now
+        patience_s = min(BATCH_WAIT_SHARE * (now - began_s), BATCH_WAIT_MAX_S)
+        self.until_s = now + patience_s if patience_s >= BATCH_WAIT_MIN_S else now
 
 
 @dataclass(slots=True)
 class _Session:
     since: int
-    heard_s: float
+    last_message_s: float
     waiting: dict[int, Request] = field(default_factory=dict)
     answers: dict[int, list[Frame]] = field(default_factory=dict)
     acked: int = 0
@@ -171,7 +171,7 @@ class CallQueue:
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
         self.methods: dict[str, Method] = {}
-        self.pressing = False
+        self.run_now = False
         self._concurrency_groups: dict[str, _ConcurrencyGroup] = {}
         self._sessions: OrderedDict[int, _Session] = OrderedDict()
         self._kept_bytes = 0
@@ -219,10 +219,10 @@ class CallQueue:
         if known is not None:
             return known.since
         while len(self._sessions) >= MAX_SESSIONS or (
-            self._sessions and now - next(iter(self._sessions.values())).heard_s > SESSION_S
+            self._sessions and now - next(iter(self._sessions.values())).last_message_s > SESSION_S
         ):
             _, oldest = self._sessions.popitem(last=False)
-            self._forget_answers(oldest, 1 << 64)
+            self._discard_replies(oldest, 1 << 64)
         self._sessions[session] = _Session(number, now)
         return number
 
@@ -244,10 +244,10 @@ class CallQueue:
             if call.once:
                 raise Refuse(CallRefusal.NO_SESSION, "this server has no session for the caller; send $hello first")
         else:
-            session.heard_s = now
+            session.last_message_s = now
             self._sessions.move_to_end(call.session)
             if call.acked > session.acked:
-                self._forget_answers(session, call.acked)
+                self._discard_replies(session, call.acked)
             waiting = session.waiting.get(call.number)
             if waiting is not None:
                 waiting.peer, waiting.again = peer, waiting.again + 1
@@ -267,14 +267,14 @@ class CallQueue:
         if session is not None:
             session.waiting[call.number] = request
         self.counters.add("calls")
-        self.pressing = method.max_batch == 1 and not concurrency_group.busy
+        self.run_now = method.max_batch == 1 and not concurrency_group.busy
         return None
 
     def next_job(self, now: float) -> Job | None:
         """Return the job of the ready group whose first call is the oldest, or None. The group is busy until `finish`."""
-        self.pressing = False
+        self.run_now = False
         ready = [
-            (concurrency_group.queue[0].came_s, name)
+            (concurrency_group.queue[0].arrived_s, name)
             for name, concurrency_group in self._concurrency_groups.items()
             if concurrency_group.queue and not concurrency_group.busy and self._due(concurrency_group) <= now
         ]
@@ -288,7 +288,7 @@ class CallQueue:
             requests.append(concurrency_group.queue.popleft())
         concurrency_group.busy = True
         self.counters.add("jobs")
-        return Job(chosen, method, requests, now, concurrency_group.took_s > LONG_S)
+        return Job(chosen, method, requests, now, concurrency_group.last_job_s > LONG_S)
 
     def wait_s(self, now: float) -> float | None:
         """Return the time until the next job is due if no call arrives, in seconds. None: no job waits."""
@@ -302,9 +302,9 @@ class CallQueue:
     def finish(self, job: Job, answers: Sequence[list[Frame]], now: float) -> None:
         """Complete a job: keep the replies that can be asked for again, and free the concurrency group."""
         concurrency_group = self._concurrency_groups[job.concurrency_group]
-        concurrency_group.busy, concurrency_group.took_s = False, now - job.began_s
+        concurrency_group.busy, concurrency_group.last_job_s = False, now - job.began_s
         if job.method.max_batch > 1:
-            concurrency_group.batch_over(job.requests, job.began_s, now)
+            concurrency_group.on_batch_finished(job.requests, job.began_s, now)
         for request, answer in zip(job.requests, answers, strict=True):
             session = self._sessions.get(request.call.session)
             if session is None:
@@ -314,8 +314,8 @@ class CallQueue:
                 if session.answers.setdefault(request.call.number, answer) is answer:
                     for frame in answer:
                         self._kept_bytes += len(frame)
-                if len(session.answers) > MAX_ANSWERS:  # the caller never acknowledges
-                    self._forget_answers(session, min(session.answers) + 1)
+                if len(session.answers) > MAX_KEPT_REPLIES:  # the caller never acknowledges
+                    self._discard_replies(session, min(session.answers) + 1)
                 if self._kept_bytes > MAX_KEPT_BYTES:
                     self._make_room()
 
@@ -344,9 +344,9 @@ class CallQueue:
         """Discard kept replies down to `MAX_KEPT_BYTES`, beginning with the oldest of the longest silent session."""
         for session in self._sessions.values():
             while session.answers and self._kept_bytes > MAX_KEPT_BYTES:
-                self._forget_answers(session, min(session.answers) + 1)
+                self._discard_replies(session, min(session.answers) + 1)
 
-    def _forget_answers(self, session: _Session, below: int) -> None:
+    def _discard_replies(self, session: _Session, below: int) -> None:
         """Discard the replies to all call numbers below a limit. The caller has them, or does not get them again."""
         session.acked = below
         for number in [n for n in session.answers if n < below]:
@@ -358,7 +358,7 @@ class CallQueue:
         first = concurrency_group.queue[0]
         method = first.method
         if method.max_batch == 1 or method.max_wait_s == 0.0 or len(concurrency_group.queue) >= method.max_batch:
-            return first.came_s
+            return first.arrived_s
         if method.max_wait_s is None:
-            return concurrency_group.until_s if len(concurrency_group.queue) < concurrency_group.expected else first.came_s
-        return first.came_s + method.max_wait_s
+            return concurrency_group.until_s if len(concurrency_group.queue) < concurrency_group.expected else first.arrived_s
+        return first.arrived_s + method.max_wait_s

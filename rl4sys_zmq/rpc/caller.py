@@ -32,7 +32,7 @@ from rl4sys_zmq.wire.trees import MAX_TREE_FRAMES, Tree
 __all__ = ["Caller"]
 
 TIMEOUT_S = 10.0
-LOOK_S = 0.5
+CLOSE_CHECK_S = 0.5
 """The interval at which a waiting call checks whether its `Caller` was closed, in seconds."""
 MAX_TIMEOUT_S = 86_400.0
 
@@ -46,21 +46,21 @@ class _Connection(Resource):
         self._socket: Socket | None = None
 
     def call(self, method: str, payload: Tree, timeout_s: float, once: bool, closed: threading.Event) -> Tree:
-        session, socket = self.session, self._dialled()
+        session, socket = self.session, self._on_reconnected()
         now = time.monotonic()
         pending = session.begin(method, payload, now, timeout_s, once=bool(once))
         try:
             while not pending.done:
                 if closed.is_set():
                     raise Closed(f"the caller of {self._address.uri} was closed during {method}")
-                if session.silent(now):
+                if session.should_reconnect(now):
                     self.close_connection()
-                    socket = self._dialled()
+                    socket = self._on_reconnected()
                 for due in session.due(now):
                     if socket.send(due.frames) is SendResult.FULL:
                         session.not_sent(due, now)
                 try:
-                    frames = socket.recv_wait(min(session.wait_s(now), LOOK_S), MAX_TREE_FRAMES + 2)
+                    frames = socket.recv_wait(min(session.wait_s(now), CLOSE_CHECK_S), MAX_TREE_FRAMES + 2)
                 except TooManyFrames:
                     frames = []
                 now = time.monotonic()
@@ -89,7 +89,7 @@ class _Connection(Resource):
             self._socket.adopt()
         self.close_connection()
 
-    def _dialled(self) -> Socket:
+    def _on_reconnected(self) -> Socket:
         """Return the socket, created if needed, as a socket of the calling thread."""
         if self._socket is None:
             self._socket = Socket.dealer(self._address, secure=self._secure)
@@ -129,7 +129,7 @@ class Caller(Resource):
         """
         encode_call(Call(0, 0, 0, 0, False, HELLO, terms if terms is None else dict(terms)))
         self._address = Address.parse(address)
-        self._address.check_dialled()
+        self._address.check_connectable()
         self._timeout_s = _checked(timeout_s)
         self._terms = terms
         self._secure = curve_client(read_user_keys(Path(keys))[1]) if keys is not None else None
@@ -168,7 +168,7 @@ class Caller(Resource):
             TransportError: If no connection can be created, for example because no file descriptor is left.
             Closed: If the caller is closed before or during the call.
         """
-        line = self._take_line()
+        line = self._acquire()
         try:
             return line.call(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once, self._closed)
         finally:
@@ -185,7 +185,7 @@ class Caller(Resource):
             WorkerDied: If the thread of this caller has ended with an error.
             Closed: If the caller is closed.
         """
-        return self._pumping().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
+        return self._thread().submit(method, payload, self._timeout_s if timeout_s is None else _checked(timeout_s), once)
 
     async def acall(self, method: str, payload: Tree = None, timeout_s: float | None = None, *, once: bool = False) -> Tree:
         """Await a call. Cancelling it ends the wait, not the call."""
@@ -204,7 +204,7 @@ class Caller(Resource):
             Closed: If the caller is closed.
         """
         check_topic(topic)
-        return self._pumping().subscribe(topic, callback)
+        return self._thread().subscribe(topic, callback)
 
     def stats(self) -> dict[str, Any]:
         """Return a copy of the counters."""
@@ -230,7 +230,7 @@ class Caller(Resource):
         self._lock = threading.Lock()
         self._idle, self._caller_thread = [], None
 
-    def _take_line(self) -> _Connection:
+    def _acquire(self) -> _Connection:
         with self._lock:
             if self._closed.is_set():
                 raise Closed(f"the caller of {self._address.uri} is closed")
@@ -244,7 +244,7 @@ class Caller(Resource):
                 return
         line.close()
 
-    def _pumping(self) -> CallerThread:
+    def _thread(self) -> CallerThread:
         with self._lock:
             if self._closed.is_set():
                 raise Closed(f"the caller of {self._address.uri} is closed")

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from rl4sys_zmq.errors import Closed, ProtocolError, TransportError, WorkerDied
 from rl4sys_zmq.resource import Resource, Worker
-from rl4sys_zmq.rpc.session import WINDOW, Pending, Session
+from rl4sys_zmq.rpc.session import WINDOW, PendingCall, Session
 from rl4sys_zmq.rpc.topics import topic_frame
 from rl4sys_zmq.transports import Address, Frame, Poller, Secure, SendResult, Socket, TooManyFrames, Wakeup
 from rl4sys_zmq.wire.rpc import Publication, decode_call
@@ -21,11 +21,11 @@ __all__ = ["CallerThread", "Subscription"]
 
 log = logging.getLogger(__name__)
 
-NOTICE_HWM = 8
+PUBLICATION_HWM = 8
 FETCH_S = 5.0
 """The timeout of a request for the newest publication, and its interval while no publisher is known, in seconds."""
 JOIN_S = 2.0
-LOOK_S = 1.0
+CLOSE_CHECK_S = 1.0
 SILENT_S = 5.0
 """The silence after which the thread looks for the publisher again, in seconds. Beacons come each second."""
 
@@ -64,7 +64,7 @@ class Subscription(Worker):
             self._newest = payload, number
             self._ready.notify()
 
-    def behind(self, server: int, latest: int) -> bool:
+    def is_behind(self, server: int, latest: int) -> bool:
         """Return True if the topic has a newer publication than the last one received. `latest` is its newest number."""
         return latest > 0 and (server != self._server or latest > self._seen)
 
@@ -106,13 +106,13 @@ class CallerThread(Worker, Resource):
         self._wanted: deque[Subscription] = deque()
         self._pub = ("", b"")  # the publisher's address, and the channel
         self._sub: Socket | None = None
-        self._heard_s = 0.0
+        self._received_s = 0.0
 
     def submit(self, method: str, payload: Tree, timeout_s: float, once: bool) -> Future[Tree]:
         """Start a call. See `Caller.submit`."""
         future: Future[Tree] = Future()
 
-        def tell(pending: Pending) -> None:
+        def tell(pending: PendingCall) -> None:
             if future.set_running_or_notify_cancel():
                 if pending.error is not None:
                     future.set_exception(pending.error)
@@ -173,16 +173,16 @@ class CallerThread(Worker, Resource):
         poller.register(self._wakeup)
         try:
             while not self._stopping.is_set():
-                self._follow(poller)
+                self._update_subscriptions(poller)
                 now = time.monotonic()
                 with self._lock:
-                    if self._session.silent(now):
-                        dealer = self._dial_anew(poller, dealer, now)
+                    if self._session.should_reconnect(now):
+                        dealer = self._reconnect(poller, dealer, now)
                     for pending in self._session.due(now):
                         if dealer.send(pending.frames) is SendResult.FULL:
                             self._session.not_sent(pending, now)
                     wait_s = self._session.wait_s(now)
-                ready = poller.poll(min(wait_s, LOOK_S) if self._subscriptions else wait_s)
+                ready = poller.poll(min(wait_s, CLOSE_CHECK_S) if self._subscriptions else wait_s)
                 self._wakeup.clear()
                 now = time.monotonic()
                 with self._lock:
@@ -190,10 +190,10 @@ class CallerThread(Worker, Resource):
                         while (frames := self._recv(dealer)) is not None:
                             self._session.take(frames, now)
                     if self._session.expire(now):
-                        dealer = self._dial_anew(poller, dealer, now)
-                self._tell()
+                        dealer = self._reconnect(poller, dealer, now)
+                self._run_callbacks()
                 if self._sub is not None and self._sub in ready:
-                    self._hear(self._sub)
+                    self._read_publications(self._sub)
         finally:
             poller.close()
             dealer.close()
@@ -207,12 +207,12 @@ class CallerThread(Worker, Resource):
             for pending in list(self._session.under_way.values()):
                 closed = Closed(f"the caller of {self._address.uri} was closed during {pending.method}")
                 self._session.end(pending, closed if error is None else WorkerDied(f"thread {self.name} failed: {error!r}"))
-        self._tell()
+        self._run_callbacks()
         for subscription in self._all():
             subscription.stop()
         self._wakeup.close()
 
-    def _tell(self) -> None:
+    def _run_callbacks(self) -> None:
         """Call `tell` of all calls that are over. Without the lock, since `tell` can call this object."""
         while self._session.over:
             pending = self._session.over.popleft()
@@ -229,13 +229,13 @@ class CallerThread(Worker, Resource):
     def _dial(self) -> Socket:
         return Socket.dealer(self._address, secure=self._secure, send_hwm=WINDOW, recv_hwm=WINDOW)
 
-    def _dial_anew(self, poller: Poller, dealer: Socket, now: float) -> Socket:
+    def _reconnect(self, poller: Poller, dealer: Socket, now: float) -> Socket:
         """Replace the connection. Messages still in its old queue must not reach a server that starts later."""
         poller.unregister(dealer)
         dealer.close()
         dealer = self._dial()
         poller.register(dealer)
-        self._session.dialled(now)
+        self._session.on_reconnected(now)
         return dealer
 
     # ---- publications
@@ -243,7 +243,7 @@ class CallerThread(Worker, Resource):
     def _all(self) -> list[Subscription]:
         return [s for held in (*self._subscriptions.values(), self._wanted) for s in held]
 
-    def _follow(self, poller: Poller) -> None:
+    def _update_subscriptions(self, poller: Poller) -> None:
         """Start and end subscriptions, connect to the publisher, and request publications that were missed."""
         self._drop_ended()
         while self._wanted:
@@ -256,12 +256,12 @@ class CallerThread(Worker, Resource):
         if not self._subscriptions:
             return
         now = time.monotonic()
-        if self._sub is not None and now - self._heard_s > SILENT_S:
+        if self._sub is not None and now - self._received_s > SILENT_S:
             # A server sends beacons each second. Perhaps it was restarted with another publisher address.
             self._session.counters.add("redials")
-            self._heard_s = now
+            self._received_s = now
             with self._lock:
-                self._session.greet()
+                self._session.require_hello()
                 self._pub = ("", b"")
         if self._sub is None or not self._pub[0]:
             for subscription in self._all():
@@ -286,9 +286,9 @@ class CallerThread(Worker, Resource):
         pub, channel = welcome["pub"], welcome["channel"]
         if not pub or (pub, channel) == self._pub:
             return
-        self._pub, self._heard_s = (pub, channel), time.monotonic()
+        self._pub, self._received_s = (pub, channel), time.monotonic()
         try:
-            sub = Socket.sub(self._reachable(pub), hwm=NOTICE_HWM, secure=self._secure)
+            sub = Socket.sub(self._reachable(pub), hwm=PUBLICATION_HWM, secure=self._secure)
         except TransportError as exc:
             self._session.counters.add("refused")
             log.warning("%s announces publisher address %.200r, which cannot be used: %s", self._address.uri, pub, exc)
@@ -308,14 +308,14 @@ class CallerThread(Worker, Resource):
             return self._address.with_port(address.port)
         return address
 
-    def _hear(self, sub: Socket) -> None:
+    def _read_publications(self, sub: Socket) -> None:
         while (frames := self._recv(sub)) is not None:
             try:
                 publication = decode_call(frames[1:])
             except ProtocolError:
                 self._session.counters.add("refused")
                 continue
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             subscriptions = self._subscriptions.get(publication.topic) if isinstance(publication, Publication) else None
             if subscriptions is None or not isinstance(publication, Publication):
                 self._session.counters.add("refused")
@@ -323,7 +323,7 @@ class CallerThread(Worker, Resource):
             for subscription in subscriptions:
                 if publication.number > 0:
                     subscription.offer(publication.server, publication.number, publication.payload)
-                elif subscription.behind(publication.server, publication.latest):
+                elif subscription.is_behind(publication.server, publication.latest):
                     self._ask_latest(subscription)
 
     def _ask_latest(self, subscription: Subscription) -> None:
@@ -332,7 +332,7 @@ class CallerThread(Worker, Resource):
         now = time.monotonic()
         subscription.asking, subscription.asked_s = True, now
 
-        def tell(pending: Pending) -> None:
+        def tell(pending: PendingCall) -> None:
             subscription.asking = False
             if pending.error is not None:
                 log.info("cannot get the newest publication of %s: %s", subscription.topic, pending.error)

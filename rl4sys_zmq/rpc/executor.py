@@ -13,7 +13,7 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, encode_reply
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["CallExecutor", "each"]
+__all__ = ["CallExecutor", "per_call"]
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class CallExecutor:
         return self.refusal(call, FAILED, f"{type(error).__name__}\n{_text(error)}")
 
 
-def each(run: Callable[[Tree], Tree]) -> Handler:
+def per_call(run: Callable[[Tree], Tree]) -> Handler:
     """Return a callback for a list of payloads that calls `run` for each of them."""
 
     def handler(payloads: Sequence[Tree]) -> list[Tree]:
@@ -87,7 +87,7 @@ def each(run: Callable[[Tree], Tree]) -> Handler:
 
 def _expired(request: Request, now: float) -> bool:
     """Return True if the caller's timeout has passed."""
-    return (now - request.came_s) * 1000 > request.call.timeout_ms
+    return (now - request.arrived_s) * 1000 > request.call.timeout_ms
 
 
 def _results(run: Handler, requests: list[Request]) -> list[Tree | BaseException]:

@@ -86,11 +86,11 @@ class LeaderFollowerPool:
         self.stopping = threading.Event()
         self._name, self._lead, self._adopt, self._end, self._counters = name, lead, adopt, end, counters
         self._lock = threading.Lock()
-        self._stirred = threading.Event()
+        self._active = threading.Event()
         """Set while jobs run. While it is clear, the thread that stands by sleeps."""
         self._look = threading.Event()
         """Set to make the thread that stands by check the running job at once."""
-        self._hands: list[_PoolThread] = []
+        self._threads: list[_PoolThread] = []
         self._made = self._at_work = 0
         self._leader: _PoolThread | None = None
         self._running: _Running | None = None
@@ -113,16 +113,16 @@ class LeaderFollowerPool:
         Returns:
             The result of the job, and True if the calling thread still leads.
         """
-        hand = self._leader
-        assert hand is not None
+        thread = self._leader
+        assert thread is not None
         now = time.monotonic()
-        running = hand.job = self._running = _Running(what, now, now if long else now + TAKEOVER_S)
-        if not self._stirred.is_set():
-            self._stirred.set()
+        running = thread.job = self._running = _Running(what, now, now if long else now + TAKEOVER_S)
+        if not self._active.is_set():
+            self._active.set()
         if long:
             self._look.set()
         made = job(given)
-        hand.job = None
+        thread.job = None
         with self._lock:
             leads = self._running is running
             if leads:
@@ -138,28 +138,28 @@ class LeaderFollowerPool:
     @property
     def started(self) -> bool:
         """True after `start`."""
-        return bool(self._hands)
+        return bool(self._threads)
 
     @property
-    def is_inside(self) -> bool:
+    def in_pool_thread(self) -> bool:
         """True if the calling thread is one of the pool."""
         me = threading.get_ident()
-        return any(hand.alive and hand.ident == me for hand in list(self._hands))  # the system reuses idents
+        return any(thread.alive and thread.ident == me for thread in list(self._threads))  # the system reuses idents
 
     @property
-    def is_hurt(self) -> bool:
+    def has_failed(self) -> bool:
         """True if one of the threads has ended with an error."""
-        return any(hand.error is not None for hand in list(self._hands))
+        return any(thread.error is not None for thread in list(self._threads))
 
     def raise_if_dead(self) -> None:
         """Raise WorkerDied if one of the threads has ended with an error."""
-        for hand in list(self._hands):
-            hand.raise_if_dead()
+        for thread in list(self._threads):
+            thread.raise_if_dead()
 
     def stop(self) -> None:
         """Ask all threads to end. The code that calls this must also wake the leader if it waits in a poll."""
         self.stopping.set()
-        self._stirred.set()
+        self._active.set()
         self._look.set()
 
     def join(self, timeout_s: float) -> None:
@@ -169,9 +169,9 @@ class LeaderFollowerPool:
             CallbackStuck: If a job still runs after `timeout_s` seconds. Its thread ends when the job returns.
         """
         deadline = time.monotonic() + timeout_s
-        hands = list(self._hands)
-        for hand in hands:
-            if not hand.join(max(0.0, deadline - time.monotonic())):
+        hands = list(self._threads)
+        for thread in hands:
+            if not thread.join(max(0.0, deadline - time.monotonic())):
                 jobs = [other.job.what for other in hands if other.alive and other.job is not None]
                 raise CallbackStuck(self._name, ", ".join(jobs) or "an unknown group", timeout_s)
 
@@ -179,9 +179,9 @@ class LeaderFollowerPool:
 
     def _add(self, body: Callable[[_PoolThread], None]) -> None:
         self._made += 1
-        hand = _PoolThread(f"rl4sys-{self._name}-{self._made}", body, self._leave)
-        self._hands = [h for h in self._hands if h.alive or h.error is not None] + [hand]
-        hand.start()
+        thread = _PoolThread(f"rl4sys-{self._name}-{self._made}", body, self._leave)
+        self._threads = [h for h in self._threads if h.alive or h.error is not None] + [thread]
+        thread.start()
         self._at_work += 1
 
     def _leave(self) -> None:
@@ -192,39 +192,39 @@ class LeaderFollowerPool:
         if last:
             self._end()
 
-    def _begin(self, hand: _PoolThread) -> None:
+    def _begin(self, thread: _PoolThread) -> None:
         """Lead, as the first thread of the pool."""
         with self._lock:
-            self._leader = hand
+            self._leader = thread
             self._adopt()
         self._lead()
 
-    def _stand_by(self, hand: _PoolThread) -> None:
+    def _stand_by(self, thread: _PoolThread) -> None:
         """Wait until a job takes too long, then lead."""
         quiet = 0
         while not self.stopping.is_set():
-            self._stirred.wait()
+            self._active.wait()
             running = self._running
             if running is None:
                 quiet += 1
                 if quiet > QUIET_TICKS:
-                    self._stirred.clear()
+                    self._active.clear()
                     quiet = 0
                     if self._running is not None or self.stopping.is_set():  # a job began between the check and `clear`
-                        self._stirred.set()
+                        self._active.set()
             else:
                 quiet = 0
-                if time.monotonic() >= running.over_s and self._take_over(hand, running):
+                if time.monotonic() >= running.over_s and self._take_over(thread, running):
                     self._lead()
                     return
             self._look.wait(TICK_S)
             self._look.clear()
 
-    def _take_over(self, hand: _PoolThread, running: _Running) -> bool:
+    def _take_over(self, thread: _PoolThread, running: _Running) -> bool:
         with self._lock:
             if self._running is not running or self.stopping.is_set():
                 return False
-            self._leader, self._running = hand, None
+            self._leader, self._running = thread, None
             self._adopt()
             self._add(self._stand_by)
         self._counters.add("takeovers")

@@ -25,7 +25,7 @@ from rl4sys_zmq.errors import CallRefusal, Closed, ConfigError, ProtocolError, R
 from rl4sys_zmq.loopback import is_local
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc.call_queue import CallQueue, Handler, Job, Method, Refuse
-from rl4sys_zmq.rpc.executor import CallExecutor, each
+from rl4sys_zmq.rpc.executor import CallExecutor, per_call
 from rl4sys_zmq.rpc.leader_followers import LeaderFollowerPool
 from rl4sys_zmq.rpc.topics import TopicPublisher
 from rl4sys_zmq.security import AccessList, Authenticator, Authorizer, User
@@ -40,13 +40,13 @@ log = logging.getLogger(__name__)
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """The largest frame of a call, a reply or a publication, and so the largest array in it, in bytes."""
 BEACON_S = 1.0
-LOOK_S = 0.1
+CLOSE_CHECK_S = 0.1
 LEAST_POLL_S, NAP_S = 0.001, 0.000_1
 """The shortest wait for which the leader polls, and the sleep that replaces a shorter wait, in seconds."""
 CALL_ROLE = "call"
-MOST_AT_ONCE = 256
+MAX_READS_PER_TURN = 256
 HELLO, LATEST, STATUS = "$hello", "$latest", "$status"
-NOTICE_HWM = 8
+PUBLICATION_HWM = 8
 
 _rng = random.SystemRandom()
 
@@ -134,7 +134,7 @@ class Server(Resource):
         self._address: Address | None = None
         self._pub_address: Address | None = None
         for system, run in ((LATEST, self._publisher.latest), (STATUS, self._status)):
-            self._call_queue.register(Method(system, each(run), "$", CALL_ROLE))
+            self._call_queue.register(Method(system, per_call(run), "$", CALL_ROLE))
 
     def register(
         self,
@@ -164,7 +164,7 @@ class Server(Resource):
         """
         if not isinstance(batching, Batching | None):
             raise ConfigError(f"{name!r:.60}: batching is {batching!r:.60}; expected a Batching or None", key="batching")
-        handler: Handler = run if batching is not None else each(run)
+        handler: Handler = run if batching is not None else per_call(run)
         size, wait_s = (batching.max_size, batching.max_wait_s) if batching is not None else (1, 0.0)
         with self._lock:
             self._call_queue.register(
@@ -292,7 +292,7 @@ class Server(Resource):
         """
         self._pool.stop()
         self._wakeup.set()
-        if self._pool.is_inside:
+        if self._pool.in_pool_thread:
             return
         self._pool.join(timeout_s)
         self._close_sockets()
@@ -309,7 +309,7 @@ class Server(Resource):
             self._bind, send_hwm=1024, recv_hwm=1024, max_frame_bytes=self._max_frame_bytes, secure=secure, watch=False
         )
         if self._pub is not None:
-            self._xpub = Socket.xpub(self._pub, hwm=NOTICE_HWM, secure=secure, grants=True)
+            self._xpub = Socket.xpub(self._pub, hwm=PUBLICATION_HWM, secure=secure, grants=True)
             self._pub_address = self._xpub.bound
             self._poller.register(self._xpub)
         self._address = self._router.bound
@@ -340,13 +340,13 @@ class Server(Resource):
             return None
         self._authenticator = Authenticator(self._keys, self._users)
         self._authorizer = Authorizer(self._authenticator.watcher.access)
-        self._authenticator.open(self._take_list)
+        self._authenticator.open(self._replace_access_list)
         return self._authenticator.secure
 
-    def _take_list(self, access: AccessList) -> None:
+    def _replace_access_list(self, access: AccessList) -> None:
         """Replace the access list, in the thread that watches its file. Later messages are checked against the new list."""
         if self._authorizer.replace(access):
-            self._publisher.rotate()
+            self._publisher.change_channel()
 
     # ---- the leader's loop
 
@@ -364,20 +364,20 @@ class Server(Resource):
             if self._wakeup in ready:
                 self._wakeup.clear()
             if router in ready:
-                for _ in range(MOST_AT_ONCE):
-                    if not self._take_one(router) or call_queue.pressing:
+                for _ in range(MAX_READS_PER_TURN):
+                    if not self._take_one(router) or call_queue.run_now:
                         break
             if self._finished or self._publisher.waiting:
                 self._send_out(router)
             now = time.monotonic()
             if self._xpub is not None:
-                if now - look_s >= LOOK_S or self._xpub in ready:
+                if now - look_s >= CLOSE_CHECK_S or self._xpub in ready:
                     look_s = now
                     self._publisher.look(self._xpub, self._authorizer)
                 if now - beacon_s >= BEACON_S:
                     beacon_s = now
                     if self._authorizer.lapsed(time.time()):
-                        self._publisher.rotate()
+                        self._publisher.change_channel()
                     self._publisher.send_beacons(self._xpub)
             job = call_queue.next_job(now)
             if job is not None and not self._run_job(job, router):
@@ -385,7 +385,7 @@ class Server(Resource):
             wait_s = call_queue.wait_s(time.monotonic())
             if self._xpub is not None:
                 wait_s = min(max(0.0, beacon_s + BEACON_S - now), wait_s if wait_s is not None else BEACON_S)
-        self._wind_up(router)
+        self._drain(router)
 
     # ---- received messages
 
@@ -462,7 +462,7 @@ class Server(Resource):
         if self._xpub is not None:
             self._publisher.send(self._xpub)
 
-    def _wind_up(self, router: Socket) -> None:
+    def _drain(self, router: Socket) -> None:
         """Refuse all waiting calls, then wait for callbacks in other threads and send their replies."""
         for request in self._call_queue.drop_all():
             self._send(
@@ -471,8 +471,8 @@ class Server(Resource):
         self._poller.unregister(router)
         if self._xpub is not None:
             self._poller.unregister(self._xpub)
-        while self._call_queue.busy and not self._pool.is_hurt:
-            if self._wakeup in self._poller.poll(LOOK_S):
+        while self._call_queue.busy and not self._pool.has_failed:
+            if self._wakeup in self._poller.poll(CLOSE_CHECK_S):
                 self._wakeup.clear()
             self._send_out(router)
 

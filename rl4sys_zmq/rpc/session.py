@@ -25,12 +25,12 @@ from rl4sys_zmq.wire.messages import Frame
 from rl4sys_zmq.wire.rpc import ANSWERED, FAILED, Call, Reply, check_size, decode_call, encode_call
 from rl4sys_zmq.wire.trees import Tree
 
-__all__ = ["HELLO", "Pending", "Session"]
+__all__ = ["HELLO", "PendingCall", "Session"]
 
 HELLO = "$hello"
-AGAIN_S = 0.5
-"""The time after which a call is resent first, in seconds. It doubles with each resend, up to `AGAIN_MOST_S`."""
-AGAIN_MOST_S = 4.0
+RESEND_S = 0.5
+"""The time after which a call is resent first, in seconds. It doubles with each resend, up to `RESEND_MAX_S`."""
+RESEND_MAX_S = 4.0
 SILENCE_S = 3.0
 """The silence after a resend that makes the caller reconnect, in seconds. The connection can be half open."""
 WINDOW = 256
@@ -44,7 +44,7 @@ _rng = random.SystemRandom()
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCall:
     """A call that is not over yet, or its result.
 
     Attributes:
@@ -68,7 +68,7 @@ class Pending:
     timeout_s: float
     deadline_s: float
     frames: list[Frame]
-    tell: Callable[[Pending], None] | None = None
+    tell: Callable[[PendingCall], None] | None = None
     sent: int = 0
     due_s: float = 0.0
     done: bool = False
@@ -105,13 +105,13 @@ class Session:
     id: int = field(default_factory=lambda: _rng.getrandbits(63))
     server: int = 0
     welcome: Tree = None
-    under_way: dict[int, Pending] = field(default_factory=dict)
-    over: deque[Pending] = field(default_factory=deque)
-    _heard_s: float = 0.0
+    under_way: dict[int, PendingCall] = field(default_factory=dict)
+    over: deque[PendingCall] = field(default_factory=deque)
+    _received_s: float = 0.0
     _expiry_s: float = math.inf
     """No timeout passes before this time."""
     _next: int = 0
-    _hello: Pending | None = None
+    _hello: PendingCall | None = None
     _known: tuple[int, int] | None = None
     """The number of the server, and that of the ``$hello`` with which it created this session."""
 
@@ -123,8 +123,8 @@ class Session:
         timeout_s: float,
         *,
         once: bool = False,
-        tell: Callable[[Pending], None] | None = None,
-    ) -> Pending:
+        tell: Callable[[PendingCall], None] | None = None,
+    ) -> PendingCall:
         """Start a call. `due` returns it when it is to be sent.
 
         A call that is larger than the server accepts fails at once (``too_large``).
@@ -133,7 +133,7 @@ class Session:
             PayloadError: If the payload cannot be encoded.
         """
         if not self.under_way:
-            self._heard_s = now
+            self._received_s = now
         pending = self._make(method, payload, now, timeout_s, once, tell)
         self.under_way[pending.number] = pending
         self._expiry_s = min(self._expiry_s, pending.deadline_s)
@@ -141,7 +141,7 @@ class Session:
             self._check_size(pending)
         return pending
 
-    def due(self, now: float) -> list[Pending]:
+    def due(self, now: float) -> list[PendingCall]:
         """Return the calls to send now. Each of them is due again later until it is over."""
         if not self.under_way:
             return []
@@ -149,45 +149,45 @@ class Session:
             terms = None if self.terms is None else dict(self.terms)
             self._hello = self._make(HELLO, {"terms": terms}, now, 86_400.0, False, None)
         out = []
-        for pending in self._said():
+        for pending in self._sendable():
             if pending.due_s <= now:
                 if pending.sent:
                     self.counters.add("again")
-                pending.due_s = now + min(AGAIN_S * 2**pending.sent, AGAIN_MOST_S)
+                pending.due_s = now + min(RESEND_S * 2**pending.sent, RESEND_MAX_S)
                 pending.sent += 1
                 out.append(pending)
         return out
 
-    def not_sent(self, pending: Pending, now: float) -> None:
+    def not_sent(self, pending: PendingCall, now: float) -> None:
         """Report that the connection's queue had no room for a call from `due`. The call is due again after `FULL_S`."""
         self.counters.add("full")
         pending.sent -= 1
         pending.due_s = now + FULL_S
 
-    def silent(self, now: float) -> bool:
+    def should_reconnect(self, now: float) -> bool:
         """Return True if the caller should reconnect before it sends.
 
         That is so if a call is to be resent and nothing was received for too long. A connection can be dead without either side
         noticing, and TCP takes many minutes to detect that. The calls keep their numbers: a call that runs goes on, and its reply
         takes the new connection after the next resend.
         """
-        if now - self._heard_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self._said()):
+        if now - self._received_s <= SILENCE_S or not any(p.sent > 1 and p.due_s <= now for p in self._sendable()):
             return False
-        size = sum([_size(frame) for p in self._said() for frame in p.frames])
-        if now - self._heard_s <= SILENCE_S + size / SLOWEST_BYTES_S:
+        size = sum([_size(frame) for p in self._sendable() for frame in p.frames])
+        if now - self._received_s <= SILENCE_S + size / SLOWEST_BYTES_S:
             return False
-        self._heard_s = now
+        self._received_s = now
         self.counters.add("redials")
         return True
 
-    def dialled(self, now: float) -> None:
+    def on_reconnected(self, now: float) -> None:
         """Report that the connection was replaced. All calls are due again at once, since the old queue is lost."""
-        for pending in self._said():
+        for pending in self._sendable():
             pending.due_s = now
 
     def take(self, frames: list[Frame], now: float) -> None:
         """Process a received message."""
-        self._heard_s = now
+        self._received_s = now
         try:
             reply = decode_call(frames)
         except ProtocolError:
@@ -197,20 +197,20 @@ class Session:
             self.counters.add("refused")
             return
         if self._hello is not None and reply.number == self._hello.number:
-            self._greeted(self._hello, reply)
+            self._on_hello_reply(self._hello, reply)
             return
         if reply.server != self.server:
-            self.greet()  # the server was restarted
+            self.require_hello()  # the server was restarted
         pending = self.under_way.get(reply.number)
         if pending is None:
             self.counters.add("late")
         elif reply.code == CallRefusal.NO_SESSION and pending.once and pending.sent == 1:
             pending.sent, pending.due_s = 0, now  # it has not run: it was sent once, and refused
-            self.greet()
+            self.require_hello()
         else:
             self._end(pending, reply.payload, _error(pending, self.address, reply))
 
-    def greet(self) -> None:
+    def require_hello(self) -> None:
         """Send ``$hello`` again before any other call."""
         self.welcome = None
 
@@ -231,22 +231,22 @@ class Session:
             return 86_400.0
         if self.welcome is None and self._hello is None:
             return 0.0
-        return max(0.0, min([self._expiry_s, *(p.due_s for p in self._said())]) - now)
+        return max(0.0, min([self._expiry_s, *(p.due_s for p in self._sendable())]) - now)
 
-    def end(self, pending: Pending, error: RL4SysError) -> None:
+    def end(self, pending: PendingCall, error: RL4SysError) -> None:
         """End a call with an error."""
         self._end(pending, None, error)
 
     def _make(
-        self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[Pending], None] | None
-    ) -> Pending:
+        self, method: str, payload: Tree, now: float, timeout_s: float, once: bool, tell: Callable[[PendingCall], None] | None
+    ) -> PendingCall:
         number = self._next
         acked = next(iter(self.under_way)) if self.under_way else number
         frames = encode_call(Call(number, self.id, acked, round(timeout_s * 1000), once, method, payload))
         self._next += 1
-        return Pending(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
+        return PendingCall(method, number, once, timeout_s, now + timeout_s, frames, tell, due_s=now)
 
-    def _said(self) -> Iterable[Pending]:
+    def _sendable(self) -> Iterable[PendingCall]:
         """Return the calls to send and resend in the present state: the ``$hello`` alone, or the oldest calls."""
         if self._hello is not None:
             return (self._hello,)
@@ -254,7 +254,7 @@ class Session:
             return ()
         return self.under_way.values() if len(self.under_way) <= WINDOW else list(islice(self.under_way.values(), WINDOW))
 
-    def _greeted(self, hello: Pending, reply: Reply) -> None:
+    def _on_hello_reply(self, hello: PendingCall, reply: Reply) -> None:
         error = _error(hello, self.address, reply)
         if error is None and not _is_welcome(reply.payload):
             self.counters.add("refused")
@@ -273,14 +273,14 @@ class Session:
             else:
                 self._check_size(pending)
 
-    def _check_size(self, pending: Pending) -> None:
+    def _check_size(self, pending: PendingCall) -> None:
         """End a call with a frame that is too large for the server, which would close the connection."""
         try:
             check_size(pending.frames, self.welcome["max_frame_bytes"])
         except PayloadError as exc:
             self._end(pending, None, CallRefused(pending.method, self.address, CallRefusal.TOO_LARGE, exc.problem))
 
-    def _end(self, pending: Pending, answer: Tree, error: RL4SysError | None) -> None:
+    def _end(self, pending: PendingCall, answer: Tree, error: RL4SysError | None) -> None:
         self.under_way.pop(pending.number, None)
         if not self.under_way:
             self._hello = None  # no call waits for it any more
@@ -300,7 +300,7 @@ def _size(frame: Frame) -> int:
     return frame.nbytes if isinstance(frame, memoryview) else len(frame)
 
 
-def _error(pending: Pending, address: str, reply: Reply) -> CallError | None:
+def _error(pending: PendingCall, address: str, reply: Reply) -> CallError | None:
     if reply.code == ANSWERED:
         return None
     if reply.code == FAILED:

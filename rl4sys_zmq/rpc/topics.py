@@ -35,8 +35,8 @@ class _Newest:
 class TopicPublisher:
     """The topics of one server.
 
-    `post`, `numbers` and `latest` can be called from any thread, and so can `rotate`. The other methods belong to the thread that
-    uses the sockets. Publications are kept encoded, so the arrays can change after `post`.
+    `post`, `numbers` and `latest` can be called from any thread, and so can `change_channel`. The other methods belong to the
+    thread that uses the sockets. Publications are kept encoded, so the arrays can change after `post`.
 
     Attributes:
         channel: Random bytes that end each topic on the wire. A subscription cannot be withdrawn by the server. When a user
@@ -95,7 +95,7 @@ class TopicPublisher:
             topic, _ = self._posted.popitem(last=False)
             xpub.send([topic_frame(topic, self.channel), *self._newest[topic].frames])
 
-    def rotate(self) -> None:
+    def change_channel(self) -> None:
         """Change the channel. All subscriptions end; a subscriber must ask for the new channel."""
         self.channel = secrets.token_bytes(8)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.security.access import USERS_FILE, AccessList, User, load_access
@@ -73,7 +73,7 @@ __all__ = [
     "write_user_keys",
 ]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "access": ("USERS_FILE", "AccessList", "User", "load_access"),

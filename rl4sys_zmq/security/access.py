@@ -65,7 +65,7 @@ class User:
     expires_unix_s: float | None
     quota: Quota
 
-    def serves(self, client_id: str) -> bool:
+    def may_act_for(self, client_id: str) -> bool:
         """Return True if the user may act for a client."""
         return self.client_ids is None or client_id in self.client_ids
 

@@ -26,7 +26,7 @@ __all__ = ["AccessWatcher", "Authenticator"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1
+POLL_S = 0.1
 JOIN_S = 2.0
 _numbers = itertools.count()
 
@@ -71,7 +71,7 @@ class AccessWatcher(Worker):
     def run(self) -> None:
         """Check ten times a second for a change of the file, until `stop`."""
         last = self._seen
-        while not self._stopping.wait(LOOK_S):
+        while not self._stopping.wait(POLL_S):
             before, last = last, _signature(self._path)
             if last == self._seen or last != before:
                 continue  # unchanged, or still being written: an incomplete list would lock out users

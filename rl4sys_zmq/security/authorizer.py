@@ -87,7 +87,7 @@ class Authorizer:
     @staticmethod
     def check_client(user: User | None, client_id: str) -> None:
         """Raise ProtocolError (``IDENTITY``) if a user may not act for a client."""
-        if user is not None and not user.serves(client_id):
+        if user is not None and not user.may_act_for(client_id):
             raise ProtocolError(Refusal.IDENTITY, f"the key of {user.name} is not valid for client {client_id!r:.80}")
 
     def may_read(self, key: str, client_id: str | None = None) -> bool:
@@ -97,7 +97,7 @@ class Authorizer:
         user = self._access.by_key.get(key)
         if user is None or READ_ROLE not in user.roles or user.expired(time.time()):
             return False
-        return client_id is None or user.serves(client_id)
+        return client_id is None or user.may_act_for(client_id)
 
     # ---- actors
 

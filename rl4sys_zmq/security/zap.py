@@ -125,14 +125,14 @@ def register_domain(name: str, check: Check) -> ZapDomain:
     with _process.lock:
         handler = _process.handler
         if handler is None or not handler.alive:
-            handler = _process.handler = _started()
+            handler = _process.handler = _start_handler()
         if name in handler.domains:
             raise TransportError(f"the ZAP domain {name!r} is already registered; close it first, or choose another name")
         domain = handler.domains[name] = ZapDomain(name, check, handler)
     return domain
 
 
-def _started() -> _Handler:
+def _start_handler() -> _Handler:
     handler = _Handler()
     handler.start()
     if not handler.bound.wait(_START_WAIT_S):

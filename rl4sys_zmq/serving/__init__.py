@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rl4sys_zmq._lazy import load_late
+from rl4sys_zmq._lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from rl4sys_zmq.serving.action import ActionClient, ActionServer
@@ -58,7 +58,7 @@ __all__ = [
     "unstack",
 ]
 
-__getattr__ = load_late(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "action": (

@@ -27,7 +27,7 @@ __all__ = ["ActCallback", "ActionClient", "ActionServer", "ObsCallback"]
 log = logging.getLogger(__name__)
 
 OBS, ACT = "obs", "act"
-LANE = "robot"
+GROUP = "robot"
 
 ObsCallback = Callable[[set[str]], dict[str, Tree]]
 """Takes the requested keys; returns a dict with exactly these keys and their values."""
@@ -83,8 +83,8 @@ class ActionServer(Resource):
             users=users,
             insecure=insecure,
         )
-        self._server.register(OBS, self._obs, concurrency_group=LANE)
-        self._server.register(ACT, self._act, concurrency_group=LANE)
+        self._server.register(OBS, self._obs, concurrency_group=GROUP)
+        self._server.register(ACT, self._act, concurrency_group=GROUP)
 
     def start(self, threaded: bool = False) -> None:
         """Bind the address and serve.
@@ -253,7 +253,7 @@ class ActionClient(Resource):
         self._codecs = config.codecs
         self._client = Caller(config.dial_address(server_ip, port), timeout_s=timeout_s, terms=config.terms(), keys=keys)
         try:
-            self._meet(wait_for_server)
+            self._handshake(wait_for_server)
         except BaseException:
             self.close()
             raise
@@ -281,7 +281,7 @@ class ActionClient(Resource):
         """
         wanted = self.config.observation_keys if keys is None else [keys] if isinstance(keys, str) else list(keys)
         self._check("observation", OBS, wanted, self.config.observation_keys)
-        return _answer(self._client.call(OBS, sorted(set(wanted)), timeout_s))
+        return _decode_reply(self._client.call(OBS, sorted(set(wanted)), timeout_s))
 
     def act(self, key: str, payload: Tree = None, timeout_s: float | None = None) -> dict[str, Tree]:
         """Request an action. It runs at most once, whatever happens to messages, connections and the server.
@@ -308,7 +308,7 @@ class ActionClient(Resource):
             answer = self._client.call(ACT, {"key": key, "payload": plain, "images": images}, timeout_s, once=True)
         except PayloadError as exc:
             raise PayloadError(exc.path.replace("payload['payload']", "payload", 1), exc.problem) from exc
-        return _answer(answer)
+        return _decode_reply(answer)
 
     def get_observation(self) -> dict[str, Tree]:
         """Call `obs` for all keys. The name comes from agentlace's documentation."""
@@ -341,7 +341,7 @@ class ActionClient(Resource):
         """
         if self.config.broadcast_port is None:
             raise ConfigError("register_obs_callback needs a broadcast_port in ActionConfig", key="broadcast_port")
-        return self._client.subscribe(OBS, lambda payload, number: callback(_answer(payload)))
+        return self._client.subscribe(OBS, lambda payload, number: callback(_decode_reply(payload)))
 
     def stats(self) -> dict[str, Any]:
         """Return the counters; see `rl4sys_zmq.rpc.Caller`."""
@@ -355,7 +355,7 @@ class ActionClient(Resource):
         """Do the same as `stop`."""
         self._client.close()
 
-    def _meet(self, wait_for_server: bool) -> None:
+    def _handshake(self, wait_for_server: bool) -> None:
         """Make the first call, which compares the session parameters."""
         while True:
             try:
@@ -390,7 +390,7 @@ def _joined(plain: Tree, images: Tree) -> Tree:
     return {**values, **arrays}
 
 
-def _answer(coded: Tree) -> dict[str, Tree]:
+def _decode_reply(coded: Tree) -> dict[str, Tree]:
     """Return a received dict, with its images decoded."""
     plain, images = coded if isinstance(coded, tuple) and len(coded) == 2 else (coded, {})
     values = _joined(plain, images)

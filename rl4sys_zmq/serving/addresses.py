@@ -5,10 +5,10 @@ from __future__ import annotations
 from rl4sys_zmq.errors import ConfigError, TransportError
 from rl4sys_zmq.transports import Address
 
-__all__ = ["address_of", "dialled", "listening"]
+__all__ = ["address_of", "connect_address", "bind_address"]
 
 
-def listening(where: int | str) -> Address:
+def bind_address(where: int | str) -> Address:
     """Return the address to bind: a port (which only this machine reaches), ``host:port`` or a URI.
 
     Raises:
@@ -20,7 +20,7 @@ def listening(where: int | str) -> Address:
     return Address("tcp", "127.0.0.1", _checked(where))
 
 
-def dialled(host: str, port: int | None = None) -> Address:
+def connect_address(host: str, port: int | None = None) -> Address:
     """Return the address to connect to: a host and a port, or a URI (which needs no port).
 
     Raises:
@@ -45,7 +45,7 @@ def address_of(name: str, port: int | str, host: str = "") -> Address:
     if type(port) not in (int, str) or (isinstance(port, str) and "://" not in port and not port.isdecimal()):
         raise ConfigError(f"{name} is {port!r:.60}; expected a port, or a URI like tcp://host:port", key=name)
     try:
-        return Address.parse(port) if isinstance(port, str) and "://" in port else dialled(host, int(port))
+        return Address.parse(port) if isinstance(port, str) and "://" in port else connect_address(host, int(port))
     except (ConfigError, TransportError) as exc:
         raise ConfigError(f"{name}: {exc}", key=name) from exc
 

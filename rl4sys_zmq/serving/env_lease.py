@@ -21,14 +21,14 @@ from rl4sys_zmq.resource import Resource, Worker
 from rl4sys_zmq.rpc import Caller
 from rl4sys_zmq.serving.environments import SERVICE
 from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace, to_gymnasium
-from rl4sys_zmq.values.space_forms import space_from_text
+from rl4sys_zmq.values.space_conversion import space_from_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["EnvLease"]
 
 log = logging.getLogger(__name__)
 
-GIVE_S = 1.0
+RELEASE_TIMEOUT_S = 1.0
 """Longest time to return a lease, in seconds. A lease that cannot be returned expires by itself."""
 _rng = random.SystemRandom()
 
@@ -69,7 +69,7 @@ class _LeaseRenewer(Worker):
         token, self.token = self.token, 0
         if token:
             try:
-                self._client.call("give", {"token": token}, GIVE_S)
+                self._client.call("give", {"token": token}, RELEASE_TIMEOUT_S)
             except RL4SysError as exc:
                 log.info("the lease at %s could not be returned, and will expire: %s", self._client.address, exc)
         self._client.close()
@@ -117,8 +117,8 @@ class EnvLease(Resource):
         if not isinstance(timeout_s, (int, float, np.number)):
             raise ConfigError(f"timeout_s is {timeout_s!r:.60}; expected a number of seconds", key="timeout_s")
         self.client = Caller(address, timeout_s=timeout_s, terms={"service": SERVICE}, keys=keys)
-        self.seats: list[int] = []
-        self._keeper = _LeaseRenewer(self)
+        self.slots: list[int] = []
+        self._renewer = _LeaseRenewer(self)
         self._taken = False
         self._unsure = ""
         self._index = index
@@ -133,9 +133,9 @@ class EnvLease(Resource):
             self.render_mode: str | None = _of(about, "render_mode", str | None)
             self._about = about
             self._count = _of(about, "count", int) if count is None else min(count, _of(about, "count", int))
-            self._keeper.every_s = min(max(0.05, _of(about, "lease_s", float) / 3.0), 3600.0)
+            self._renewer.every_s = min(max(0.05, _of(about, "lease_s", float) / 3.0), 3600.0)
             self.take()
-            self._keeper.start()
+            self._renewer.start()
         except BaseException:
             self.close()
             raise
@@ -155,18 +155,18 @@ class EnvLease(Resource):
             CallError: If the request is refused or not answered.
             ConfigError: If the reply is malformed.
         """
-        keeper = self._keeper
+        keeper = self._renewer
         if self._taken or not keeper.token:
             keeper.token, self._taken = _rng.getrandbits(63), False
         self._unsure = "no environment was reset since the lease was requested"
         try:
-            seats = self.client.call("take", {"token": keeper.token, "count": self._count, "index": self._index})
+            slots = self.client.call("take", {"token": keeper.token, "count": self._count, "index": self._index})
         except CallRefused:
             keeper.token = 0
             raise
-        if not isinstance(seats, list) or len(seats) != self._count or not all(type(i) is int for i in seats):
-            raise ConfigError(f"the server returned the environments {seats!r:.60}; {self._count} were requested", key="count")
-        self.seats, self._taken = seats, True
+        if not isinstance(slots, list) or len(slots) != self._count or not all(type(i) is int for i in slots):
+            raise ConfigError(f"the server returned the environments {slots!r:.60}; {self._count} were requested", key="count")
+        self.slots, self._taken = slots, True
 
     def reset(self, payload: dict[str, Tree]) -> Tree:
         """Reset environments. Take a new lease first if the old one is gone."""
@@ -213,12 +213,12 @@ class EnvLease(Resource):
 
     def close(self) -> None:
         """Try for up to a second to return the environments. A second call does nothing."""
-        self._keeper.stop()
-        self._keeper.give_back()
-        self._keeper.join()
+        self._renewer.stop()
+        self._renewer.give_back()
+        self._renewer.join()
 
     def _said(self, verb: str, payload: dict[str, Tree]) -> tuple[str, Tree]:
-        return f"{verb}.{self.seats[0]}", {"token": self._keeper.token, **payload}
+        return f"{verb}.{self.slots[0]}", {"token": self._renewer.token, **payload}
 
 
 def _of(about: Tree, name: str, kind: Any) -> Any:

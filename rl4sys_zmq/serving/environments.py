@@ -20,10 +20,10 @@ import gymnasium
 from rl4sys_zmq.errors import CallRefusal, ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Refuse, Server
-from rl4sys_zmq.serving.addresses import listening
+from rl4sys_zmq.serving.addresses import bind_address
 from rl4sys_zmq.serving.gymnasium_spaces import ElementReader, GymSpace
 from rl4sys_zmq.serving.leases import LeaseTable
-from rl4sys_zmq.values.space_forms import any_space_from, space_to_text
+from rl4sys_zmq.values.space_conversion import any_space_from, space_to_text
 from rl4sys_zmq.values.trees import Tree, copy_tree
 from rl4sys_zmq.wire.trees import drop_unsupported, pack_tree
 
@@ -110,24 +110,24 @@ class GymEnvServer(Resource):
         self.count = count
         self._check = check_observations
         self._owned = not isinstance(env, gymnasium.Env)
-        self._seats: list[_EnvSlot] = []
+        self._slots: list[_EnvSlot] = []
         try:
-            with _told_as_config(env):
+            with _as_config_error(env):
                 for made in _make(env, count, dict(make_kwargs or {})):
-                    self._seats.append(_EnvSlot(made))
-                first = self._seats[0].env
+                    self._slots.append(_EnvSlot(made))
+                first = self._slots[0].env
                 self.observation_space: GymSpace = first.observation_space
                 self.action_space: GymSpace = first.action_space
-                for i, seat in enumerate(self._seats):
+                for i, slot in enumerate(self._slots):
                     for name in ("observation_space", "action_space"):
-                        here, there = getattr(self, name), getattr(seat.env, name)
+                        here, there = getattr(self, name), getattr(slot.env, name)
                         if here != there:
                             raise ConfigError(f"environment {i} has the {name} {there}, but environment 0 has {here}", key=name)
                 self._observations = any_space_from(self.observation_space, "observation_space")
                 self._actions = any_space_from(self.action_space, "action_space")
                 self._read_action = ElementReader(self._actions)
                 self._about = self._describe(first, lease_s)
-            self._server = Server(listening(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
+            self._server = Server(bind_address(bind), name=SERVICE, terms={"service": SERVICE}, keys=keys, insecure=insecure)
         except BaseException:
             self._close_envs()
             raise
@@ -180,12 +180,12 @@ class GymEnvServer(Resource):
         envs = [
             {
                 "taken": lease is not None,
-                "in_call": lease is not None and lease.since_s is not None,
-                "steps": seat.steps,
-                "episodes": seat.episodes,
-                "pending": seat.pending,
+                "in_call": lease is not None and lease.call_started_s is not None,
+                "steps": slot.steps,
+                "episodes": slot.episodes,
+                "pending": slot.pending,
             }
-            for seat, lease in zip(self._seats, self._leases.holders(), strict=True)
+            for slot, lease in zip(self._slots, self._leases.holders(), strict=True)
         ]
         return {**self._server.status(), "taken": self._leases.taken, "envs": envs}
 
@@ -213,8 +213,8 @@ class GymEnvServer(Resource):
     def _close_envs(self) -> None:
         owned, self._owned = self._owned, False
         with ExitStack() as closing:  # close all of them, even if one raises
-            for seat in self._seats if owned else ():
-                closing.callback(seat.env.close)
+            for slot in self._slots if owned else ():
+                closing.callback(slot.env.close)
 
     def _describe(self, env: Env, lease_s: float) -> Tree:
         """Return what a remote environment must know to behave like this one."""
@@ -259,65 +259,65 @@ class GymEnvServer(Resource):
         """Run one call on the environments of one lease."""
         (token,) = _fields(payload, token=int)
         with self._leases.use(token) as lease:
-            seats = [(i, self._seats[i]) for i in lease.seats]
-            for _, seat in seats:
-                if seat.token != token:
-                    seat.token, seat.pending = token, "this caller has not reset it"
-            return act(seats, payload)
+            slots = [(i, self._slots[i]) for i in lease.slots]
+            for _, slot in slots:
+                if slot.token != token:
+                    slot.token, slot.pending = token, "this caller has not reset it"
+            return act(slots, payload)
 
-    def _reset(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
+    def _reset(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         """Reset the environments in `only`; return each one's observation, info and generator seed."""
         only, seeds, options = _fields(payload, only=list, seeds=list, options=dict | None)
-        if len(only) != len(seats) or len(seeds) != len(seats):
-            raise Refuse(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(seats)} environments")
+        if len(only) != len(slots) or len(seeds) != len(slots):
+            raise Refuse(CallRefusal.INVALID, f"{len(only)} flags and {len(seeds)} seeds for {len(slots)} environments")
         numbers = [_seed(text) for text in seeds]
-        chosen = zip(seats, only, numbers, strict=True)
-        return [self._reset_one(i, seat, number, options) if wanted else None for (i, seat), wanted, number in chosen]
+        chosen = zip(slots, only, numbers, strict=True)
+        return [self._reset_one(i, slot, number, options) if wanted else None for (i, slot), wanted, number in chosen]
 
-    def _reset_one(self, index: int, seat: _EnvSlot, seed: int | None, options: Tree) -> Tree:
-        with _callback(seat, "its reset failed"):
-            observation, info = seat.env.reset(seed=seed, options=None if options is None else copy_tree(options))
+    def _reset_one(self, index: int, slot: _EnvSlot, seed: int | None, options: Tree) -> Tree:
+        with _callback(slot, "its reset failed"):
+            observation, info = slot.env.reset(seed=seed, options=None if options is None else copy_tree(options))
             self._server.counters.add("resets")
-            used = getattr(seat.env.unwrapped, "_np_random_seed", None)
-            return self._observation(index, seat, observation), self._info(info), str(used) if isinstance(used, int) else None
+            used = getattr(slot.env.unwrapped, "_np_random_seed", None)
+            return self._observation(index, slot, observation), self._info(info), str(used) if isinstance(used, int) else None
 
-    def _step(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
+    def _step(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
         """Step each environment with its action. Reset those in `anew` instead, as `AutoresetMode.NEXT_STEP` requires."""
         actions, anew = _fields(payload, actions=list, anew=list)
-        if len(actions) != len(seats) or len(anew) != len(seats):
-            raise Refuse(CallRefusal.INVALID, f"{len(actions)} actions for {len(seats)} environments")
-        for (index, seat), action, again in zip(seats, actions, anew, strict=True):
-            if seat.pending and not again:
-                raise Refuse(CallRefusal.GONE, f"environment {index}: {seat.pending}; call reset()")
+        if len(actions) != len(slots) or len(anew) != len(slots):
+            raise Refuse(CallRefusal.INVALID, f"{len(actions)} actions for {len(slots)} environments")
+        for (index, slot), action, again in zip(slots, actions, anew, strict=True):
+            if slot.pending and not again:
+                raise Refuse(CallRefusal.GONE, f"environment {index}: {slot.pending}; call reset()")
             wrong = "" if again else self._actions.mismatch(action)
             if wrong:
                 raise Refuse(CallRefusal.INVALID, f"the action for environment {index} does not fit: {wrong}")
         out = []
-        for (index, seat), action, again in zip(seats, actions, anew, strict=True):
+        for (index, slot), action, again in zip(slots, actions, anew, strict=True):
             if again:
-                observation, info, _ = self._reset_one(index, seat, None, None)
+                observation, info, _ = self._reset_one(index, slot, None, None)
                 out.append((observation, 0.0, False, False, info))
             else:
-                out.append(self._step_one(index, seat, self._read_action(action)))
+                out.append(self._step_one(index, slot, self._read_action(action)))
         return out
 
-    def _step_one(self, index: int, seat: _EnvSlot, action: Any) -> Tree:
-        with _callback(seat, "its last step failed"):
-            observation, reward, terminated, truncated, info = seat.env.step(action)
-            seat.steps += 1
+    def _step_one(self, index: int, slot: _EnvSlot, action: Any) -> Tree:
+        with _callback(slot, "its last step failed"):
+            observation, reward, terminated, truncated, info = slot.env.step(action)
+            slot.steps += 1
             self._server.counters.add("steps")
             if terminated or truncated:
-                seat.episodes += 1
+                slot.episodes += 1
                 self._server.counters.add("episodes")
-            return self._observation(index, seat, observation), reward, terminated, truncated, self._info(info)
+            return self._observation(index, slot, observation), reward, terminated, truncated, self._info(info)
 
-    def _render(self, seats: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
-        return [seat.env.render() for _, seat in seats]
+    def _render(self, slots: list[tuple[int, _EnvSlot]], payload: Tree) -> Tree:
+        return [slot.env.render() for _, slot in slots]
 
-    def _observation(self, index: int, seat: _EnvSlot, observation: Any) -> Tree:
+    def _observation(self, index: int, slot: _EnvSlot, observation: Any) -> Tree:
         space = self.observation_space
         if self._check and not space.contains(observation):
-            seat.pending = "its last observation was outside its space"
+            slot.pending = "its last observation was outside its space"
             shown = f"{observation!r:.200}"
             raise Refuse(CallRefusal.INVALID, f"environment {index} returned an observation outside its space {space}: {shown}")
         return self._observations.to_tree(observation, cast=True)
@@ -336,15 +336,15 @@ class GymEnvServer(Resource):
 
 
 @contextmanager
-def _callback(seat: _EnvSlot, problem: str) -> Iterator[None]:
+def _callback(slot: _EnvSlot, problem: str) -> Iterator[None]:
     """Require a reset of the environment if its code raises within this context."""
-    seat.pending = problem
+    slot.pending = problem
     yield
-    seat.pending = ""
+    slot.pending = ""
 
 
 @contextmanager
-def _told_as_config(env: Env | str | Callable[[], Env]) -> Iterator[None]:
+def _as_config_error(env: Env | str | Callable[[], Env]) -> Iterator[None]:
     """Raise `ConfigError` for whatever the creation or description of environments raises."""
     try:
         yield

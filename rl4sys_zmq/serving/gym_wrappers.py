@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from rl4sys_zmq.serving.addresses import dialled
+from rl4sys_zmq.serving.addresses import connect_address
 from rl4sys_zmq.serving.environments import DEFAULT_PORT, GymEnvServer
 from rl4sys_zmq.serving.remote_env import TIMEOUT_S, RemoteEnv
 
@@ -101,4 +101,4 @@ class GymEnvClientWrapper(RemoteEnv):
         Raises:
             CallError, ConfigError, TransportError: As `RemoteEnv`.
         """
-        super().__init__(dialled(host, port).uri, timeout_s=timeout_s, keys=keys)
+        super().__init__(connect_address(host, port).uri, timeout_s=timeout_s, keys=keys)

@@ -1,4 +1,4 @@
-"""Conversion of this library's spaces and of received trees to Gymnasium's. `values.space_forms` does the reverse."""
+"""Conversion of this library's spaces and of received trees to Gymnasium's. `values.space_conversion` does the reverse."""
 
 from __future__ import annotations
 

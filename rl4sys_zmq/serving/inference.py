@@ -10,7 +10,7 @@ from typing import Any
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.rpc import Batching, Caller, Server
-from rl4sys_zmq.serving.addresses import dialled, listening
+from rl4sys_zmq.serving.addresses import bind_address, connect_address
 from rl4sys_zmq.serving.stacking import batched
 from rl4sys_zmq.wire.trees import Tree
 
@@ -49,7 +49,7 @@ class InferenceServer(Resource):
         """
         if (port_num is None) == (bind is None):
             raise ConfigError("give either port_num or bind", key="port_num")
-        where = listening(bind if bind is not None else port_num or 0)
+        where = bind_address(bind if bind is not None else port_num or 0)
         self._server = Server(where, name="inference", keys=keys, users=users, insecure=insecure)
         self._names: set[str] = set()
 
@@ -141,7 +141,7 @@ class InferenceClient(Resource):
             ConfigError: If the port, the timeout or the keys are invalid.
             TransportError: If the address is invalid.
         """
-        self._client = Caller(dialled(server_ip, port_num), timeout_s=timeout_s, keys=keys)
+        self._client = Caller(connect_address(server_ip, port_num), timeout_s=timeout_s, keys=keys)
 
     def interfaces(self) -> set[str]:
         """Return the names of the interfaces that the server offers.

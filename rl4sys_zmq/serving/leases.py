@@ -19,8 +19,8 @@ from rl4sys_zmq.rpc import Refuse
 
 __all__ = ["Lease", "LeaseTable"]
 
-STUCK_S = 1.0
-REMEMBERED = 1024
+LONG_CALL_S = 1.0
+ENDED_LEASES = 1024
 """Number of ended leases that are remembered, to explain to their callers why they ended."""
 
 
@@ -31,16 +31,16 @@ class Lease:
     Attributes:
         token: Number that the caller chose.
         seats: Indices of the slots.
-        heard_s: Time of the caller's last message.
-        since_s: Time when the running call began; None while none runs.
+        last_message_s: Time of the caller's last message.
+        call_started_s: Time when the running call began; None while none runs.
         given: True if the lease was returned while a call ran; it ends when the call ends.
     """
 
     token: int
-    seats: tuple[int, ...]
-    heard_s: float
-    since_s: float | None = None
-    given: bool = False
+    slots: tuple[int, ...]
+    last_message_s: float
+    call_started_s: float | None = None
+    returned: bool = False
 
 
 class LeaseTable:
@@ -50,23 +50,23 @@ class LeaseTable:
         self.count = count
         self.lease_s = lease_s
         self._lock = threading.Lock()
-        self._seats: list[Lease | None] = [None] * count
+        self._slots: list[Lease | None] = [None] * count
         self._leases: dict[int, Lease] = {}
         self._ended: OrderedDict[int, tuple[int, ...]] = OrderedDict()
 
     @property
     def taken(self) -> int:
         """The number of slots that are leased."""
-        return self.count - self._seats.count(None)
+        return self.count - self._slots.count(None)
 
     @property
     def in_use(self) -> bool:
         """True while a call of any lease runs."""
-        return any(lease is not None and lease.since_s is not None for lease in self._seats)
+        return any(lease is not None and lease.call_started_s is not None for lease in self._slots)
 
     def holders(self) -> list[Lease | None]:
         """Return the lease of each slot, or None."""
-        return list(self._seats)
+        return list(self._slots)
 
     def take(self, token: int, count: int, index: int | None, now: float | None = None) -> tuple[int, ...]:
         """Lease slots to a caller: first free slots, then those of callers that were silent for too long.
@@ -89,25 +89,25 @@ class LeaseTable:
         with self._lock:
             known = self._held(token)
             if known is not None:
-                known.heard_s = now
-                return known.seats
+                known.last_message_s = now
+                return known.slots
             if token in self._leases or token in self._ended:
                 raise self._gone(token)  # a duplicate of a call whose lease has ended since
             wanted = range(self.count) if index is None else [index]
-            free = [i for i in wanted if self._free(self._seats[i], now)]
-            free.sort(key=lambda i: (self._seats[i] is not None, i))
+            free = [i for i in wanted if self._free(self._slots[i], now)]
+            free.sort(key=lambda i: (self._slots[i] is not None, i))
             if len(free) < count:
                 raise Refuse(CallRefusal.OCCUPIED, self._why_not(count, index, len(free), now))
-            seats = tuple(sorted(free[:count]))
-            for i in seats:
-                before = self._seats[i]
+            slots = tuple(sorted(free[:count]))
+            for i in slots:
+                before = self._slots[i]
                 if before is not None:
                     self._end(before)
-            lease = Lease(token, seats, now)
+            lease = Lease(token, slots, now)
             self._leases[token] = lease
-            for i in seats:
-                self._seats[i] = lease
-            return seats
+            for i in slots:
+                self._slots[i] = lease
+            return slots
 
     @contextmanager
     def use(self, token: int) -> Iterator[Lease]:
@@ -121,16 +121,16 @@ class LeaseTable:
             lease = self._held(token)
             if lease is None:
                 raise self._gone(token)
-            if lease.since_s is not None:
+            if lease.call_started_s is not None:
                 raise Refuse(CallRefusal.BUSY, "another call of this lease still runs")
-            lease.heard_s = lease.since_s = monotonic()
+            lease.last_message_s = lease.call_started_s = monotonic()
         try:
             yield lease
         finally:
             with self._lock:
-                lease.since_s = None
-                lease.heard_s = monotonic()
-                if lease.given:
+                lease.call_started_s = None
+                lease.last_message_s = monotonic()
+                if lease.returned:
                     self._end(lease)
 
     def keep(self, token: int, now: float | None = None) -> bool:
@@ -139,7 +139,7 @@ class LeaseTable:
             lease = self._held(token)
             if lease is None:
                 return False
-            lease.heard_s = monotonic() if now is None else now
+            lease.last_message_s = monotonic() if now is None else now
             return True
 
     def give(self, token: int) -> None:
@@ -147,36 +147,38 @@ class LeaseTable:
         with self._lock:
             lease = self._held(token)
             if lease is not None:
-                lease.given = True
-                if lease.since_s is None:
+                lease.returned = True
+                if lease.call_started_s is None:
                     self._end(lease)
 
     def _held(self, token: int) -> Lease | None:
         """Return a lease that was not returned."""
         lease = self._leases.get(token)
-        return lease if lease is not None and not lease.given else None
+        return lease if lease is not None and not lease.returned else None
 
     def _free(self, lease: Lease | None, now: float) -> bool:
-        return lease is None or (lease.since_s is None and now - lease.heard_s > self.lease_s)
+        return lease is None or (lease.call_started_s is None and now - lease.last_message_s > self.lease_s)
 
     def _end(self, lease: Lease) -> None:
         del self._leases[lease.token]
-        self._ended[lease.token] = lease.seats
-        if len(self._ended) > REMEMBERED:
+        self._ended[lease.token] = lease.slots
+        if len(self._ended) > ENDED_LEASES:
             self._ended.popitem(last=False)
-        self._seats = [None if held is lease else held for held in self._seats]
+        self._slots = [None if held is lease else held for held in self._slots]
 
     def _why_not(self, count: int, index: int | None, free: int, now: float) -> str:
         what = f"environment {index} is taken" if index is not None else f"{count} requested, {free} free"
-        since = {i: held.since_s for i, held in enumerate(self._seats) if held is not None and held.since_s is not None}
-        stuck = [f"environment {i} has been in a call for {now - s:.0f} s" for i, s in since.items() if now - s > STUCK_S]
+        since = {
+            i: held.call_started_s for i, held in enumerate(self._slots) if held is not None and held.call_started_s is not None
+        }
+        stuck = [f"environment {i} has been in a call for {now - s:.0f} s" for i, s in since.items() if now - s > LONG_CALL_S]
         tail = f" ({', '.join(stuck)})" if stuck else ""
         return f"{what}; {self.taken} of {self.count} environments are taken{tail}"
 
     def _gone(self, token: int) -> Refuse:
-        seats = self._ended.get(token)
-        if seats is not None and any(self._seats[i] is not None for i in seats):
-            names = ", ".join(map(str, seats))
+        slots = self._ended.get(token)
+        if slots is not None and any(self._slots[i] is not None for i in slots):
+            names = ", ".join(map(str, slots))
             text = (
                 f"the lease of environment {names} expired after {self.lease_s:g} s of silence, and another caller has taken it"
             )

@@ -12,7 +12,7 @@ from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
 from rl4sys_zmq.values.trees import copy_tree
 
-__all__ = ["RemoteEnv", "seeded_as"]
+__all__ = ["RemoteEnv", "parse_seed"]
 
 TIMEOUT_S = 10.0
 
@@ -62,7 +62,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     @property
     def env_index(self) -> int:
         """The index of this environment at the server. It can change after a restart of the server."""
-        return self._env_lease.seats[0]
+        return self._env_lease.slots[0]
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode. Take an environment again if the server no longer has this caller's lease.
@@ -75,8 +75,8 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         payload = {"only": [True], "seeds": [None if seed is None else str(seed)], "options": options}
         ((observation, info, used),) = self._env_lease.reset(payload)
-        if seeded_as(used) not in (None, self._np_random_seed):
-            self._np_random, self._np_random_seed = seeding.np_random(seeded_as(used))
+        if parse_seed(used) not in (None, self._np_random_seed):
+            self._np_random, self._np_random_seed = seeding.np_random(parse_seed(used))
         return self._env_lease.read_observation(observation), copy_tree(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -111,7 +111,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         return f"<RemoteEnv {self.env_index} at {self._env_lease.client.address}>"
 
 
-def seeded_as(text: Any) -> int | None:
+def parse_seed(text: Any) -> int | None:
     """Parse the seed that the server used; return None if it reported none."""
     if text is None:
         return None

@@ -14,7 +14,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rl4sys_zmq.errors import CallRefusal, CallRefused, ConfigError
 from rl4sys_zmq.serving.env_lease import EnvLease
-from rl4sys_zmq.serving.remote_env import TIMEOUT_S, seeded_as
+from rl4sys_zmq.serving.remote_env import TIMEOUT_S, parse_seed
 from rl4sys_zmq.values.trees import Tree, copy_tree
 
 __all__ = ["RemoteVectorEnv"]
@@ -69,7 +69,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
                 left = None if num_envs is None else num_envs - self.num_envs
                 if left != 0:
                     self._parts.append(EnvLease(where, count=left, index=None, timeout_s=timeout_s, keys=keys))
-                    self.num_envs += len(self._parts[-1].seats)
+                    self.num_envs += len(self._parts[-1].slots)
             if num_envs is not None and self.num_envs < num_envs:
                 text = f"{num_envs} requested; there are {self.num_envs} environments in all"
                 raise CallRefused("take", ", ".join(addresses), CallRefusal.OCCUPIED, text)
@@ -142,7 +142,7 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             if answer is not None:
                 observation, info, used = answer
                 self._observations[i] = read(observation)
-                self._seeds[i] = seeded_as(used)
+                self._seeds[i] = parse_seed(used)
                 infos = self._add_info(infos, copy_tree(info), i)
         self._ended[mask] = False
         self._unsure = False
@@ -232,8 +232,8 @@ class RemoteVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     def _slices(self) -> list[tuple[EnvLease, slice]]:
         out, at = [], 0
         for part in self._parts:
-            out.append((part, slice(at, at + len(part.seats))))
-            at += len(part.seats)
+            out.append((part, slice(at, at + len(part.slots))))
+            at += len(part.slots)
         return out
 
     def _batch(self) -> Any:

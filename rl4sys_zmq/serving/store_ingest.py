@@ -32,7 +32,7 @@ MAX_STREAMS = 100_000
 """Largest number of streams of one store. A stream is never discarded, because it would count as new if it came back."""
 TRIM_UPDATES = 32
 """Number of updates that the journal discards at once."""
-_WILL_PASS = (OSError, MemoryError, StoreError, Closed)
+_TRANSIENT = (OSError, MemoryError, StoreError, Closed)
 """Exceptions after which a store may accept the same item later. Any other exception rejects the item."""
 
 
@@ -90,7 +90,7 @@ class InsertResult:
 
 
 class StoreIngest:
-    """The ingest of a registered data store. One thread at a time calls `settle` and `take`.
+    """The ingest of a registered data store. One thread at a time calls `insert_waiting` and `take`.
 
     Attributes:
         name: Name of the store.
@@ -104,10 +104,10 @@ class StoreIngest:
         self.counters = Counters()
         self._journal, self._journal_bytes = journal, journal_bytes
         self._marks: dict[StreamKey, int] = {}
-        self._owed: deque[Any] = deque()
-        self._came: list[Any] = []
-        self._sender: StreamKey | None = None  # the stream of `_owed` and `_came`
-        self._apart = False  # the next item does not follow the last one in the store
+        self._waiting: deque[Any] = deque()
+        self._inserted: list[Any] = []
+        self._sender: StreamKey | None = None  # the stream of `_waiting` and `_inserted`
+        self._gap_pending = False  # the next item does not follow the last one in the store
         self._unsure = False  # the store's position is not what the journal's last update implies
         self._kept: deque[tuple[StreamKey, int, int, int]] = deque()  # stream, end, items, bytes
         self._kept_items = self._kept_bytes = 0
@@ -125,7 +125,7 @@ class StoreIngest:
         """
         assert self._journal is not None
         empty, missing = self.store.latest_data_id() < 0, list[StoreUpdate]()
-        self._apart = not empty  # the last items before the restart may have been rejected or lost
+        self._gap_pending = not empty  # the last items before the restart may have been rejected or lost
         for update, nbytes in self._journal.updates(self.name):
             self._keep(update, nbytes)
             place = update.place
@@ -138,7 +138,7 @@ class StoreIngest:
         for row in streams:
             if row.client_id == self.name:
                 mark = row.received - 1
-                self._apart |= self.mark((row.actor_id, row.origin)) < mark
+                self._gap_pending |= self.mark((row.actor_id, row.origin)) < mark
                 self._marks[row.actor_id, row.origin] = mark
         self._note()
 
@@ -146,7 +146,7 @@ class StoreIngest:
         """Return the acknowledged id of a stream; -1 if it is unknown."""
         return self._marks.get(stream, -1)
 
-    def settle(self) -> InsertedItems | None:
+    def insert_waiting(self) -> InsertedItems | None:
         """Insert accepted items that the store could not take before.
 
         Returns:
@@ -155,12 +155,12 @@ class StoreIngest:
         Raises:
             Refuse: If the store still accepts nothing.
         """
-        if self._owed and (error := self._pay()) is not None and self._owed:
+        if self._waiting and (error := self._insert_waiting()) is not None and self._waiting:
             raise Refuse(CallRefusal.BUSY, f"store {self.name} accepts nothing for now: {type(error).__name__}: {error}")
         return self._arrival()
 
     def take(self, offer: InsertRequest) -> InsertResult:
-        """Accept the new items of a request. Call `settle` first, so that no earlier items wait.
+        """Accept the new items of a request. Call `insert_waiting` first, so that no earlier items wait.
 
         Raises:
             Refuse: If nothing is accepted. The trainer client can send the request again.
@@ -184,10 +184,10 @@ class StoreIngest:
         dropped = first - 1 - acked - forgotten
         self.counters.add("forgotten", forgotten)
         self.counters.add("dropped_at_source", dropped)
-        self._apart |= first > acked + 1
-        self._owed.extend(fresh)
+        self._gap_pending |= first > acked + 1
+        self._waiting.extend(fresh)
         self._sender = offer.stream
-        error = self._pay()
+        error = self._insert_waiting()
         self.counters.add("accepted", len(fresh))
         return InsertResult(self._marks[offer.stream], len(fresh), dropped, error, self._arrival())
 
@@ -199,7 +199,7 @@ class StoreIngest:
             "streams": len(self._marks),
             "journal_items": self._kept_items,
             "journal_bytes": self._kept_bytes,
-            "owed": len(self._owed),
+            "owed": len(self._waiting),
         }
 
     def _fill(self, updates: list[StoreUpdate]) -> None:
@@ -213,59 +213,59 @@ class StoreIngest:
             if place.lineage == self.store.lineage:
                 items = items[max(0, self.store.latest_data_id() + 1 - place.number) :]
             self.counters.add("refilled", len(items))
-            self._apart |= update.first_id > self.mark(update.stream) + 1
+            self._gap_pending |= update.first_id > self.mark(update.stream) + 1
             self._marks[update.stream] = update.first_id + len(update.items) - 1
             self._unsure |= bool(items)
-            self._owed.extend(items)
-            error = self._pay()
-            if self._owed:
+            self._waiting.extend(items)
+            error = self._insert_waiting()
+            if self._waiting:
                 problem = f"rejects the items of the journal: {type(error).__name__}: {error}"
                 raise StoreError(self.name, problem) from error
-            self._came.clear()
+            self._inserted.clear()
         updates.clear()
 
-    def _pay(self) -> Exception | None:
+    def _insert_waiting(self) -> Exception | None:
         """Insert the waiting items. Return the first exception that the store raised, if any."""
-        before, items = self.store.latest_data_id(), list(self._owed)
+        before, items = self.store.latest_data_id(), list(self._waiting)
         if not items:
             return None
         try:
-            self._begin_anew()
+            self._apply_gap()
             self.store.batch_insert(items)
         except Exception as exc:  # noqa: BLE001 (a user's store can raise anything, and keeps what it has inserted)
             first = exc
         else:
-            self._owed.clear()
-            self._came += items
+            self._waiting.clear()
+            self._inserted += items
             return None
         for _ in range(self.store.latest_data_id() - before):
-            self._came.append(self._owed.popleft())
-        while self._owed:
+            self._inserted.append(self._waiting.popleft())
+        while self._waiting:
             try:
-                self._begin_anew()
-                self.store.insert(self._owed[0])
-            except _WILL_PASS as exc:
+                self._apply_gap()
+                self.store.insert(self._waiting[0])
+            except _TRANSIENT as exc:
                 return exc
             except Exception as exc:  # noqa: BLE001
                 log.warning("store %s rejected an item: %s: %s", self.name, type(exc).__name__, exc)
                 self.counters.add("refused.data")
-                self._apart = self._unsure = True
+                self._gap_pending = self._unsure = True
             else:
-                self._came.append(self._owed[0])
-            self._owed.popleft()
+                self._inserted.append(self._waiting[0])
+            self._waiting.popleft()
         return first
 
-    def _begin_anew(self) -> None:
-        if self._apart:
+    def _apply_gap(self) -> None:
+        if self._gap_pending:
             self.store.gap()
-            self._apart = False
+            self._gap_pending = False
 
     def _arrival(self) -> InsertedItems | None:
         """Return the inserted items once no accepted item waits any more."""
-        if self._owed:
+        if self._waiting:
             return None
         self._note()
-        items, self._came = self._came, []
+        items, self._inserted = self._inserted, []
         if not items:
             return None
         assert self._sender is not None
@@ -275,7 +275,7 @@ class StoreIngest:
 
     def _note(self) -> None:
         """Record the store's position in the journal if its updates do not show it."""
-        if self._unsure and self._journal is not None and self._kept and not self._owed:
+        if self._unsure and self._journal is not None and self._kept and not self._waiting:
             stream, end, _, _ = self._kept[-1]
             self._journal.note(StoreUpdate(self.name, stream, end, [], self._place()))
             self._unsure = False

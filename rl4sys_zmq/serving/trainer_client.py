@@ -75,7 +75,7 @@ class _StoreFeed:
         Raises:
             StoreError: If the store raises.
         """
-        with _border(self.store):
+        with _as_store_error(self.store):
             return self.store.latest_data_id()
 
     def read_after(self, from_id: int) -> tuple[int, list[Any]]:
@@ -84,7 +84,7 @@ class _StoreFeed:
         Raises:
             StoreError: If the store cannot read them.
         """
-        with _border(self.store):
+        with _as_store_error(self.store):
             if not self.items:
                 _, one = self.store.read_after(from_id, 1)
                 self.items = max(1, min(FIRST_ITEMS, MESSAGE_BYTES // (1 + payload_bytes(one))))
@@ -453,7 +453,7 @@ class _Updater(Worker):
 
 
 @contextlib.contextmanager
-def _border(store: DataStoreBase) -> Iterator[None]:
+def _as_store_error(store: DataStoreBase) -> Iterator[None]:
     """Raise `StoreError` for any foreign exception: a user's store can raise anything."""
     try:
         yield

@@ -20,7 +20,7 @@ __all__ = ["TrainerSMInterface"]
 
 log = logging.getLogger(__name__)
 
-PLACE = "this process"
+ADDRESS = "this process"
 
 
 class _Listener:
@@ -125,13 +125,13 @@ class TrainerSMInterface(Resource):
         if callback is None:
             with self._lock:
                 self.counters.add("refused.unknown")
-            raise CallRefused(method, PLACE, CallRefusal.UNKNOWN, "no callback for requests is registered")
+            raise CallRefused(method, ADDRESS, CallRefusal.UNKNOWN, "no callback for requests is registered")
         with self._requests:
             self.counters.add("requests")
             try:
                 return callback(type, payload)
             except Exception as exc:
-                raise CallFailed(method, PLACE, exc.__class__.__name__, str(exc)) from exc
+                raise CallFailed(method, ADDRESS, exc.__class__.__name__, str(exc)) from exc
 
     def update(self) -> UpdateResult:
         """Return the newest item number of each data store. Nothing is sent: the stores are shared."""

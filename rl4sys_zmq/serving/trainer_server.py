@@ -34,7 +34,7 @@ STORES, MARK, INSERT, REQUEST, NETWORK = "stores", "mark", "insert/", "request/"
 SUBMIT_ROLE = "submit"
 JOURNAL_BYTES = 1 << 30
 MAX_CALLERS = 4096
-SLACK = 1.1
+RATE_LIMIT_MARGIN = 1.1
 """Ratio of the server's rate limit to the client's. Calls arrive less evenly than they are made."""
 
 DataCallback = Callable[[str, dict[str, Any]], object]
@@ -292,7 +292,7 @@ class TrainerServer(Resource):
             raise Refuse(
                 CallRefusal.INVALID, f"the first item has the number {offer.first}, which does not follow the mark {offer.after}"
             )
-        self._tell(ingest, ingest.settle())
+        self._tell(ingest, ingest.insert_waiting())
         taken = ingest.take(offer)
         with self._lock:
             self._counters.add("updates")
@@ -327,7 +327,7 @@ class TrainerServer(Resource):
         rate, now = self.config.rate_limit, time.monotonic()
         if rate is None:
             return
-        bucket = self._buckets.setdefault(client, TokenBucket(rate * SLACK, now))
+        bucket = self._buckets.setdefault(client, TokenBucket(rate * RATE_LIMIT_MARGIN, now))
         self._buckets.move_to_end(client)
         while len(self._buckets) > MAX_CALLERS:
             self._buckets.popitem(last=False)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole
+from rl4sys_zmq.config.options import MAX_NUMBER, number, option, optional, whole_number
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.entry import read_parameters
 from rl4sys_zmq.policies.mlp import mlp_spec
@@ -35,10 +35,12 @@ def fake_weights(spec: PolicySpec, update: int, seed: int = 0) -> FlatWeights:
 class FakeParameters:
     """The parameters of a fake algorithm."""
 
-    steps_per_update: int = option(whole(1), 16, doc="steps for one update")
-    rollout_length: int = option(whole(1), 16, doc="longest segment of an actor, in steps")
-    publish_every_updates: int = option(whole(1), 1, doc="updates for one version")
-    fail_after_updates: int | None = option(optional(whole(0)), None, doc="number of updates after which the next one raises")
+    steps_per_update: int = option(whole_number(1), 16, doc="steps for one update")
+    rollout_length: int = option(whole_number(1), 16, doc="longest segment of an actor, in steps")
+    publish_every_updates: int = option(whole_number(1), 1, doc="updates for one version")
+    fail_after_updates: int | None = option(
+        optional(whole_number(0)), None, doc="number of updates after which the next one raises"
+    )
     slow_s: float = option(number(0.0, MAX_NUMBER), 0.0, doc="duration of an update in seconds, unless `release` is set")
 
 

@@ -73,7 +73,7 @@ class Address:
         """True for a tcp address whose host is an IPv6 literal."""
         return ":" in self.host
 
-    def check_dialled(self) -> None:
+    def check_connectable(self) -> None:
         """Raise TransportError if no socket can ever be bound to this address."""
         if self.is_fresh or self.host == "*":
             raise TransportError(f"cannot connect to {self.uri}; give the host and port (or path) that the other side binds")

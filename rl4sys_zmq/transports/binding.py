@@ -19,7 +19,7 @@ from rl4sys_zmq.errors import AddressInUse, TransportError
 from rl4sys_zmq.resource import Resource
 from rl4sys_zmq.transports.address import Address
 
-__all__ = ["Binding", "bind_socket", "dial_socket"]
+__all__ = ["Binding", "bind_socket", "connect_socket"]
 
 REBIND_WAIT_S = 2.0
 """Longest wait for an address that this process has just released, in seconds. libzmq closes in the background."""
@@ -58,10 +58,10 @@ class Binding(Resource):
         if self._claim is not None:
             self._claim.close()
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Give up the binding in a forked child. The parent still listens and keeps its lock."""
         if self._claim is not None:
-            self._claim.disown()
+            self._claim.abandon()
 
 
 def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
@@ -91,13 +91,13 @@ def bind_socket(raw: zmq.Socket[bytes], address: Address) -> Binding:
     return Binding(address, raw, claim)
 
 
-def dial_socket(raw: zmq.Socket[bytes], address: Address) -> None:
+def connect_socket(raw: zmq.Socket[bytes], address: Address) -> None:
     """Connect a socket whose options are all set. The other side can start later.
 
     Raises:
         TransportError: If no socket can ever be bound to the address.
     """
-    address.check_dialled()
+    address.check_connectable()
     try:
         raw.connect(address.uri)
     except zmq.ZMQError as exc:
@@ -147,19 +147,19 @@ class _IpcClaim(Resource):
             self._fd = self._take()
             self._check_vacant()
         except OSError as exc:
-            self._let_go()
+            self._release()
             raise TransportError(f"cannot bind {address.uri}: {_REMEDIES.get(exc.errno or 0, exc.strerror)}") from exc
         except TransportError:
-            self._let_go()
+            self._release()
             raise
 
     def close(self) -> None:
         """Remove the socket file, the lock, and a folder that was created for a fresh address."""
         if self._fd >= 0:
             _unlink(self.address.name)
-        self._let_go()
+        self._release()
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Close this process's copy of the lock's descriptor. The parent keeps the lock."""
         if self._fd >= 0:
             os.close(self._fd)
@@ -179,7 +179,7 @@ class _IpcClaim(Resource):
                 pass  # its last holder removed it between our open and our lock: open a new one
             os.close(fd)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if self._fd >= 0:
             _unlink(self._lock)
             os.close(self._fd)

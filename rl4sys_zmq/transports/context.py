@@ -27,7 +27,7 @@ class TrackedSocket(Resource):
     """The identifier of the thread that created it and that alone can use it."""
 
     @abstractmethod
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Give up the socket in a forked child, without closing anything that the parent still uses."""
 
 
@@ -80,7 +80,7 @@ def _after_fork() -> None:
     _inherited.append(_process)
     inherited, _process = _process, _Process()
     for socket in inherited.open:
-        socket.disown()
+        socket.abandon()
 
 
 def _at_exit() -> None:

@@ -19,7 +19,7 @@ from rl4sys_zmq.transports.peers import SubscriptionGrants, connections, cut_off
 
 __all__ = ["Endpoint"]
 
-_NOBODY = -1
+_NO_OWNER = -1
 _LAST, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 """The flags of the last frame and of earlier frames, as numbers: combining flag objects costs as much as sending."""
 
@@ -256,7 +256,7 @@ class Endpoint(TrackedSocket):
         """
         if self._closed:
             return
-        if self.owner == _NOBODY:
+        if self.owner == _NO_OWNER:
             self._closed = True
             return
         self.check_owner()
@@ -280,20 +280,20 @@ class Endpoint(TrackedSocket):
             TransportError: If the socket was inherited by a fork.
             Closed: If the socket is closed.
         """
-        if self.owner != _NOBODY:
+        if self.owner != _NO_OWNER:
             self.owner = threading.get_ident()
         self.check_owner()
 
     @property
     def inherited(self) -> bool:
         """True in a forked child, where the socket belongs to the parent. Only `close` is then allowed, and has no effect."""
-        return self.owner == _NOBODY
+        return self.owner == _NO_OWNER
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Give up the socket in a forked child."""
-        self.owner = _NOBODY
+        self.owner = _NO_OWNER
         if self._binding is not None:
-            self._binding.disown()
+            self._binding.abandon()
 
     def _set_topic(self, option: int, prefix: bytes) -> None:
         if self.role != "sub":
@@ -303,7 +303,7 @@ class Endpoint(TrackedSocket):
     def check_owner(self) -> None:
         """Raise TransportError in a thread that is not the owner, and Closed after `close`."""
         if self.owner != threading.get_ident():
-            if self.owner == _NOBODY:
+            if self.owner == _NO_OWNER:
                 raise TransportError(f"this {self.role} was inherited by a fork; create a new one in the child")
             raise TransportError(f"this {self.role} belongs to another thread; create, use and close a socket in one thread")
         if self._closed:

@@ -69,7 +69,7 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
     except zmq.ZMQError as exc:
         raise TransportError(f"cannot create a {role}: {exc.strerror}; raise the limit of open files with ulimit -n") from exc
     try:
-        end: Options = _redialling() if dials else {zmq.BACKLOG: 512}
+        end: Options = _reconnect_options() if dials else {zmq.BACKLOG: 512}
         for option, value in {**_COMMON, **end, **_BOUND.get(role, {}), **options}.items():
             raw.setsockopt(option, value)
         if address.is_v6:
@@ -82,7 +82,7 @@ def configured(role: str, address: Address, options: Options, *, dials: bool, se
     return raw
 
 
-def _redialling() -> Options:
+def _reconnect_options() -> Options:
     """Return reconnect options that are random per socket. libzmq has no jitter: equal sockets reconnect together."""
     return {
         zmq.CONNECT_TIMEOUT: 3_000,

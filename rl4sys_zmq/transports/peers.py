@@ -37,7 +37,7 @@ class SubscriptionGrants:
         self._address = address
         self._asked: bytes | None = None
         self._frame: zmq.Frame | None = None
-        self._in_vain: dict[int, int] = {}
+        self._refused: dict[int, int] = {}
 
     def note(self, frame: zmq.Frame) -> None:
         """Process a received subscription message. One that unsubscribes takes effect at once."""
@@ -61,11 +61,11 @@ class SubscriptionGrants:
         fd = descriptor_of(frame)
         if fd < 0:
             return
-        count = self._in_vain.get(fd, 0) + 1
+        count = self._refused.get(fd, 0) + 1
         if count <= MAX_UNGRANTED:
-            self._in_vain[fd] = count
+            self._refused[fd] = count
             return
-        del self._in_vain[fd]
+        del self._refused[fd]
         self.cuts += cut_off(fd, self._address)
 
 
@@ -87,8 +87,8 @@ def cut_off(fd: int, bound: Address) -> bool:
     disconnected. If the connection has already ended, the descriptor can belong to another one. Only a connection to our own
     address is shut down, and an unrelated peer that is hit reconnects.
     """
-    with suppress(OSError), _borrowed(fd) as connection:
-        if _is_ours(connection, bound):
+    with suppress(OSError), _socket_of(fd) as connection:
+        if _is_store_file(connection, bound):
             connection.shutdown(socket.SHUT_RDWR)
             return True
     return False
@@ -101,14 +101,14 @@ def connections(bound: Address) -> list[int]:
         return found
     with suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), _borrowed(int(name)) as connection:
-                if _is_ours(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            with suppress(OSError), _socket_of(int(name)) as connection:
+                if _is_store_file(connection, bound) and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     found.append(int(name))
     return found
 
 
 @contextmanager
-def _borrowed(fd: int) -> Iterator[socket.socket]:
+def _socket_of(fd: int) -> Iterator[socket.socket]:
     """Yield a socket object for a descriptor that stays in use elsewhere.
 
     Raises:
@@ -126,7 +126,7 @@ def _borrowed(fd: int) -> Iterator[socket.socket]:
         yield connection
 
 
-def _is_ours(connection: socket.socket, bound: Address) -> bool:
+def _is_store_file(connection: socket.socket, bound: Address) -> bool:
     name = connection.getsockname()
     if bound.scheme == "tcp":
         return connection.family in (socket.AF_INET, socket.AF_INET6) and name[1] == bound.port

@@ -20,7 +20,7 @@ from rl4sys_zmq.transports.sidecar import Sidecar
 
 __all__ = ["Relay"]
 
-_NOBODY = -1
+_NO_OWNER = -1
 _KEY_BYTES = 40
 
 
@@ -41,7 +41,7 @@ class Relay(Network, TrackedSocket):
             TransportError: If no process can be started.
         """
         self.owner = threading.get_ident()
-        self._lines: dict[int, RelayedConnection] = {}
+        self._connections: dict[int, RelayedConnection] = {}
         self._opened = 0
         self._closed = False
         self._sidecar = Sidecar()
@@ -92,8 +92,8 @@ class Relay(Network, TrackedSocket):
         self._opened += 1
         line = RelayedConnection(self, self._opened, role, address)
         frames = [role.encode(), address.uri.encode(), LIMITS.pack(*limits), *(key.encode() for key in keys or ())]
-        self.say(RelayCommand.OPEN, line.number, frames)
-        self._lines[line.number] = line
+        self.send_command(RelayCommand.OPEN, line.number, frames)
+        self._connections[line.number] = line
         return line
 
     # ---- for its connections and pollers
@@ -107,31 +107,31 @@ class Relay(Network, TrackedSocket):
         """The number of bytes that wait for room in the socketpair."""
         return self._sidecar.unsent_bytes
 
-    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar."""
         self.check_owner()
-        self._sidecar.say(command, line, frames)
+        self._sidecar.send_command(command, line, frames)
 
-    def pump(self) -> None:
+    def exchange(self) -> None:
         """Write and read as much as is possible without blocking."""
         self.check_owner()
-        for said in self._sidecar.pump():
-            if (line := self._lines.get(said.line)) is not None:
-                line.on_said(said)
+        for said in self._sidecar.exchange():
+            if (line := self._connections.get(said.line)) is not None:
+                line.on_command(said)
 
-    def forget(self, number: int) -> None:
+    def close_connection(self, number: int) -> None:
         """Close a connection."""
-        if self.owner == _NOBODY:
+        if self.owner == _NO_OWNER:
             return
         self.check_thread()
-        self._lines.pop(number, None)
+        self._connections.pop(number, None)
         if not self._closed:
             with contextlib.suppress(TransportError):  # the sidecar has ended, and its sockets with it
-                self._sidecar.say(RelayCommand.CLOSE, number)
+                self._sidecar.send_command(RelayCommand.CLOSE, number)
 
     def check_thread(self) -> None:
         """Raise TransportError in a thread that is not the owner."""
-        if self.owner == _NOBODY:
+        if self.owner == _NO_OWNER:
             raise TransportError("this sidecar was inherited by a fork; create a new one in the child")
         if self.owner != threading.get_ident():
             raise TransportError("this sidecar belongs to another thread; create, use and close it in one thread")
@@ -153,18 +153,18 @@ class Relay(Network, TrackedSocket):
         """
         if self._closed:
             return
-        if self.owner == _NOBODY:
+        if self.owner == _NO_OWNER:
             self._closed = True
             return
         self.check_thread()
         self._closed = True
-        self._lines.clear()
+        self._connections.clear()
         try:
             self._sidecar.close()
         finally:
             untrack(self)
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Give up the relay in a forked child."""
-        self.owner = _NOBODY
-        self._sidecar.disown()
+        self.owner = _NO_OWNER
+        self._sidecar.abandon()

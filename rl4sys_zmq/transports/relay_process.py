@@ -61,8 +61,8 @@ class _Sidecar:
 
     def __init__(self, pair: socket.socket) -> None:
         self._pair = pair
-        self._inlet, self._outlet = InputBuffer(), OutputBuffer()
-        self._lines: dict[int, _Connection] = {}
+        self._input, self._output = InputBuffer(), OutputBuffer()
+        self._connections: dict[int, _Connection] = {}
         self._done = False
 
     def serve(self) -> None:
@@ -73,23 +73,23 @@ class _Sidecar:
         """
         with Poller() as poller:
             self._poller = poller
-            self._outlet.put(RelayCommand.PONG, 0)
+            self._output.put(RelayCommand.PONG, 0)
             while not self._done:
-                self._outlet.flush(self._pair)
-                self._arrange()
+                self._output.flush(self._pair)
+                self._update_interest()
                 ready = poller.poll(None)
                 if self._pair in ready:
                     self._read_pair()
-                for line in list(self._lines.values()):
+                for line in list(self._connections.values()):
                     if line.socket in ready:
-                        self._attend(line)
-            for line in list(self._lines.values()):
+                        self._serve_connection(line)
+            for line in list(self._connections.values()):
                 self._close(line)
 
-    def _arrange(self) -> None:
+    def _update_interest(self) -> None:
         """Set the interest of the poller. A socket whose messages cannot be passed on is not read."""
-        self._poller.register(self._pair, read=True, write=bool(self._outlet.nbytes))
-        for line in self._lines.values():
+        self._poller.register(self._pair, read=True, write=bool(self._output.nbytes))
+        for line in self._connections.values():
             interest = (self._may_receive(line), bool(line.held))
             if interest == line.interest:
                 continue
@@ -100,13 +100,13 @@ class _Sidecar:
                 self._poller.unregister(line.socket)
 
     def _may_receive(self, line: _Connection) -> bool:
-        return self._outlet.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
+        return self._output.nbytes < _OUTLET_BYTES and line.sent_bytes - line.confirmed_bytes < RECEIVE_WINDOW_BYTES
 
     # ---- from the host
 
     def _read_pair(self) -> None:
         for _ in range(_READS_PER_TURN):
-            done = self._inlet.read(self._pair)
+            done = self._input.read(self._pair)
             if done is None:
                 return
             for said in done:
@@ -118,8 +118,8 @@ class _Sidecar:
         elif said.command == RelayCommand.QUIT:
             self._done = True
         elif said.command == RelayCommand.PING:
-            self._outlet.put(RelayCommand.PONG, 0)
-        elif (line := self._lines.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
+            self._output.put(RelayCommand.PONG, 0)
+        elif (line := self._connections.get(said.line)) is not None:  # otherwise it has failed, which was reported to the host
             try:
                 self._do_on_line(line, said)
             except TransportError as exc:
@@ -151,20 +151,20 @@ class _Sidecar:
             else:
                 made = Socket.sub(address.decode(), hwm=recv_hwm, max_frame_bytes=most, secure=secure)
         except TransportError as exc:
-            self._outlet.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
+            self._output.put(RelayCommand.FAILED, said.line, [str(exc).encode()])
             return
-        self._lines[said.line] = _Connection(said.line, made)
+        self._connections[said.line] = _Connection(said.line, made)
 
     def _take(self, line: _Connection, frames: list[Frame]) -> None:
         """Count a message that zmq has accepted. Report `TAKEN` rarely: the host needs it only when its window is full."""
         line.taken_bytes += cost_bytes(frames)
         if line.taken_bytes - line.reported_bytes >= SEND_WINDOW_BYTES // 2:
             line.reported_bytes = line.taken_bytes
-            self._outlet.put(RelayCommand.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
+            self._output.put(RelayCommand.TAKEN, line.number, [TOTAL.pack(line.taken_bytes)])
 
     # ---- to the host
 
-    def _attend(self, line: _Connection) -> None:
+    def _serve_connection(self, line: _Connection) -> None:
         try:
             while line.held and line.socket.send(line.held[0]):
                 self._take(line, line.held.popleft())
@@ -186,27 +186,27 @@ class _Sidecar:
             self._refuse(line, 0, bytes(frames[0][:64]))
             return True
         line.sent_bytes += cost_bytes(frames)
-        self._outlet.put(RelayCommand.MESSAGE, line.number, frames)
+        self._output.put(RelayCommand.MESSAGE, line.number, frames)
         return True
 
     def _refuse(self, line: _Connection, count: int, first: bytes) -> None:
         frames = [TOTAL.pack(count), first[:64]]
         line.sent_bytes += cost_bytes(frames)
-        self._outlet.put(RelayCommand.REFUSED, line.number, frames)
+        self._output.put(RelayCommand.REFUSED, line.number, frames)
 
     def _fail(self, line: _Connection, error: TransportError) -> None:
-        self._outlet.put(RelayCommand.FAILED, line.number, [str(error).encode()])
+        self._output.put(RelayCommand.FAILED, line.number, [str(error).encode()])
         self._close(line)
 
     def _close(self, line: _Connection) -> None:
         self._poller.unregister(line.socket)
         line.socket.close()
-        del self._lines[line.number]
+        del self._connections[line.number]
 
 
 def main() -> None:
     """Serve on the descriptor that the command line gives, and end the process."""
-    _settle()
+    _isolate()
     pair = socket.socket(fileno=int(sys.argv[1]))
     pair.setblocking(False)
     try:
@@ -220,7 +220,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _settle() -> None:
+def _isolate() -> None:
     """Drop the signal mask and the Ctrl-C handling of the host's thread, and end when that thread ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

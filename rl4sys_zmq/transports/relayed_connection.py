@@ -44,13 +44,13 @@ class ConnectionCarrier(Protocol):
     def check_owner(self) -> None:
         """Raise if it cannot be used now or by this thread."""
 
-    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
         """Send a command to the sidecar."""
 
-    def pump(self) -> None:
+    def exchange(self) -> None:
         """Write and read as much as is possible without blocking, and hand each connection its commands."""
 
-    def forget(self, number: int) -> None:
+    def close_connection(self, number: int) -> None:
         """Close a connection."""
 
 
@@ -102,11 +102,11 @@ class RelayedConnection(Resource):
         if fault := size_fault([frame_bytes(frame) for frame in frames]):
             raise TransportError(fault)
         if not self.writable:
-            self.relay.pump()
+            self.relay.exchange()
             if not self.writable:
                 return SendResult.FULL
         self._sent_bytes += cost_bytes(frames)
-        self.relay.say(RelayCommand.MESSAGE, self.number, frames)
+        self.relay.send_command(RelayCommand.MESSAGE, self.number, frames)
         return SendResult.OK
 
     def recv(self, max_frames: int = MAX_FRAMES) -> list[Frame] | None:
@@ -120,7 +120,7 @@ class RelayedConnection(Resource):
         """
         self._check()
         if not self._inbox:
-            self.relay.pump()
+            self.relay.exchange()
             self._check()
             if not self._inbox:
                 return None
@@ -129,7 +129,7 @@ class RelayedConnection(Resource):
         self._taken_bytes += cost_bytes(frames)
         if self._taken_bytes - self._reported_bytes >= RECEIVE_WINDOW_BYTES // 2:
             self._reported_bytes = self._taken_bytes
-            self.relay.say(RelayCommand.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
+            self.relay.send_command(RelayCommand.TAKEN, self.number, [TOTAL.pack(self._taken_bytes)])
         if said.command == RelayCommand.REFUSED:
             (count,) = TOTAL.unpack(frames[0])
             if not count:
@@ -151,7 +151,7 @@ class RelayedConnection(Resource):
         """Return an empty list: a sidecar does not report events."""
         return []
 
-    def on_said(self, said: RelayMessage) -> None:
+    def on_command(self, said: RelayMessage) -> None:
         """Process a command of the sidecar for this connection."""
         if said.command in (RelayCommand.MESSAGE, RelayCommand.REFUSED):
             self._inbox.append(said)
@@ -167,7 +167,7 @@ class RelayedConnection(Resource):
             TransportError: If another thread calls.
         """
         if not self._closed:
-            self.relay.forget(self.number)
+            self.relay.close_connection(self.number)
             self._closed = True
             self._inbox.clear()
 
@@ -175,7 +175,7 @@ class RelayedConnection(Resource):
         self._check()
         if self.role != "sub":
             raise TransportError(f"a {self.role} has no subscriptions; only a sub has")
-        self.relay.say(command, self.number, [prefix])
+        self.relay.send_command(command, self.number, [prefix])
 
     def _check(self) -> None:
         self.relay.check_owner()
@@ -199,7 +199,7 @@ class RelayPoller(Resource):
     def __init__(self, relay: ConnectionCarrier) -> None:
         self._relay = relay
         self._raw = select.poll()
-        self._lines: dict[RelayedConnection, _Interest] = {}
+        self._connections: dict[RelayedConnection, _Interest] = {}
         self._sources: dict[int, HasFileno | int] = {}
 
     def register(self, source: Connection | HasFileno | int, *, read: bool = True, write: bool = False) -> None:
@@ -210,7 +210,7 @@ class RelayPoller(Resource):
         """
         self._relay.check_owner()
         if isinstance(source, RelayedConnection) and source.relay is self._relay:
-            self._lines[source] = _Interest(read, write)
+            self._connections[source] = _Interest(read, write)
             return
         fd = _descriptor(source)
         self._raw.register(fd, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
@@ -219,7 +219,7 @@ class RelayPoller(Resource):
     def unregister(self, source: Connection | HasFileno | int) -> None:
         """Remove a source. Do this before it is closed. An unknown source is ignored."""
         if isinstance(source, RelayedConnection):
-            self._lines.pop(source, None)
+            self._connections.pop(source, None)
             return
         fd = _descriptor(source)
         if self._sources.pop(fd, None) is not None:
@@ -250,7 +250,7 @@ class RelayPoller(Resource):
         for fd in self._sources:
             self._raw.unregister(fd)
         self._sources.clear()
-        self._lines.clear()
+        self._connections.clear()
 
     def _wait(self, timeout_s: float) -> set[Connection | HasFileno | int]:
         """Call poll(2) once, read and write the socketpair, and return the plain descriptors that are ready."""
@@ -266,13 +266,13 @@ class RelayPoller(Resource):
             if event & select.POLLNVAL:
                 raise TransportError("cannot poll: unregister a source before closing it")
             ready.add(self._sources[fd])
-        self._relay.pump()
+        self._relay.exchange()
         return ready
 
     def _ready_lines(self) -> set[Connection | HasFileno | int]:
         return {
             line
-            for line, interest in self._lines.items()
+            for line, interest in self._connections.items()
             if (interest.read and line.readable) or (interest.write and line.writable)
         }
 

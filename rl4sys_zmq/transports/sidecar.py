@@ -56,7 +56,7 @@ class Sidecar(Resource):
         Raises:
             TransportError: If no process can be started.
         """
-        self._inlet, self._outlet = InputBuffer(), OutputBuffer()
+        self._input, self._output = InputBuffer(), OutputBuffer()
         self._death: str | None = None
         self._closed = False
         self._pair, self._process = _start()
@@ -65,13 +65,13 @@ class Sidecar(Resource):
         self._answer_by: float | None = self._heard_at + START_S
 
     def fileno(self) -> int:
-        """Return the descriptor to wait for before `pump`."""
+        """Return the descriptor to wait for before `exchange`."""
         return self._pair.fileno()
 
     @property
     def unsent_bytes(self) -> int:
         """The number of bytes that wait for room in the socketpair."""
-        return self._outlet.nbytes
+        return self._output.nbytes
 
     @property
     def dead(self) -> bool:
@@ -83,20 +83,20 @@ class Sidecar(Resource):
         if self._death is not None:
             raise TransportError(self._death)
 
-    def say(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
+    def send_command(self, command: RelayCommand, line: int, frames: Frames = ()) -> None:
         """Queue one command with copies of its frames, and write as much as fits.
 
         Raises:
             TransportError: If the sidecar has ended.
         """
         self.check()
-        self._outlet.put(command, line, frames)
+        self._output.put(command, line, frames)
         try:
-            self._outlet.flush(self._pair)
+            self._output.flush(self._pair)
         except ConnectionError:
             self._die()
 
-    def pump(self) -> list[RelayMessage]:
+    def exchange(self) -> list[RelayMessage]:
         """Write and read as much as is possible without blocking, and return the commands that were read.
 
         Raises:
@@ -106,8 +106,8 @@ class Sidecar(Resource):
         heard: list[RelayMessage] = []
         progress = False
         try:
-            self._outlet.flush(self._pair)
-            while (done := self._inlet.read(self._pair)) is not None:
+            self._output.flush(self._pair)
+            while (done := self._input.read(self._pair)) is not None:
                 progress = True
                 heard += done
         except (EOFError, ConnectionError):
@@ -123,7 +123,7 @@ class Sidecar(Resource):
             self._heard_at, self._answer_by = now, None
         elif self._answer_by is None and now - self._heard_at >= PING_S:
             self._answer_by = now + SILENCE_S
-            self.say(RelayCommand.PING, 0)
+            self.send_command(RelayCommand.PING, 0)
         elif self._answer_by is not None and now >= self._answer_by:
             self._die("it did not reply, and was killed")
 
@@ -143,27 +143,27 @@ class Sidecar(Resource):
         try:
             deadline = time.monotonic() + CLOSE_WAIT_S
             if self._death is None:
-                self._close_sessions(deadline)
+                self._send_quit(deadline)
                 self._reap(deadline)
                 self._death = "the sidecar is closed"
         finally:
             self._pair.close()
 
-    def disown(self) -> None:
+    def abandon(self) -> None:
         """Give up the sidecar in a forked child, whose copy of the socketpair would keep it running after the host's end."""
         self._closed = True
         self._pair.close()
         self._process.returncode = 0  # the parent waits for the process
 
-    def _close_sessions(self, deadline: float) -> None:
+    def _send_quit(self, deadline: float) -> None:
         """Send `QUIT` and leave the socketpair open. Closing it would end the sidecar before its last message is sent."""
         room = select.poll()
         room.register(self._pair, select.POLLOUT)
-        self._outlet.put(RelayCommand.QUIT, 0)
+        self._output.put(RelayCommand.QUIT, 0)
         with contextlib.suppress(ConnectionError):
-            while self._outlet.nbytes and (left_s := deadline - time.monotonic()) > 0:
+            while self._output.nbytes and (left_s := deadline - time.monotonic()) > 0:
                 room.poll(math.ceil(left_s * 1000))
-                self._outlet.flush(self._pair)
+                self._output.flush(self._pair)
 
     def _reap(self, deadline: float) -> None:
         """Wait until the process has ended. After the deadline, terminate and then kill it."""

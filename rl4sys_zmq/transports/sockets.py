@@ -8,7 +8,7 @@ import zmq
 
 from rl4sys_zmq.errors import TransportError
 from rl4sys_zmq.transports.address import Address
-from rl4sys_zmq.transports.binding import bind_socket, dial_socket
+from rl4sys_zmq.transports.binding import bind_socket, connect_socket
 from rl4sys_zmq.transports.endpoint import Endpoint
 from rl4sys_zmq.transports.monitor import Monitor
 from rl4sys_zmq.transports.options import MAX_FRAME_BYTES, ROUTER_MAX_FRAME_BYTES, Options, Secure, configured
@@ -18,7 +18,7 @@ __all__ = ["Socket"]
 
 _NOTICE_MAX_BYTES = 4096  # an XPUB receives only topics and the handshake
 
-_NOTICE_HWM = 4
+_PUBLICATION_HWM = 4
 """The receive high-water mark of an XPUB with grants, in subscription messages.
 
 libzmq reads all that is queued at once, so a small mark keeps a flood outside the process until its connection is closed. With
@@ -86,7 +86,7 @@ class Socket(Endpoint):
         """
         options: Options = {zmq.SNDHWM: hwm, zmq.MAXMSGSIZE: _NOTICE_MAX_BYTES}
         if grants:
-            options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _NOTICE_HWM}
+            options = {**options, zmq.XPUB_MANUAL: 1, zmq.RCVHWM: _PUBLICATION_HWM}
         made = cls._make("xpub", options, bind=bind, secure=secure, watch=watch)
         if grants:
             made._grants = SubscriptionGrants(made.raw, made.bound)
@@ -153,7 +153,7 @@ class Socket(Endpoint):
             monitor = Monitor(raw) if watch else None
             binding = None
             if bind is None:
-                dial_socket(raw, address)
+                connect_socket(raw, address)
             else:
                 binding = bind_socket(raw, address)
         except BaseException:

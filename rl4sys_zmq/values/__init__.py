@@ -9,7 +9,7 @@
 
 from rl4sys_zmq.values.policy import ACTIVATIONS, FlatWeights, PolicySnapshot, PolicySpec, TensorSpec, feature_size
 from rl4sys_zmq.values.segment import Segment
-from rl4sys_zmq.values.space_forms import space_from, space_to_json
+from rl4sys_zmq.values.space_conversion import space_from, space_to_json
 from rl4sys_zmq.values.spaces import DTYPES, BoxSpace, DiscreteSpace, Space
 
 __all__ = [

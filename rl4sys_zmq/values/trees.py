@@ -25,8 +25,8 @@ __all__ = [
     "keys_of",
     "leaf_paths",
     "map_tree",
-    "named_leaves",
-    "tree_of_names",
+    "flatten_names",
+    "unflatten_names",
     "unflatten",
     "unflatten_each",
 ]
@@ -188,7 +188,7 @@ def is_text(value: str) -> bool:
         return False
 
 
-def named_leaves(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
+def flatten_names(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -> dict[str, object]:
     """Return the leaves of nested mappings by name. The name of ``x`` in ``{"a": {"b": x}}`` is ``a/b``.
 
     Raises:
@@ -203,14 +203,14 @@ def named_leaves(tree: Mapping[Any, object], prefix: str = "", depth: int = 0) -
         if isinstance(value, Mapping):
             if not value:
                 raise DataError(prefix + key, "an empty dict cannot be stored")
-            leaves.update(named_leaves(value, f"{prefix}{key}/", depth + 1))
+            leaves.update(flatten_names(value, f"{prefix}{key}/", depth + 1))
         else:
             leaves[prefix + key] = value
     return leaves
 
 
-def tree_of_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree of nested dicts whose leaves have these names. It reverses `named_leaves`."""
+def unflatten_names(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tree of nested dicts whose leaves have these names. It reverses `flatten_names`."""
     tree: dict[str, Any] = {}
     for path, value in leaves.items():
         *folders, name = path.split("/")

@@ -11,11 +11,11 @@ from rl4sys_zmq.weights.contexts import ElementGroups
 from rl4sys_zmq.weights.forms import IntegerForm
 from rl4sys_zmq.weights.symbols import symbols_of
 
-__all__ = ["WORTH", "estimated_bits", "prediction_helps"]
+__all__ = ["PREDICTION_GAIN", "estimated_bits", "prediction_helps"]
 
 SAMPLE, QUICK_SAMPLE = 1 << 12, 1 << 10
 """The approximate number of elements that `estimated_bits` and `prediction_helps` look at."""
-WORTH = 0.98
+PREDICTION_GAIN = 0.98
 """Highest relative size of a predicted diff. Prediction costs a new actor the fetch of one more version."""
 
 _CLASSES = 40
@@ -30,7 +30,7 @@ def prediction_helps(before: FlatWeights, base: FlatWeights, new: FlatWeights, f
     now, was, last = (some.integers(flat[::step]) for flat in (new, base, before))
     plain: Integers = (now - was).astype(form.word, copy=False)
     predicted: Integers = plain - (was - last).astype(form.word, copy=False)
-    return _magnitude_bits(predicted) < WORTH * _magnitude_bits(plain)
+    return _magnitude_bits(predicted) < PREDICTION_GAIN * _magnitude_bits(plain)
 
 
 def _magnitude_bits(words: Integers) -> float:

@@ -20,9 +20,9 @@ from rl4sys_zmq.errors import WeightsError
 from rl4sys_zmq.values import FlatWeights
 from rl4sys_zmq.weights import blocks, contexts, planes
 from rl4sys_zmq.weights.bits import BitReader, Buffer, Integers, bad
-from rl4sys_zmq.weights.choice import WORTH, estimated_bits, prediction_helps
+from rl4sys_zmq.weights.choice import PREDICTION_GAIN, estimated_bits, prediction_helps
 from rl4sys_zmq.weights.forms import FP32, Grid, IntegerForm
-from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, few, pack_integers, unpack_integers
+from rl4sys_zmq.weights.integers import SPARSE_SHARE_OF_UNITS, is_sparse, pack_integers, unpack_integers
 from rl4sys_zmq.weights.planes import Words
 
 __all__ = ["Codec", "DecodedState", "Diff", "Payload", "decode_diff", "encode_diff"]
@@ -68,10 +68,10 @@ class CodingContext(IntEnum):
     """The context of `Codec.GROUPS`: the criterion for groups in addition to the base, and the coded values."""
 
     NOTHING = 0
-    MOVES = 1
+    LAST_DIFFERENCE = 1
     """Elements are also grouped by the size of their last difference."""
     PREDICTED = 2
-    """As `MOVES`, and the coded values are the differences minus the last differences."""
+    """As `LAST_DIFFERENCE`, and the coded values are the differences minus the last differences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +121,17 @@ def encode_diff(
     """
     if base.shape != new.shape or (before is not None and before.shape != base.shape):
         raise WeightsError(f"no diff between {base.size} and {new.size} elements", reason="size")
-    settled = form.canonical(base)
-    different = settled.view(np.int32) != new.view(np.int32)
+    canonical_base = form.canonical(base)
+    different = canonical_base.view(np.int32) != new.view(np.int32)
     count = int(np.count_nonzero(different))
-    if not count and (settled is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
+    if not count and (canonical_base is base or np.array_equal(base.view(np.int32), new.view(np.int32))):
         return Diff(Codec.UNCHANGED, b"")
     where, head = blocks.active(different, count)
     if where is None:
-        coded = _encode(settled, new, form, level, before, different, count)
+        coded = _encode(canonical_base, new, form, level, before, different, count)
     else:
         inner = before[where] if before is not None else None
-        coded = _encode(settled[where], new[where], form.select(where), level, inner, different[where], count)
+        coded = _encode(canonical_base[where], new[where], form.select(where), level, inner, different[where], count)
     raw = _raw_form(form)
     if len(prefix) + len(head) + coded.size >= base.size * np.dtype(raw.word).itemsize:
         return Diff(Codec.RAW, _wrapped(raw.integers(new) - raw.integers(base), raw).tobytes())
@@ -172,16 +172,16 @@ def decode_diff(
         return _fresh(raw.flat(_wrapped(raw.integers(base) + difference, raw)))
     if codec not in (Codec.SPARSE, Codec.PLANES, Codec.GROUPS):
         raise bad(f"codec {codec} is not a diff")
-    settled = form.canonical(base)
+    canonical_base = form.canonical(base)
     where = blocks.read(reader, base.size)
     if where is None:
-        decoded = _decode(reader, codec, settled, form, before)
-        return decoded if settled is base else _fresh(decoded.flat)
+        decoded = _decode(reader, codec, canonical_base, form, before)
+        return decoded if canonical_base is base else _fresh(decoded.flat)
     inner = None if before is None else before[where]
-    decoded = _decode(reader, codec, settled[where], form.select(where), inner)
-    out = settled.copy()
+    decoded = _decode(reader, codec, canonical_base[where], form.select(where), inner)
+    out = canonical_base.copy()
     out[where] = decoded.flat
-    return DecodedState(out, decoded.written if settled is base else out)
+    return DecodedState(out, decoded.written if canonical_base is base else out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def _encode_fast(
     positions = np.flatnonzero(different)
     there = form.select(positions)
     values = _wrapped(there.integers(new[positions]) - there.integers(base[positions]), form).astype(np.int64)
-    if not few(np.abs(values), size):
+    if not is_sparse(np.abs(values), size):
         return _encode_planes(base, new, form, before)
     dense = None
     if count > SURELY_SPARSE * size:
@@ -256,13 +256,13 @@ def _encode_planes(base: FlatWeights, new: FlatWeights, form: IntegerForm, befor
 def _encode_groups(base: FlatWeights, difference: Words, moves: Words | None, form: IntegerForm) -> _Coded:
     known, groups = CodingContext.NOTHING, contexts.group(base.view(np.int32), None)
     if moves is not None:
-        least = WORTH * estimated_bits(difference, groups)
+        least = PREDICTION_GAIN * estimated_bits(difference, groups)
         further = contexts.group(base.view(np.int32), moves)
         predicted = _wrapped(difference - moves, form)
         by_moves, by_both = estimated_bits(difference, further), estimated_bits(predicted, further)
         if min(by_moves, by_both) < least:
             groups = further
-            known = CodingContext.MOVES if by_moves <= by_both else CodingContext.PREDICTED
+            known = CodingContext.LAST_DIFFERENCE if by_moves <= by_both else CodingContext.PREDICTED
             difference = difference if by_moves <= by_both else predicted
     ordered = difference[groups.order()]
     parts = [bytes([known])]
@@ -315,7 +315,7 @@ def _decode_planes(reader: BitReader, base: FlatWeights, form: IntegerForm, befo
 def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, before: FlatWeights | None) -> FlatWeights:
     was = form.integers(base)
     moves = _wrapped(was - form.integers(before), form) if before is not None else None
-    known = _known(reader)
+    known = _read_context(reader)
     _require_needed(before, needed=known != CodingContext.NOTHING)
     difference = np.zeros(base.size, dtype=np.int32)
     groups = contexts.group(base.view(np.int32), moves)
@@ -330,7 +330,7 @@ def _decode_groups(reader: BitReader, base: FlatWeights, form: IntegerForm, befo
     return form.flat(_wrapped(was, form))
 
 
-def _known(reader: BitReader) -> CodingContext:
+def _read_context(reader: BitReader) -> CodingContext:
     value = reader.byte()
     if value > max(CodingContext):
         raise bad(f"unknown coding context {value}")

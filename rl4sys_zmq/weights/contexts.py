@@ -22,7 +22,7 @@ __all__ = ["ElementGroups", "group"]
 LEAST_MEMBERS = 256
 MOST_GROUPS = 32
 _EXPONENTS = 256
-_MOVES = 32
+_LAST_DIFFERENCE = 32
 """Number of classes of the last difference: 0, or its number of bits."""
 
 
@@ -58,9 +58,11 @@ def group(base: NDArray[np.int32], moved: Integers | None) -> ElementGroups:
     keys &= 0xFF
     if moved is not None:
         moves = symbols_of(np.abs(moved.astype(np.int64)), 0)
-        keys *= _MOVES
-        keys += np.minimum(moves, _MOVES - 1)
-        np.floor_divide(keys, _MOVES, out=keys, where=moves == 0)  # elements at rest can be half of all; keep them separate
+        keys *= _LAST_DIFFERENCE
+        keys += np.minimum(moves, _LAST_DIFFERENCE - 1)
+        np.floor_divide(
+            keys, _LAST_DIFFERENCE, out=keys, where=moves == 0
+        )  # elements at rest can be half of all; keep them separate
     counts = np.bincount(keys, minlength=_EXPONENTS)
     least = max(LEAST_MEMBERS, keys.size // MOST_GROUPS)
     labels = np.zeros(counts.size, dtype=np.uint8)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.weights import symbols
 from rl4sys_zmq.weights.bits import BitReader, Integers, bad, pack_fields, pack_flags, pack_gaps, varint
 
-__all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "few", "pack_integers", "unpack_integers"]
+__all__ = ["SPARSE_SHARE_OF_UNITS", "Sparse", "is_sparse", "pack_integers", "unpack_integers"]
 
 ZERO, SPARSE, SYMBOLS = range(3)
 SPARSE_SHARE = 0.45
@@ -26,7 +26,7 @@ Sparse = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ascending positions, and the non-zero integers there."""
 
 
-def few(magnitudes: Integers, size: int) -> bool:
+def is_sparse(magnitudes: Integers, size: int) -> bool:
     """Return True if these non-zeros among `size` integers are few enough to be written by their positions."""
     if magnitudes.size <= SPARSE_SHARE * size:
         return True
@@ -39,7 +39,7 @@ def pack_integers(positions: Integers, values: Integers, size: int) -> bytes:
     if not positions.size:
         return bytes([ZERO])
     magnitudes, negative = np.abs(values), values < 0
-    if not few(magnitudes, size):
+    if not is_sparse(magnitudes, size):
         return _pack_symbols(positions, magnitudes, size, negative)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, size) + pack_flags(negative)
     return head + _pack_magnitudes(magnitudes - 1, MAX_DEPTH)
@@ -72,7 +72,7 @@ def _pack_magnitudes(excess: NDArray[np.int64], depth: int) -> bytes:
     if not positions.size:
         return bytes([ZERO])
     values = excess[positions]
-    if not depth or not few(values, excess.size):
+    if not depth or not is_sparse(values, excess.size):
         return _pack_symbols(positions, values, excess.size, None)
     head = bytes([SPARSE]) + varint(positions.size) + pack_gaps(positions, excess.size)
     return head + _pack_magnitudes(values - 1, depth - 1)

@@ -25,7 +25,7 @@ SNAPSHOT_GAIN = {0: 0.0, 1: 0.6, 2: 0.9}
 SNAPSHOT_SAMPLE = 1024
 """The approximate number of elements in the sample that decides if compression is tried."""
 
-_TABLED = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
+_WITH_STEP_TABLE = (Codec.SPARSE, Codec.PLANES, Codec.GROUPS)
 """The forms in multiples of a grid's steps. Their payload begins with the table of steps."""
 
 
@@ -168,7 +168,7 @@ def _decode_diff(
     head: WeightsHeader, payload: Payload, base: FlatWeights, before: FlatWeights | None, sizes: Sequence[int]
 ) -> DecodedState:
     steps: Steps = ()
-    if head.wire_dtype is WireDtype.GRID and head.codec in _TABLED:
+    if head.wire_dtype is WireDtype.GRID and head.codec in _WITH_STEP_TABLE:
         steps = tuple(np.frombuffer(BitReader(payload).take(len(sizes)), dtype=np.int8).tolist())
         payload = memoryview(payload)[len(sizes) :]
     form = form_of(head.wire_dtype, steps or (0,) * len(sizes), sizes)

@@ -21,7 +21,7 @@ _NO_VALUES = ("body", "digests")
 _U64 = 1 << 64
 MAX_COUNT = (1 << 63) - 1
 """The largest number in a message, hashes excepted. A sum with another such number still fits 64 bits."""
-_HASHES = {"digest", "seed"}
+_UNBOUNDED = {"digest", "seed"}
 Checker = Callable[[Any], bool]
 
 _CHECKERS: dict[object, Checker] = {
@@ -130,7 +130,7 @@ def _fields(shape: _Shape, header: Any, minor: int) -> dict[str, Any]:
         value = header[f.name]
         if not f.check(value):
             raise ProtocolError(Refusal.MALFORMED, f"{shape.cls.__name__}.{f.name} is {value!r:.80}")
-        if type(value) is int and value > MAX_COUNT and f.name not in _HASHES:
+        if type(value) is int and value > MAX_COUNT and f.name not in _UNBOUNDED:
             raise ProtocolError(Refusal.RANGE, f"{shape.cls.__name__}.{f.name} is {value}; the limit is {MAX_COUNT}")
         values[f.name] = value
     if len(values) != len(header) and minor <= MINOR:

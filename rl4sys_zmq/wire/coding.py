@@ -25,7 +25,7 @@ from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, decode_images, image_size
 from rl4sys_zmq.wire.messages import Frame, Submit
 
-__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "CodedImages", "Part", "code", "plain_body", "worth_it"]
+__all__ = ["IMAGE_KINDS", "MAX_IMAGE_BYTES", "MAX_PLAIN_BYTES", "CodedImages", "BodyFrame", "code", "plain_body", "is_shorter"]
 
 MAX_PLAIN_BYTES = 64 << 20
 """Largest plain size of a whole body."""
@@ -78,7 +78,7 @@ class CodedImages:
         return decode_images(self.frame, (self.nbytes // row_bytes, *row), size, _FORMATS[self.kind])
 
 
-Part = Frame | CodedImages
+BodyFrame = Frame | CodedImages
 """A frame of a body, plain unless it holds images."""
 
 
@@ -105,12 +105,12 @@ def code(message: Submit, sections: Sequence[Sequence[Section]]) -> Submit:
     return dataclasses.replace(message, codings=codings, body=tuple(body), digests=())
 
 
-def worth_it(coded: int, plain: int) -> bool:
+def is_shorter(coded: int, plain: int) -> bool:
     """Return True if coding a frame gains enough and a learner accepts the ratio in any message."""
     return coded <= _GAIN * plain and plain <= MOST_EXPANSION * coded
 
 
-def plain_body(message: Submit) -> tuple[Part, ...]:
+def plain_body(message: Submit) -> tuple[BodyFrame, ...]:
     """Return the body of an untrusted message as it was before `code`. Frames of images stay coded.
 
     Raises:
@@ -137,7 +137,7 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
     for size, itemsize in parts:
         plain = frame[begin : begin + size]
         begin += size
-        coded = zstd.compress(_turned(plain, itemsize)) if size >= _LEAST_BYTES else plain
+        coded = zstd.compress(_shuffled(plain, itemsize)) if size >= _LEAST_BYTES else plain
         shorter = len(coded) < size
         numbers += (len(coded), size, itemsize) if shorter else (size, size, 0)
         pieces.append(coded if shorter else plain)
@@ -145,7 +145,7 @@ def _code_frame(frame: memoryview, parts: Sequence[Section]) -> tuple[list[int],
     return numbers, pieces
 
 
-def _turned(plain: memoryview, itemsize: int) -> Any:
+def _shuffled(plain: memoryview, itemsize: int) -> Any:
     """Put all first bytes of the elements first, then all second bytes. An incomplete last element stays last."""
     if itemsize == 1:
         return plain
@@ -180,7 +180,7 @@ def _triples(numbers: list[int]) -> Iterator[tuple[int, int, int]]:
     return zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
 
 
-def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> Part:
+def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> BodyFrame:
     view = memoryview(frame)
     if len(sections) == 1:
         _, plain, kind = sections[0]
@@ -193,11 +193,11 @@ def _plain_frame(frame: Frame, sections: list[tuple[int, int, int]]) -> Part:
     for coded, plain, itemsize in sections:
         piece = view[begin : begin + coded]
         begin += coded
-        pieces.append(_turned_back(_expanded(piece, plain), itemsize) if itemsize else piece)
+        pieces.append(_turned_back(_decompressed(piece, plain), itemsize) if itemsize else piece)
     return b"".join(pieces)
 
 
-def _expanded(piece: memoryview, size: int) -> bytes:
+def _decompressed(piece: memoryview, size: int) -> bytes:
     try:
         return zstd.expand(piece, size)
     except zstd.NotExpanded as exc:

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import BadImage, image_size
-from rl4sys_zmq.wire.coding import CodedImages, Part
+from rl4sys_zmq.wire.coding import BodyFrame, CodedImages
 from rl4sys_zmq.wire.layout import LETTERS, Column, Layout
 from rl4sys_zmq.wire.segments import ALIGN, LARGE_BYTES, Flag
 
-__all__ = ["Group", "ColumnReader", "Views"]
+__all__ = ["Group", "ColumnReader", "ColumnViews"]
 
 
 @dataclass(slots=True)
-class Views:
+class ColumnViews:
     """One column of all segments that share a layout.
 
     Attributes:
@@ -75,10 +75,10 @@ class Group:
 
     layout: Layout
     members: NDArray[np.int64]
-    columns: list[Views]
+    columns: list[ColumnViews]
 
 
-class Rows:
+class RowCounts:
     """The number of rows of a column in each segment.
 
     Attributes:
@@ -103,7 +103,7 @@ _COUNTED = {"o": 1, "a": 0, "r": 0, "l": 0, "v": 2, "m": 1}
 class ColumnReader:
     """A reader that finds the columns in the body."""
 
-    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[Part]) -> None:
+    def __init__(self, heads: NDArray[Any], steps: NDArray[np.int64], layouts: list[Layout], body: Sequence[BodyFrame]) -> None:
         blob = body[0]
         assert not isinstance(blob, CodedImages)
         self._blob, self._large = blob, list(body[1:])
@@ -117,7 +117,7 @@ class ColumnReader:
             members = [np.arange(len(heads))]
         flags = heads["flags"]
         counts = steps, steps + (flags & Flag.TERMINATED == 0), np.where(flags & Flag.VERSIONS, steps, 0)
-        sized = [tuple(Rows(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
+        sized = [tuple(RowCounts(count if len(layouts) == 1 else count[m]) for count in counts) for m in members]
         self._frames = self._find_large(layouts, members, sized)
         self.groups = [
             Group(layout, m, [self._column(c, rows[_COUNTED[c.letter]], m) for c in layout.columns])
@@ -127,7 +127,7 @@ class ColumnReader:
             raise ProtocolError(Refusal.SHAPE, "the body has bytes that belong to no segment")
 
     def _find_large(
-        self, layouts: list[Layout], members: list[NDArray[np.int64]], sized: list[tuple[Rows, ...]]
+        self, layouts: list[Layout], members: list[NDArray[np.int64]], sized: list[tuple[RowCounts, ...]]
     ) -> dict[tuple[int, int], int]:
         """Assign the frames after the first to the large columns: segment by segment, in the order of the columns."""
         found = []
@@ -142,7 +142,7 @@ class ColumnReader:
                     found += [(place, position) for place in large.tolist()]
         return {key: n for n, key in enumerate(sorted(found))}
 
-    def _column(self, column: Column, rows: Rows, members: NDArray[np.int64]) -> Views:
+    def _column(self, column: Column, rows: RowCounts, members: NDArray[np.int64]) -> ColumnViews:
         own: dict[int, NDArray[Any]] = {}
         coded: dict[int, CodedImages] = {}
         starts = rows.starts
@@ -156,16 +156,16 @@ class ColumnReader:
                 else:
                     own[place] = np.frombuffer(frame, column.dtype).reshape(-1, *column.row)
                 small[place] = 0
-            starts = Rows(small).starts
+            starts = RowCounts(small).starts
         size = starts[-1] * column.row_bytes
         if self._at + size > len(self._blob):
             raise ProtocolError(Refusal.SHAPE, f"column {column.letter} ends beyond its frame")
         blob, dtype, count = self._blob, column.dtype, size // column.dtype.itemsize
         together = np.frombuffer(blob, dtype, count, self._at) if count else np.empty(0, dtype)
         self._at += size + (-size % ALIGN)
-        return Views(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
+        return ColumnViews(column, together.reshape(-1, *column.row) if column.row else together, starts, own, coded)
 
-    def _take(self, index: int, size: int, column: Column) -> Part:
+    def _take(self, index: int, size: int, column: Column) -> BodyFrame:
         frame = self._large[index] if index < len(self._large) else b""
         if len(frame) != size:
             raise ProtocolError(Refusal.SHAPE, f"column {column.letter} needs {size} bytes; its frame has {len(frame)}")

@@ -143,7 +143,7 @@ class Hello(ToLearner):
     journal_id: int = 0
     spooled: bool = False
     weights: Document = field(default_factory=dict)
-    welcomed: bool = False
+    previously_welcomed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,7 +550,7 @@ class Disposed(FromWorker):
     ranges: list[Any]
     verdict: str
     reason: str = ""
-    but: str = ""
+    replaces: str = ""
 
 
 @dataclass(frozen=True, slots=True)

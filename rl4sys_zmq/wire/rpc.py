@@ -31,7 +31,7 @@ __all__ = [
     "is_name",
 ]
 
-CALL, REPLY, NOTICE = 65, 66, 67
+CALL, REPLY, PUBLICATION = 65, 66, 67
 ANSWERED, FAILED = "", "failed"
 """The codes of a reply in addition to those of `CallRefusal`."""
 
@@ -132,7 +132,7 @@ def encode_publication(publication: Publication) -> list[Frame]:
     """
     check_topic(publication.topic)
     skeleton, body = pack_tree(publication.payload, copy=True)
-    return _frames(NOTICE, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)
+    return _frames(PUBLICATION, publication.number, [publication.server, publication.latest, publication.topic, skeleton], body)
 
 
 def check_topic(topic: object) -> None:
@@ -197,8 +197,12 @@ def _read_publication(number: int, fields: list[Any], body: Sequence[Frame]) -> 
     return Publication(number, server, latest, topic, unpack_tree(skeleton, body))
 
 
-_ColumnReader = Callable[[int, list[Any], Sequence[Frame]], Call | Reply | Publication]
-_READERS: dict[int, tuple[int, _ColumnReader]] = {CALL: (6, _read_call), REPLY: (5, _read_reply), NOTICE: (4, _read_publication)}
+_MessageReader = Callable[[int, list[Any], Sequence[Frame]], Call | Reply | Publication]
+_READERS: dict[int, tuple[int, _MessageReader]] = {
+    CALL: (6, _read_call),
+    REPLY: (5, _read_reply),
+    PUBLICATION: (4, _read_publication),
+}
 
 
 def _frames(kind: int, number: int, fields: list[Any], body: list[Frame]) -> list[Frame]:

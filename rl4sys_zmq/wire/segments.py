@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.images import ImageCodec, encode_images, image_size
 from rl4sys_zmq.values import Segment
-from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, CodedImages, Section, code, worth_it
+from rl4sys_zmq.wire.coding import IMAGE_KINDS, MAX_IMAGE_BYTES, CodedImages, Section, code, is_shorter
 from rl4sys_zmq.wire.layout import describe, parse_layout
 from rl4sys_zmq.wire.messages import Block, Frame, Submit
 
@@ -218,7 +218,7 @@ def with_images(packed: PackedSegment, codec: ImageCodec) -> PackedSegment:
         return packed
     pixels = np.frombuffer(packed.large[0], np.uint8)
     frame = encode_images(pixels, size, codec)
-    if not worth_it(len(frame), pixels.nbytes):
+    if not is_shorter(len(frame), pixels.nbytes):
         return packed
     images = CodedImages(frame, pixels.nbytes, IMAGE_KINDS[codec.format])
     digests = (xxhash.xxh3_64_intdigest(frame), *packed.digests[1:])

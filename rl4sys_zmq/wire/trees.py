@@ -234,10 +234,10 @@ def unpack_tree(skeleton: Any, frames: Sequence[Frame]) -> Tree:
     Raises:
         ProtocolError: If they differ from the form that `pack_tree` writes.
     """
-    return _ColumnReader(frames).read(skeleton, 0)
+    return _TreeReader(frames).read(skeleton, 0)
 
 
-class _ColumnReader:
+class _TreeReader:
     """The state of reading one tree."""
 
     def __init__(self, frames: Sequence[Frame]) -> None:

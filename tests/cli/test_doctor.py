@@ -16,7 +16,6 @@ import zmq
 from click.testing import CliRunner, Result
 
 from rl4sys_zmq import AgentConfig, RL4SysAgent
-from rl4sys_zmq.cli import look
 from rl4sys_zmq.cli.learner import main
 from rl4sys_zmq.learner import Learner, LearnerConfig, register_algorithm
 from rl4sys_zmq.ops import doctor as module
@@ -351,7 +350,7 @@ def test_status_with_keys_and_without(start: Callable[..., Learner], keys: Path)
 
 
 def test_a_status_of_another_version_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "request_status", lambda *_: {"address": "a"})
+    monkeypatch.setattr("rl4sys_zmq.cli.status.request_status", lambda *_: {"address": "a"})
     result = run("status", "127.0.0.1:1")
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.output
     assert "print it with --json" in result.stderr

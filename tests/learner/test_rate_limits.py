@@ -7,7 +7,7 @@ from rl4sys_zmq.learner import memory_watch
 from rl4sys_zmq.learner.connections import BURST_S, CUT_AFTER, CUT_BYTES, FREE_MESSAGES, MAX_REST_S, RateLimiter
 from rl4sys_zmq.learner.memory_watch import CUT_ALL_S, END_S, MemoryWatch, available_bytes, resident_bytes
 
-RATE = 8.0
+FIELD_RATE = 8.0
 
 
 def say(shares, rate, now, count, *, sessionless=False, cost=1.0):
@@ -21,15 +21,15 @@ def say(shares, rate, now, count, *, sessionless=False, cost=1.0):
 
 
 def test_a_connection_has_its_rate_and_twice_that_at_once():
-    shares = RateLimiter(RATE, 1e6)
+    shares = RateLimiter(FIELD_RATE, 1e6)
     rate = shares.add(b"a", 3, 0.0)
-    assert say(shares, rate, 0.0, 100) == RATE * BURST_S + 1
-    assert say(shares, rate, 1.0, 100) == RATE
-    assert say(shares, rate, 100.0, 100) == RATE * BURST_S + 1
+    assert say(shares, rate, 0.0, 100) == FIELD_RATE * BURST_S + 1
+    assert say(shares, rate, 1.0, 100) == FIELD_RATE
+    assert say(shares, rate, 100.0, 100) == FIELD_RATE * BURST_S + 1
 
 
 def test_what_is_asked_for_pays_for_the_rest():
-    shares = RateLimiter(RATE, 1e6)
+    shares = RateLimiter(FIELD_RATE, 1e6)
     rate = shares.add(b"a", 3, 0.0)
     for _ in range(1000):
         assert say(shares, rate, 0.0, 2) == 2
@@ -38,11 +38,11 @@ def test_what_is_asked_for_pays_for_the_rest():
 
 
 def test_strangers_share_and_a_newcomer_is_heard():
-    shares = RateLimiter(RATE, 1e6)
+    shares = RateLimiter(FIELD_RATE, 1e6)
     flood = [shares.add(bytes([n]), n, 0.0) for n in range(50)]
     assert say(shares, flood[0], 0.0, 100, sessionless=True) < 100
     handled = sum(say(shares, rate, 0.0, 100, sessionless=True) for rate in flood[1:])
-    assert handled < 49 * RATE * BURST_S / 2
+    assert handled < 49 * FIELD_RATE * BURST_S / 2
     newcomer = shares.add(b"new", 99, 0.0)
     assert say(shares, newcomer, 0.0, FREE_MESSAGES, sessionless=True) == FREE_MESSAGES
     assert say(shares, newcomer, 0.0, 1, sessionless=True) == 0
@@ -58,7 +58,7 @@ def test_bytes_count_too():
 
 
 def test_excess_is_answered_now_and_then_and_ends_the_connection():
-    shares = RateLimiter(RATE, 1e6)
+    shares = RateLimiter(FIELD_RATE, 1e6)
     rate = shares.add(b"a", 3, 0.0)
     assert sum(shares.should_reply(rate, 0.0) for _ in range(1000)) in (10, 11)
     assert [n for n in range(2 * CUT_AFTER) if shares.count_excess(rate, 10)] == [CUT_AFTER - 1, 2 * CUT_AFTER - 1]
@@ -68,7 +68,7 @@ def test_excess_is_answered_now_and_then_and_ends_the_connection():
 
 
 def test_who_finishes_no_message():
-    shares = RateLimiter(RATE, 1e6)
+    shares = RateLimiter(FIELD_RATE, 1e6)
     shares.add(b"a", 3, 0.0)
     shares.add(b"b", 4, 0.0).last_message_s = 9.0
     assert shares.silent_connections([3, 4, 5], 10.0, 5.0, 1.0) == [3]
@@ -80,7 +80,7 @@ def test_who_finishes_no_message():
 
 
 def test_a_connection_that_ended_is_forgotten_unless_it_owes():
-    shares = RateLimiter(RATE, 1e6)
+    shares = RateLimiter(FIELD_RATE, 1e6)
     for number, peer in enumerate((b"open", b"ended", b"joined", b"owes", b"no descriptor")):
         shares.add(peer, number if peer != b"no descriptor" else -1, 0.0)
     say(shares, shares.rates[b"owes"], 0.0, 100)

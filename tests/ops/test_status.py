@@ -11,7 +11,7 @@ import pytest
 
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.learner import Learner, LearnerConfig
-from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_words, request_status, text_table
+from rl4sys_zmq.ops.status import HEADINGS, client_rows, handshake_error, request_status, text_table
 from rl4sys_zmq.security import ServerKeys, UserKeys, new_key_pair, write_server_keys
 from rl4sys_zmq.transports import MonitorEvent
 
@@ -114,5 +114,5 @@ def test_keys_that_do_not_fit_are_said_to_be_why(keyed: tuple[str, UserKeys, Use
 
 def test_an_overloaded_learner_is_not_said_to_have_another_key() -> None:
     late = MonitorEvent("handshake_failed.no_detail", errno.EAGAIN)
-    assert "in time" in handshake_words(late, have_keys=True)
-    assert "closed the connection" in handshake_words(MonitorEvent("handshake_failed.no_detail", errno.EPIPE), have_keys=False)
+    assert "in time" in handshake_error(late, have_keys=True)
+    assert "closed the connection" in handshake_error(MonitorEvent("handshake_failed.no_detail", errno.EPIPE), have_keys=False)

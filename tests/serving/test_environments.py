@@ -163,7 +163,7 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
     server = serve("CartPole-v1", 1, lease_s=0.3)
     env = RemoteEnv(server.address)
     try:
-        kept = env._env_lease._keeper
+        kept = env._env_lease._renewer
         heard_s = server._leases.holders()[0].heard_s
         for _ in range(1000):  # until the keeper has spoken
             if server._leases.holders()[0].heard_s > heard_s:
@@ -177,7 +177,7 @@ def test_silence_is_kept_by_the_client_itself(serve: Any) -> None:
 def test_what_was_taken_without_an_answer_is_what_reset_takes(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("CartPole-v1", 3, lease_s=3600)
     env = RemoteEnv(server.address)
-    server._leases.give(env._env_lease._keeper.token)  # as though the server had been started again
+    server._leases.give(env._env_lease._renewer.token)  # as though the server had been started again
     others = [RemoteEnv(server.address), RemoteEnv(server.address)]
     take = server._leases.take
 
@@ -207,7 +207,7 @@ def test_an_environment_that_is_dropped_is_given_back(serve: Any, kind: Any) -> 
     env = kind(server.address)
     env.reset(seed=1)
     env.itself = env  # dropped, and found by the collector
-    keeper = (env._env_lease if kind is RemoteEnv else env._parts[0])._keeper
+    keeper = (env._env_lease if kind is RemoteEnv else env._parts[0])._renewer
     del env
     gc.collect()
     assert keeper.join(10.0)

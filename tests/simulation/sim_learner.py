@@ -20,12 +20,12 @@ import rl4sys_zmq.learner.dispatcher as feeding_module
 import rl4sys_zmq.learner.endpoint as endpoint_module
 from rl4sys_zmq.config import LearnerConfig
 from rl4sys_zmq.delivery import (
+    Amount,
     CreditPool,
     Journal,
     JournalEntry,
     JournalPage,
     Key,
-    Load,
     Restored,
     StallWatch,
     Stream,
@@ -34,7 +34,7 @@ from rl4sys_zmq.delivery import (
     stall_reason,
 )
 from rl4sys_zmq.delivery.credit import IDLE_S
-from rl4sys_zmq.delivery.journal_rows import DropStream, Gap, Write
+from rl4sys_zmq.delivery.journal_rows import AddGap, DropStream, Write
 from rl4sys_zmq.errors import ProtocolError, Refusal
 from rl4sys_zmq.learner.alarms import CREDIT_CORRECTED, STALLED
 from rl4sys_zmq.learner.client import Client, ClientState
@@ -185,7 +185,7 @@ class SimLearner:
         self._hellos: dict[bytes, Hello] = {}
         self._keys: dict[bytes, Key] = {}
         self._current: set[Key] = set()
-        self._speaks: dict[str, bytes] = {}
+        self._is_actor_live: dict[str, bytes] = {}
         self._out: list[tuple[bytes, list[Frame], bool]] = []
         self._writes: list[Callable[[], None]] = []
         self._wrong: list[tuple[str, str]] = []
@@ -296,7 +296,7 @@ class SimLearner:
         match operation:
             case JournalEntry():
                 self._history.write((operation.actor_id, operation.origin), operation.first_seq, operation.end_seq)
-            case Gap():
+            case AddGap():
                 self._history.write_gap()
                 if operation.stream is not None:
                     self._written(operation.stream)
@@ -423,7 +423,7 @@ class SimLearner:
                 hello = self._hellos[peer]
                 key = self._keys[peer] = hello.actor_id, hello.origin or hello.incarnation
                 self._heard[hello.actor_id] = self.now
-                self._speaks[hello.actor_id] = peer
+                self._is_actor_live[hello.actor_id] = peer
                 history.begin_stream(key, hello.first_seq, message.gap)
                 history.say(key, message.received, message.durable)
             case Ack() if leaves:
@@ -443,7 +443,7 @@ class SimLearner:
         moved, key = stream.received - before.received, self._keys[peer]
         if moved <= 0:
             return
-        if self._speaks[key[0]] != peer:
+        if self._is_actor_live[key[0]] != peer:
             raise Violation("session", f"{moved} segments of {key} came on a connection that another has followed")
         over = max(0, stream.accepted_steps - max(before.credit_steps, before.accepted_steps))
         if self._schedule.clean and over > MAX_STEPS:
@@ -488,19 +488,19 @@ class SimLearner:
         client, thread = self._ready, self.thread
         if client is None or thread is None:
             return
-        transit, on_way, waiting = client.pool.transit, Load(), Load()
+        transit, in_transit, waiting = client.pool.transit, Amount(), Amount()
         for given in thread.inbox:
             if isinstance(given, Given):
-                on_way.add(given.load)
+                in_transit.add(given.load)
         for frames in client.backlog:
             message = decode(frames)
             if isinstance(message, Deliver):
-                on_way.add(Given(message).load)
+                in_transit.add(Given(message).load)
         for entry in self._journal.waiting() if isinstance(self._journal, SimJournal | SlowJournal) else ():
             stream = client.table.get(entry.actor_id, entry.origin)
             if stream is not None and stream.counted(entry.end_seq):
                 waiting.add(_load_of_entry(entry))
-        for name, counted, real in ("on their way", transit.on_way, on_way), ("waiting", transit.waiting, waiting):
+        for name, counted, real in ("on their way", transit.in_transit, in_transit), ("waiting", transit.waiting, waiting):
             if counted != real:
                 raise Violation("transit", f"{counted} are counted as {name}, {real} are")
 
@@ -526,7 +526,7 @@ def _decoded(frames: Sequence[Frame]) -> Message | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _load_of_entry(entry: JournalEntry) -> Load:
+def _load_of_entry(entry: JournalEntry) -> Amount:
     return Given(Deliver(entry.actor_id, entry.origin, entry.skip, entry.refused, entry.frames)).load
 
 

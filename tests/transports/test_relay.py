@@ -65,7 +65,7 @@ def receive(socket: Any, max_frames: int = 32, timeout_s: Any = DEADLINE_S) -> A
 
 def carried(relay: Any, socket: Any) -> Any:
     """What comes to a socket of the test while the relay's thread turns, as an actor's does."""
-    return until(lambda: relay.pump() or socket.recv())
+    return until(lambda: relay.exchange() or socket.recv())
 
 
 def receive_line(network: Any, line: Any, max_frames: int = 32) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar, cast
 
-from rl4sys_zmq.config.options import gather
+from rl4sys_zmq.config.options import parse_options
 from rl4sys_zmq.errors import ConfigError
 from rl4sys_zmq.learner.algorithms.base import Algorithm
 from rl4sys_zmq.names import check_name
@@ -43,7 +43,7 @@ def read_parameters(cls: type[T], given: Mapping[str, object], *, algorithm: str
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, or two names of one parameter disagree.
     """
     elsewhere = READ_ELSEWHERE | frozenset(getattr(cls, "ignored", ()))
-    values = gather(cls, given, extra=elsewhere, section="algorithm_parameters", owner=algorithm)
+    values = parse_options(cls, given, extra=elsewhere, section="algorithm_parameters", owner=algorithm)
     return cls(**{key: value for key, value in values.items() if key not in elsewhere})
 
 

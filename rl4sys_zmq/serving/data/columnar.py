@@ -18,7 +18,7 @@ from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.layout import Layout, Leaf
 from rl4sys_zmq.serving.data.ring import Ids, Ring
 
-__all__ = ["ColumnStore", "batch_count", "fitting_memory"]
+__all__ = ["ColumnStore", "batch_count", "memory_error_as_data_error"]
 
 
 class ColumnStore(DataStoreBase, Resource):
@@ -163,7 +163,7 @@ def batch_count(batch_size: object) -> int:
 
 
 @contextlib.contextmanager
-def fitting_memory(count: int) -> Iterator[None]:
+def memory_error_as_data_error(count: int) -> Iterator[None]:
     """Convert a `MemoryError` of a batch of this size.
 
     Raises:

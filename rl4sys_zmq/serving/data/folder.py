@@ -65,18 +65,16 @@ class Folder:
         self._head = {"format": FORMAT, "kind": kind, **options}
         self._files: dict[str, str] = {}
         self._maps: list[np.memmap[Any, Any]] = []
-        with _border(self.path):
+        with _as_store_error(self.path):
             make_private(self.path)
-            strangers = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_ours(p)]
-            if strangers:
-                raise StoreError(
-                    self.path, f"is not the folder of a store: it contains {min(strangers)!r}; choose another folder"
-                )
+            foreign = [p.name for p in self.path.iterdir() if p.name not in (_MANIFEST, _LOCK) and not _is_store_file(p)]
+            if foreign:
+                raise StoreError(self.path, f"is not the folder of a store: it contains {min(foreign)!r}; choose another folder")
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._take()
             self._read_manifest()
-            with _border(self.path / _LOCK):
+            with _as_store_error(self.path / _LOCK):
                 boot = _boot_id()
                 os.ftruncate(self._lock, os.pwrite(self._lock, boot, 0))
                 os.fsync(self._lock)
@@ -102,7 +100,7 @@ class Folder:
         fresh = self.path / f"{_NAME}manifest.tmp"
         try:
             made = {name: self.make(self._files[name], leaf) for name, leaf in columns.items()}
-            with _border(self.path):
+            with _as_store_error(self.path):
                 with os.fdopen(open_private(fresh), "w") as file:
                     json.dump(document, file, indent=1)
                     file.flush()
@@ -134,7 +132,7 @@ class Folder:
         """
         path = self.path / name
         try:
-            with _border(path), os.fdopen(open_private(path), "wb") as file:
+            with _as_store_error(path), os.fdopen(open_private(path), "wb") as file:
                 header = {"descr": leaf.dtype.str, "fortran_order": False, "shape": leaf.shape}
                 np.lib.format.write_array_header_1_0(file, header)
                 file.flush()
@@ -151,7 +149,7 @@ class Folder:
             StoreError: If the file is missing or holds another array.
         """
         path = self.path / name
-        with _border(path):
+        with _as_store_error(path):
             with path.open("rb") as file:
                 np.lib.format.read_magic(file)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(file)
@@ -165,7 +163,7 @@ class Folder:
 
     def flush(self) -> None:
         """Write everything to the disk, and return when it is there."""
-        with _border(self.path):
+        with _as_store_error(self.path):
             for array in self._maps:
                 array.flush()
 
@@ -179,7 +177,7 @@ class Folder:
             return
         try:
             self.flush()
-            with _border(self.path / _LOCK):
+            with _as_store_error(self.path / _LOCK):
                 os.ftruncate(self._lock, 0)
                 os.fsync(self._lock)
         finally:
@@ -211,7 +209,7 @@ class Folder:
 
     def _read_manifest(self) -> None:
         path = self.path / _MANIFEST
-        with _border(path):
+        with _as_store_error(path):
             if not path.exists():  # a new folder, or its creation was interrupted
                 return
             document = json.loads(path.read_text())
@@ -231,7 +229,7 @@ class Folder:
 
 
 @contextlib.contextmanager
-def _border(path: Path) -> Any:
+def _as_store_error(path: Path) -> Any:
     """Raise `StoreError` for the exceptions of a failing disk or a damaged file."""
     try:
         yield
@@ -241,7 +239,7 @@ def _border(path: Path) -> Any:
         raise StoreError(path, f"is damaged ({exc!s:.200}); delete the folder to start again") from exc
 
 
-def _is_ours(path: Path) -> bool:
+def _is_store_file(path: Path) -> bool:
     return path.name.startswith(_NAME) or path.name.startswith("frames-")
 
 

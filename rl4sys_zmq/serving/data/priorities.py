@@ -37,7 +37,7 @@ class Priorities:
 
     def masses(self, ring: Ring, ids: Ids) -> NDArray[np.float64]:
         """Return the masses of rows that are held."""
-        self._know_new(ring)
+        self._add_new(ring)
         return self._tree[ids % ring.capacity]
 
     def update(self, ring: Ring, ids: NDArray[Any], priorities: NDArray[Any]) -> int:
@@ -62,7 +62,7 @@ class Priorities:
             most = masses.max(initial=0.0) * ring.capacity
         if not np.isfinite(most):
             raise DataError("priorities", f"{values.max():g} is too large for alpha {alpha:g}")
-        self._know_new(ring)
+        self._add_new(ring)
         held = ids >= ring.begin
         self._tree.set(ids[held].astype(np.int64) % ring.capacity, masses[held])
         self._greatest = max(self._greatest, float(masses[held].max(initial=0.0)))
@@ -73,7 +73,7 @@ class Priorities:
 
         Rows that are not allowed are drawn again. If that hardly ever succeeds, all rows are examined instead.
         """
-        self._know_new(ring)
+        self._add_new(ring)
         found: list[Ids] = []
         missing = count
         for _ in range(_ROUNDS):
@@ -92,7 +92,7 @@ class Priorities:
         begin = ring.begin
         return np.minimum(begin + (slots - begin) % ring.capacity, ring.end - 1)
 
-    def _know_new(self, ring: Ring) -> None:
+    def _add_new(self, ring: Ring) -> None:
         """Give new rows the largest mass so far. They use the slots of the rows that they overwrote."""
         ids = np.arange(max(self._known, ring.begin), ring.end)
         self._tree.set(ids % ring.capacity, self._greatest)

@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
+from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.folder import Folder
 from rl4sys_zmq.serving.data.frame_store import FrameStore
 from rl4sys_zmq.serving.data.layout import Layout, Leaf, as_leaf, flag, space_leaves, zeros
 from rl4sys_zmq.serving.data.ring import Ids
-from rl4sys_zmq.values.trees import named_leaves, tree_of_names
+from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["ReplayBuffer"]
 
-_BOTH = ("observations", "next_observations")
+_OBSERVATION_KEYS = ("observations", "next_observations")
 _REQUIRED = ("observations", "actions", "rewards", "next_observations")
 _FIXED = {
     "rewards": Leaf((), np.dtype("<f4")),
@@ -77,7 +77,9 @@ class ReplayBuffer(ColumnStore):
         if type(stack_axis) is not int:
             raise ConfigError(f"stack_axis must be an integer, not {stack_axis!r:.60}", key="stack_axis")
         self._expected = dict(_FIXED)
-        for name, space in zip((*_BOTH, "actions"), (observation_space, observation_space, action_space), strict=True):
+        for name, space in zip(
+            (*_OBSERVATION_KEYS, "actions"), (observation_space, observation_space, action_space), strict=True
+        ):
             if space is not None:
                 self._expected |= space_leaves(name, space)
         self._images = {key: "" if key == "observations" else f"/{key}" for key in _keys(image_keys)}
@@ -127,10 +129,10 @@ class ReplayBuffer(ColumnStore):
             Closed: After `close`.
         """
         count = batch_count(batch_size) if indices is None else 0
-        with self._open(), fitting_memory(count):
+        with self._open(), memory_error_as_data_error(count):
             leaves = self._gather(self._draw_uniform(count) if indices is None else self._ring.held("indices", indices))
         leaves["masks"] = 1 - leaves["terminated"].astype(np.float32)
-        return tree_of_names(leaves)
+        return unflatten_names(leaves)
 
     def stored_frames(self) -> dict[str, int]:
         """Return for each image key the number of frames that are stored."""
@@ -177,7 +179,7 @@ class ReplayBuffer(ColumnStore):
         return Leaf(tuple(shape), leaf.dtype)
 
     def _columns(self, layout: Layout) -> dict[str, Leaf]:
-        images = {name + suffix for suffix in self._images.values() for name in _BOTH}
+        images = {name + suffix for suffix in self._images.values() for name in _OBSERVATION_KEYS}
         columns = {path: leaf for path, leaf in layout.leaves.items() if path not in images}
         slots = Leaf((2, self._num_stack), np.dtype("<i8"))
         return columns | {_slots(key): slots for key in self._images}
@@ -223,7 +225,7 @@ class ReplayBuffer(ColumnStore):
         held: dict[str, NDArray[np.int64]] = {}
         try:
             for key, suffix in self._images.items():
-                pair = [self._unstack(blocks.pop(name + suffix)[0]) for name in _BOTH]
+                pair = [self._unstack(blocks.pop(name + suffix)[0]) for name in _OBSERVATION_KEYS]
                 held[key] = self._frames[key].hold(np.concatenate(pair))
         except BaseException:
             for key, slots in held.items():
@@ -246,7 +248,7 @@ class ReplayBuffer(ColumnStore):
         leaves = {path: self._ring.gather(path, ids) for path in self._layout.leaves if path in self._ring}
         for key, suffix in self._images.items():
             slots = self._ring.gather(_slots(key), ids)
-            for index, name in enumerate(_BOTH):
+            for index, name in enumerate(_OBSERVATION_KEYS):
                 frames = self._frames[key].gather(slots[:, index])  # [batch, num_stack, *frame]
                 axis = self._stack_axis + (self._stack_axis >= 0)  # the batch is axis 0
                 leaves[name + suffix] = frames[:, 0] if self._num_stack == 1 else np.moveaxis(frames, 1, axis)
@@ -254,7 +256,7 @@ class ReplayBuffer(ColumnStore):
 
     def _items(self, ids: Ids, gap: bool) -> list[dict[str, Any]]:
         leaves = self._gather(ids)
-        return [tree_of_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
 
 def _slots(key: str) -> str:
@@ -288,7 +290,7 @@ def _transition(data: object) -> dict[str, object]:
         raise DataError(
             ends[1] if ends else "terminated", f"a transition must have one of terminated, dones and masks, not {len(ends)}"
         )
-    leaves = named_leaves(data)
+    leaves = flatten_names(data)
     leaves.setdefault("truncated", False)
     if ends[0] != "terminated":
         leaves["terminated"] = flag(ends[0], leaves.pop(ends[0], None)) != (ends[0] == "masks")

@@ -47,7 +47,7 @@ class SampleableRows:
         )
         return allowed
 
-    def around(self, ids: Ids) -> tuple[Ids, Ids]:
+    def bounds_of(self, ids: Ids) -> tuple[Ids, Ids]:
         """Return for each held row the first row of its trajectory, and one past the last."""
         which = self._which(ids)
         return self.begins[which], self.ends[which]
@@ -74,7 +74,7 @@ class TrajectorySpans:
         self._numbers[self._last : self._last + len(starts)] = starts
         self._last += len(starts)
 
-    def forget_before(self, begin: int) -> None:
+    def drop_before(self, begin: int) -> None:
         """Drop the trajectories that ended before row `begin`, the oldest that is held."""
         numbers = self._numbers[self._first : self._last]
         self._first += max(0, int(np.searchsorted(numbers, begin, side="right")) - 1)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from rl4sys_zmq.errors import ConfigError, DataError, StoreEmpty, StoreError
 from rl4sys_zmq.serving.data.base import as_batch
-from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, fitting_memory
+from rl4sys_zmq.serving.data.columnar import ColumnStore, batch_count, memory_error_as_data_error
 from rl4sys_zmq.serving.data.layout import DataShape, Layout, Leaf, as_leaf, flag
 from rl4sys_zmq.serving.data.npz import SavedBuffer, read_npz, write_npz
 from rl4sys_zmq.serving.data.priorities import Priorities
 from rl4sys_zmq.serving.data.ring import Ids
 from rl4sys_zmq.serving.data.samplers import PrioritySampler, Sampler, check_rows
 from rl4sys_zmq.serving.data.spans import TrajectorySpans
-from rl4sys_zmq.values.trees import named_leaves, tree_of_names
+from rl4sys_zmq.values.trees import flatten_names, unflatten_names
 
 __all__ = ["TrajectoryBuffer"]
 
@@ -196,7 +196,7 @@ class TrajectoryBuffer(ColumnStore):
         count = batch_count(batch_size) if force_indices is None else 0
         data: dict[str, Any] = {}
         mask: dict[str, Any] = {}
-        with self._open(), fitting_memory(count):
+        with self._open(), memory_error_as_data_error(count):
             if self._layout is None:
                 raise StoreEmpty("the TrajectoryBuffer is empty")
             anchors, begins, ends = self._anchors(config, count, force_indices)
@@ -288,7 +288,7 @@ class TrajectoryBuffer(ColumnStore):
         self._ring.make_room(count)
         self._ring.append(blocks, count)
         self._spans.extend(end + np.flatnonzero(blocks[_START_COLUMN]))
-        self._spans.forget_before(self._ring.begin)
+        self._spans.drop_before(self._ring.begin)
 
     def _find_spans(self) -> None:
         """Find the trajectories of rows that were loaded."""
@@ -305,7 +305,7 @@ class TrajectoryBuffer(ColumnStore):
         after = np.minimum(ids + 1, self._ring.end - 1)
         end = np.where(ids + 1 < self._ring.end, self._ring.gather(_START_COLUMN, after), self._ended)
         leaves[_START], leaves[_END] = start, end
-        return [tree_of_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
+        return [unflatten_names({path: block[row] for path, block in leaves.items()}) for row in range(len(ids))]
 
     def _anchors(self, config: _Config, count: int, forced: object | None) -> tuple[Ids, Ids, Ids]:
         """Return the steps of a sample, and for each the first held row of its trajectory and the end (one past the last)."""
@@ -322,7 +322,7 @@ class TrajectoryBuffer(ColumnStore):
             anchors = self._priorities.draw(self._ring, count, spans, self._rng)
         else:
             anchors = spans.draw(count, self._rng)
-        return anchors, *spans.around(anchors)
+        return anchors, *spans.bounds_of(anchors)
 
     def _draw(self, key: str, sampler: Sampler, anchors: Ids, begins: Ids, ends: Ids) -> tuple[Any, Any]:
         if isinstance(sampler, PrioritySampler):
@@ -334,7 +334,7 @@ class TrajectoryBuffer(ColumnStore):
         if not np.all((draw.ids >= begins.reshape(wide)) & (draw.ids < ends.reshape(wide))):
             raise ConfigError(f"{type(sampler).__name__} chose rows outside the trajectory", key=key)
         paths = self._paths(key, sampler)
-        data = tree_of_names({inner: self._ring.gather(path, draw.ids) for inner, path in paths.items()})
+        data = unflatten_names({inner: self._ring.gather(path, draw.ids) for inner, path in paths.items()})
         values = data.get("", data)
         if draw.offset is None:
             return values, draw.mask
@@ -394,7 +394,7 @@ def _step(data: object) -> tuple[dict[str, object], bool, bool]:
         raise DataError(
             "", f"a step must be a dict of arrays, not a {type(data).__name__}; use a QueuedDataStore for other payloads"
         )
-    leaves = named_leaves(data)
+    leaves = flatten_names(data)
     start, end = (flag(name, leaves.pop(name, False)) for name in (_START, _END))
     if not leaves:
         raise DataError("", "the step has no keys, so there is nothing to store")

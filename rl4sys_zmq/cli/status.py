@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4sys_zmq.cli.app import require, say
+from rl4sys_zmq.cli.app import print_line, require
 from rl4sys_zmq.cli.signals import Signals
 from rl4sys_zmq.errors import ConfigError, LearnerUnavailable, ProtocolError, Refusal
 from rl4sys_zmq.ops.curves import WINDOW, draw_curves, moving_mean, read_curves
@@ -39,14 +39,14 @@ def show_status(address: str, timeout_s: float, *, keys: Path | None, as_json: b
         except LearnerUnavailable as exc:
             if not watch:
                 raise
-            say(str(exc))
+            print_line(str(exc))
             _pause(signals)
             continue
         if as_json:
-            say(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
+            print_line(json.dumps(report, indent=None if watch else 2, sort_keys=True, default=str))
         else:
             lead = CLEAR if watch and sys.stdout.isatty() else ""
-            say(lead + "\n".join(_lines(report)))
+            print_line(lead + "\n".join(_lines(report)))
         if not watch:
             return
         _pause(signals)
@@ -81,5 +81,7 @@ def plot(runs: Sequence[Path], output: Path, target: float | None) -> None:
     for curve in curves:
         mean = moving_mean(curve.returns)[-1]
         last = min(WINDOW, len(curve.returns))
-        say(f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}")
-    say(str(output))
+        print_line(
+            f"{curve.label}: {len(curve.returns):,} episodes, {curve.steps[-1]:,.0f} steps, mean of the last {last}: {mean:.1f}"
+        )
+    print_line(str(output))

@@ -209,7 +209,7 @@ def _bound(value: Any, shape: tuple[int, ...]) -> Bound:
     numbers = [_number(v) for v in np.asarray(value, dtype=object).ravel()]
     if len(numbers) != prod(shape):
         raise ValueError(f"a bound has {len(numbers)} numbers, which does not match the shape {shape}")
-    return _folded(numbers)
+    return _collapse(numbers)
 
 
 def _number(value: Any) -> float:
@@ -218,7 +218,7 @@ def _number(value: Any) -> float:
     return number if isinstance(value, str) or number == value else int(value)
 
 
-def _folded(numbers: list[float]) -> Bound:
+def _collapse(numbers: list[float]) -> Bound:
     """Return the bounds, or one number if all are equal."""
     if numbers and all(n == numbers[0] for n in numbers):
         return numbers[0]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl4sys_zmq.errors import ConfigError
-from rl4sys_zmq.values.space_forms import MAX_TEXT, any_space_from, space_from, space_from_text, space_to_json, space_to_text
+from rl4sys_zmq.values.space_conversion import MAX_TEXT, any_space_from, space_from, space_from_text, space_to_json, space_to_text
 from rl4sys_zmq.values.spaces import (
     DTYPES,
     MAX_DEPTH,

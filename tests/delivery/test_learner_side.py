@@ -113,7 +113,7 @@ def test_contents_that_this_life_never_saw_are_not_compared():
     streams.restore([row(3)], 0.0)
     (stream,) = streams.all()
     assert stream.admit(0, [9, 9, 9]) == 3
-    stream.resume(10)
+    stream.advance_to(10)
     assert stream.admit(2, [9] * 8) == 8
 
 
@@ -148,22 +148,22 @@ def test_no_segment_is_disposed_of_twice(ranges, count):
 def test_what_the_actor_no_longer_holds_is_not_waited_for():
     stream = stream_of()
     take(stream, 2)
-    assert stream.resume(1) == 0
-    assert stream.resume(1 << 60) == (1 << 60) - 2
+    assert stream.advance_to(1) == 0
+    assert stream.advance_to(1 << 60) == (1 << 60) - 2
     assert stream.received == stream.durable == 1 << 60
     assert (stream.pending, stream.trained) == (2, 0)
     take(stream, 1)
     assert stream.pending == 3
     stream.dispose([[0, 2]], Verdict.TRAINED)
     assert (stream.pending, stream.trained) == (1, 1 << 60)
-    assert stream.resume(1 << 60) == 0
+    assert stream.advance_to(1 << 60) == 0
 
 
 def test_a_roll_back_gives_up_what_is_pending():
     stream = stream_of()
     take(stream, 5)
     stream.dispose([[1, 2]], Verdict.TRAINED)
-    stream.resume(9)
+    stream.advance_to(9)
     assert stream.roll_back() == 4
     assert (stream.pending, stream.trained, stream.received) == (0, 9, 9)
 
@@ -264,7 +264,7 @@ def test_segments_of_this_life_are_told_from_those_before():
 
 def test_a_stream_that_begins_beyond_zero_while_the_journal_is_read_has_nothing_pending():
     stream = stream_of()
-    assert stream.resume(5) == 5
+    assert stream.advance_to(5) == 5
     stream.replay_ends()
     assert (stream.pending, stream.trained, stream.received) == (0, 5, 5)
     take(stream, 2)
@@ -278,7 +278,7 @@ def test_a_gap_within_a_hole_is_not_subtracted_twice():
     take(stream, 5)
     stream.commit(5)
     stream.rewind(2, {})
-    assert stream.resume(8) == 3
+    assert stream.advance_to(8) == 3
     assert stream.pending == 3
     assert stream.replay(2, 4) == 0
     stream.replay_ends()
@@ -294,7 +294,7 @@ def test_a_gap_over_what_is_not_committed_stays_a_gap():
     stream = stream_of()
     stream.rewind(0, {})
     take(stream, 3)
-    assert stream.resume(9) == 6
+    assert stream.advance_to(9) == 6
     stream.replay_ends()
     assert (stream.pending, stream.trained) == (0, 9)
     assert stream.dispose([[0, 3]], Verdict.TRAINED) == 0
@@ -347,7 +347,7 @@ def test_pending_is_what_was_accepted_and_is_neither_disposed_of_nor_lost(data):
                     journal.append((first, first + count))
             case "gap":
                 first, end = stream.received, stream.received + data.draw(st.integers(1, 4))
-                stream.resume(end)
+                stream.advance_to(end)
                 model.update(dict.fromkeys(range(first, end), "lost"))
             case "dispose":
                 waiting = [seq for seq, word in model.items() if word == "pending"]
